@@ -46,7 +46,7 @@ CEILINGS: Final = {
     "delays": 0,
     "short limits": 0,
     "clock limits": 0,
-    "private reaches": 411,
+    "private reaches": 296,
     "process starts": 151,
 }
 """The most places of each kind. Lower a number when you remove a place; none may rise."""

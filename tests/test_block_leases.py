@@ -44,6 +44,7 @@ from aiodatadist.testing import (
     soft_hold,
     verify,
 )
+from aiodatadist.testing.views import transfers_of
 from tests.held import PULL, PUSH, held_transfer, there_and_back
 
 DESC = CacheDesc(2, [16, 4096], DataType.DT_UINT8)
@@ -281,7 +282,7 @@ async def test_a_pull_that_is_cancelled_at_any_turn_of_the_loop_starts_nothing_l
         for _ in range(3):  # whatever was asked of the owner has been done
             await there_and_back(pair.one, pair.two)
         assert not any(memory.view()), f"bytes came after the end of a pull that was cancelled in turn {turns}"
-        assert not inside(pair.one.datadist).links.find(2)._transfers
+        assert not transfers_of(inside(pair.one.datadist).links.find(2))
     assert True in ends
 
 

@@ -29,6 +29,7 @@ from aiodatadist import (
 )
 from aiodatadist.counting import SECONDS, Call, Flow, FlowFigures, Tell
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster
+from aiodatadist.testing.views import cut_link
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
 BLOCK = 2 * 64
@@ -120,7 +121,7 @@ def test_one_that_was_never_initialised_has_figures() -> None:
 
 async def test_a_peer_that_vanishes_is_counted_as_lost() -> None:
     async with linked_pair(DESC) as (prompt, decoder, _, cache):
-        await inside(prompt.datadist).links.find(2)._wire.aclose()
+        await cut_link(inside(prompt.datadist).links.find(2))
         await decoder.datadist.wait_link_closed(1)
         with pytest.raises(LLMException):
             await pulled(decoder, cache)

@@ -22,7 +22,7 @@ from aiodatadist import (
     TransferTimeout,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.testing import linked_pair, soft_fault, soft_faults_cleared, verify
+from aiodatadist.testing import inside, linked_pair, soft_fault, soft_faults_cleared, verify
 from tests.stopwatch import lasting
 
 BLOCKS = 16
@@ -53,7 +53,7 @@ async def test_a_thousand_pulls_from_a_hung_device_are_told_in_time() -> None:
         assert all(isinstance(result, TransferTimeout) for result in results)
         [link] = decoder.datadist.statistics().links
         assert (link.running, link.failures) == (0, {"LLM_TIMEOUT": MANY})
-        assert len(decoder.datadist._engine.deadlines) == 0  # type: ignore[union-attr]
+        assert len(inside(decoder.datadist).deadlines) == 0
 
 
 async def test_the_link_is_as_good_as_before() -> None:
@@ -135,7 +135,7 @@ async def test_what_ends_in_time_does_not_hear_of_it() -> None:
         manager = decoder.datadist.cache_manager
         for _ in range(50):
             assert (await pull(manager, target, deadline=3600)).bytes
-        assert len(decoder.datadist._engine.deadlines) == 0  # type: ignore[union-attr]
+        assert len(inside(decoder.datadist).deadlines) == 0
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, math.inf, math.nan, 864_001])

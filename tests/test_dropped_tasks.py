@@ -11,6 +11,7 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheNotFound, CacheTask, DataType, TransferWithCacheKeyConfig
 from aiodatadist.testing import Cluster, linked_pair
+from aiodatadist.testing.views import transfer_of
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
 MISSING = BlocksCacheKey(1, 77)
@@ -73,7 +74,7 @@ async def test_what_is_dropped_is_logged_once(when: str, caplog: pytest.LogCaptu
             await ended(task)
             over.set()
         else:
-            task._transfer.add_done_callback(lambda _: over.set())  # a callback of the task's would keep it alive
+            transfer_of(task).add_done_callback(lambda _: over.set())  # a callback of the task's would keep it alive
         del task
         await over.wait()
         (line,) = told(caplog)
@@ -121,7 +122,7 @@ async def test_a_transfer_that_a_callback_of_the_loop_started_has_its_line(caplo
         over = anyio.Event()
 
         def begin() -> None:
-            failing(decoder, cache)._transfer.add_done_callback(lambda _: over.set())
+            transfer_of(failing(decoder, cache)).add_done_callback(lambda _: over.set())
 
         asyncio.get_running_loop().call_soon(begin)
         await over.wait()

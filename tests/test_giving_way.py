@@ -18,6 +18,7 @@ from aiodatadist.context_caching import CcConfig_v1, ContextCache, HealthGate
 from aiodatadist.context_caching.results import CcStatus
 from aiodatadist.device import Program
 from aiodatadist.testing import inside, linked_pair, open_cluster
+from aiodatadist.testing.views import pipeline_of
 from tests.held import let_pass
 
 DESC = CacheDesc(2, [16, 64], DataType.DT_UINT8)
@@ -118,7 +119,7 @@ async def questions_at_a_shut_gate(stack: AsyncExitStack) -> Once:
     gate = HealthGate()
     cache = await _context_cache(stack, gate)
     while gate.is_open:
-        cache._guard.failed(cache._pipeline)
+        cache._guard.failed(pipeline_of(cache))
     assert (await cache.exists([1])).details == (CcStatus.SKIPPED,)
     return lambda: cache.exists([1])
 
@@ -127,7 +128,7 @@ async def loads_at_a_shut_gate(stack: AsyncExitStack) -> Once:
     gate = HealthGate()
     cache = await _context_cache(stack, gate)
     while gate.is_open:
-        cache._guard.failed(cache._pipeline)
+        cache._guard.failed(pipeline_of(cache))
 
     async def once() -> None:
         await cache.start_load([1], chunks=[[(0, 4)]])

@@ -24,6 +24,7 @@ from aiodatadist.adapters.peers import LOOPBACK, Peers
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.link.link import Link
 from aiodatadist.testing import ChaosProxy, Cluster, Latency, Slicer, Timeout, cluster_info, inside, open_cluster
+from aiodatadist.testing.views import cut_link
 from tests.test_parting import SUCCESS, hold_the_last_word, known_as
 from tests.test_relink import until
 
@@ -176,7 +177,7 @@ async def test_a_link_that_is_made_again_goes_on_if_the_server_did_not_take_a_ca
 
         with monkeypatch.context() as patched:
             patched.setattr(Link, "_shut", shut_slowly)
-            await first._wire.aclose()
+            await cut_link(first)
             await until_not_ready(first)
             hold_the_last_word("server", patched)
             assert (await decoder.datadist.link_clusters([cluster_info(prompt)], 500))[0] is LLMStatusCode.LLM_TIMEOUT

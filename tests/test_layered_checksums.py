@@ -27,6 +27,7 @@ from aiodatadist import (
 from aiodatadist.cache.digester import Digester
 from aiodatadist.cluster.engine import Engine
 from aiodatadist.testing import inside, soft_fault, soft_faults_cleared
+from aiodatadist.testing.views import cut_link
 from aiodatadist.wire.messages import Hello
 from tests.test_layered import BLOCKS, LAYERS, Fan, fan, modes
 
@@ -259,7 +260,7 @@ async def test_it_ends_with_its_link(is_soft: bool, monkeypatch: pytest.MonkeyPa
         if is_soft:
             await made.targets[0].datadist.finalize()
         else:
-            await inside(made.source.datadist).links.any(2)._wire.aclose()
+            await cut_link(inside(made.source.datadist).links.any(2))
         with pytest.raises(LinkError):
             await task
         assert made.entry.leases == 0

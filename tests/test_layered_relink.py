@@ -36,6 +36,7 @@ from aiodatadist.cluster.engine import Engine
 from aiodatadist.layered.destination import Destination
 from aiodatadist.link import AwaitedLink
 from aiodatadist.testing import inside, open_cluster
+from aiodatadist.testing.views import cut_link
 from aiodatadist.wire.messages import Hello
 from tests.clock import took
 from tests.stopwatch import lasting
@@ -74,7 +75,7 @@ class Lost:
 
     async def cut(self) -> None:
         await self.door.close()
-        await inside(self.fan.targets[0].datadist).links.any(1)._wire.aclose()
+        await cut_link(inside(self.fan.targets[0].datadist).links.any(1))
         await until(self.changes, LOST)
 
     def holds_nothing(self) -> bool:

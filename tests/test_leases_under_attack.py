@@ -26,6 +26,7 @@ from aiodatadist.link import block_leases, leased_pull, link
 from aiodatadist.link.leases import SLACK_SECONDS
 from aiodatadist.link.peer_claim import PeerClaim
 from aiodatadist.testing import cluster_info, inside, open_cluster, soft_fault, soft_faults_cleared
+from aiodatadist.testing.views import transfers_of, wire_of
 from aiodatadist.values import peer_budget
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS
 from aiodatadist.wire.messages import Claimed, Message
@@ -246,7 +247,7 @@ async def test_a_pull_that_takes_longer_than_the_owner_allows_fails(one_sided: b
 async def test_the_owners_limit_is_told_again_where_its_first_answer_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiodatadist.link.questions.AGAIN_SECONDS", 0.05)
     async with pair_of(sync_kv_timeout=10_000) as pair:
-        wire = inside(pair.two.datadist).links.find(1)._wire
+        wire = wire_of(inside(pair.two.datadist).links.find(1))
         lost: list[Claimed] = []
         lease, post = pair.lease(pull_timeout_in_millis=500), wire.post
 
@@ -271,7 +272,7 @@ async def test_bytes_that_came_after_the_owners_limit_do_not_count(monkeypatch: 
     async with pair_of(sync_kv_timeout=10_000) as pair:
         other = pair.lease()
         await pair.puller.pull_leased(other.ticket(), pair.mine, TARGETS)  # all that is asked once is known
-        wire, mine = inside(pair.two.datadist).links.find(1)._wire, inside(pair.one.datadist).links.find(2)
+        wire, mine = wire_of(inside(pair.two.datadist).links.find(1)), inside(pair.one.datadist).links.find(2)
         late: list[Claimed] = []
         lease, post = pair.lease(pull_timeout_in_millis=1), wire.post
 
@@ -285,7 +286,7 @@ async def test_bytes_that_came_after_the_owners_limit_do_not_count(monkeypatch: 
         with held_transfer() as held:
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
             await held.arrived()
-            (transfer,) = mine._transfers
+            (transfer,) = transfers_of(mine)
             assert await ended(lease) is LeaseEnd.EXPIRED
             held.release()
             await transfer.join()

@@ -44,7 +44,7 @@ from aiodatadist.context_caching import (
     MemoryPool,
     Transfer,
 )
-from aiodatadist.testing import cluster_info, linked_pair
+from aiodatadist.testing import cluster_info, inside, linked_pair
 from tests.blocking import pairs as blocking_pairs
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened
@@ -104,9 +104,9 @@ async def scene() -> AsyncIterator[Scene]:
 
 def prompt_cache(prompt: Any) -> Cache:
     (cache_id,) = prompt.memories
-    entry = prompt.datadist._engine.registry.table.find(cache_id)
-    cache: Cache = entry.cache
-    return cache
+    entry = inside(prompt.datadist).registry.table.find(cache_id)
+    assert entry is not None
+    return entry.cache
 
 
 def config() -> TransferWithCacheKeyConfig:

@@ -25,7 +25,7 @@ from aiodatadist import (
     ParamInvalid,
 )
 from aiodatadist.link import Link
-from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
+from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
 from aiodatadist.wire.messages import Own
 from tests.held import turns
 
@@ -85,7 +85,7 @@ async def test_both_ends_link_and_each_ends_its_own() -> None:
         await a.pull()
         assert await a.unlink() is SUCCESS
         assert not a.has_link
-        await b.cluster.datadist.cache_manager._engine.links.wait_parted()
+        await inside(b.cluster.datadist).links.wait_parted()
         assert not b.has_link
 
 
@@ -120,7 +120,7 @@ async def test_both_ends_link_and_unlink_at_the_same_moment(seed: int) -> None:
             tasks.start_soon(come_and_go, a)
             tasks.start_soon(come_and_go, b)
         for end in (a, b):
-            await end.cluster.datadist.cache_manager._engine.links.wait_parted()
+            await inside(end.cluster.datadist).links.wait_parted()
             assert not end.has_link
 
 
@@ -156,7 +156,7 @@ async def test_a_peer_that_ends_the_link_at_the_same_moment_is_no_failure(monkey
     async with ends() as (a, b):
         assert [await a.link(), await b.link()] == [SUCCESS, SUCCESS]
         assert await a.unlink() is SUCCESS
-        await a.cluster.datadist.cache_manager._engine.links.wait_parted()
+        await inside(a.cluster.datadist).links.wait_parted()
         assert not a.has_link
 
 

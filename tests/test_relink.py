@@ -52,6 +52,7 @@ from aiodatadist.testing import (
     verify,
 )
 from aiodatadist.testing.cancelling import CancelAt
+from aiodatadist.testing.views import cut_link
 from tests.clock import took
 from tests.test_symmetric_links import link_all, settled
 
@@ -70,7 +71,7 @@ pytestmark = pytest.mark.timeout(60)
 
 async def cut(prompt: Cluster, peer: int = 2) -> None:
     """The connection between the two breaks."""
-    await inside(prompt.datadist).links.any(peer)._wire.aclose()
+    await cut_link(inside(prompt.datadist).links.any(peer))
 
 
 class Door:
@@ -181,7 +182,7 @@ async def test_the_end_that_was_asked_for_the_link_does_not_make_it_again() -> N
         assert await decoder.datadist.link_clusters([cluster_info(prompt)], 5000) == (SUCCESS, [SUCCESS])
         await prompt.datadist.wait_linked(2)
         changes = prompt.datadist.link_changes()
-        await inside(decoder.datadist).links.find(1)._wire.aclose()
+        await cut_link(inside(decoder.datadist).links.find(1))
         await until(changes, LOST)
     assert await rest(changes) == []
 
@@ -661,7 +662,7 @@ async def test_callers_link_and_unlink_while_the_link_breaks_again_and_again() -
         async def break_links() -> None:
             while True:
                 if (link := engine.links.peek(2)) is not None:
-                    await link._wire.aclose()
+                    await cut_link(link)
                 await anyio.sleep(0.003)
 
         for _ in range(10):

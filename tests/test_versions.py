@@ -31,7 +31,7 @@ from aiodatadist import (
 )
 from aiodatadist.cluster.engine import Engine
 from aiodatadist.link import Link, wire
-from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, verify
+from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster, verify
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode, sealed
 from aiodatadist.wire.handshake import refusal
 from aiodatadist.wire.messages import MINOR, PROTOCOL, Hello, Message, Pong, Refuse, parser
@@ -80,7 +80,7 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def link_of(cluster: Cluster, peer: int) -> Link:
-    engine = cluster.datadist._engine
+    engine = inside(cluster.datadist)
     assert engine is not None
     return engine.links.find(peer)
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiodatadist.cache_manager import CacheManager
 from aiodatadist.cluster.engine import Engine
 from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.datadist import LLMDataDist
@@ -77,15 +78,22 @@ def cluster_info(cluster: Cluster) -> LLMClusterInfo:
     return info
 
 
-def inside(datadist: LLMDataDist) -> Engine:
+def inside(of: Any) -> Engine:
     """Return what an initialised cluster consists of: links, caches, the transport.
 
     For tests of the library itself, which look at what its callers cannot see. Nothing of it is promised to stay.
 
+    Args:
+        of: the cluster, one of ``aiodatadist.blocking``, a cache manager, or a service that has a cluster.
+
     Raises:
         LLMException: it is not initialised, or finalized.
     """
-    return datadist._running()
+    if isinstance(of, LLMDataDist):
+        return of._running()
+    if isinstance(of, CacheManager):
+        return of._engine
+    return inside(of._inner if hasattr(of, "_inner") else of._running()._datadist)
 
 
 @asynccontextmanager

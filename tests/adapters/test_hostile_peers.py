@@ -12,6 +12,7 @@ import pytest
 
 from aiodatadist.adapters import push_out
 from aiodatadist.adapters.push_messages import Drop, More, Want
+from aiodatadist.testing.views import call_on_loop
 from aiodatadist.values import peer_budget
 from tests.adapters.test_pushes import LAYOUT, End
 
@@ -45,7 +46,7 @@ def test_wants_that_never_become_whole_are_bounded_and_end_with_their_link(
             await life._post(peer, More(transfer=f"{number}", into=()))
         await life._post(peer, Want(transfer="0", first=0, into=(0, 1), count=2, caches=0, layout=LAYOUT))
 
-    decode.service._thread.call(lie)
+    call_on_loop(decode.service, lie)
     prefill.until(lambda ended: "0" in ended.wanted)
     assert len(pushes._begun) == 9  # of the others
     decode.service.close()
@@ -61,7 +62,7 @@ def test_a_link_whose_only_words_were_of_a_want_that_does_not_come(ends: tuple[E
     async def begin() -> None:
         await life._post(await life._links.link(prefill.address), More(transfer="t", into=(1, 2)))
 
-    decode.service._thread.call(begin)
+    call_on_loop(decode.service, begin)
     prefill.until(lambda _: bool(pushes._begun))
     decode.service.close()
     prefill.until(lambda _: not pushes._begun)
@@ -90,7 +91,7 @@ def test_a_link_is_ended_also_where_its_peers_name_is_not_found_any_more(
     prefill, decode = ends
     life = decode.service._life
     assert life is not None
-    peer = decode.service._thread.call(lambda: life._links.link(prefill.address))
+    peer = call_on_loop(decode.service, lambda: life._links.link(prefill.address))
     engine = life._datadist._engine
     assert engine is not None
     assert engine.links.has_any
@@ -99,7 +100,7 @@ def test_a_link_is_ended_also_where_its_peers_name_is_not_found_any_more(
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr("aiodatadist.cluster.host_names.getaddrinfo", not_found)
-    decode.service._thread.call(lambda: life._links.end(peer))
+    call_on_loop(decode.service, lambda: life._links.end(peer))
     assert not engine.links.has_any
 
 
@@ -121,8 +122,8 @@ def test_a_peer_that_takes_no_answers_is_told_no_more(ends: tuple[End, End], mon
     async def tasks() -> int:
         return len(asyncio.all_tasks())
 
-    before = decode.service._thread.call(ask)
+    before = call_on_loop(decode.service, ask)
     prefill.until(lambda ended: "last" in ended.wanted)
-    assert decode.service._thread.call(tasks) - before < 50
+    assert call_on_loop(decode.service, tasks) - before < 50
     decode.service.close()
     prefill.until(lambda _: not outgoing(prefill)._answers)

@@ -16,6 +16,7 @@ from aiodatadist.adapters.leased_blocks import PullOrder
 from aiodatadist.cluster.engine import Engine
 from aiodatadist.link.link import Link
 from aiodatadist.testing import inside
+from aiodatadist.testing.views import call_on_loop
 from tests.adapters import test_block_service
 from tests.adapters.test_block_service import PROMPT
 from tests.adapters.test_pushes import End
@@ -53,7 +54,7 @@ class Closing:
             self._links += engine.links.current
 
         self._services.append(held or service)
-        service._thread.call(on_loop)
+        call_on_loop(service, on_loop)
 
     def let_go(self, service: BlockService) -> None:
         """Until the links that were held are given back, and all have heard of it."""
@@ -65,7 +66,7 @@ class Closing:
                 await link.wait_closed()
             await self._turns()
 
-        service._thread.call(on_loop)
+        call_on_loop(service, on_loop)
 
     def close(self) -> None:
         for service in list(self._services):
@@ -73,7 +74,7 @@ class Closing:
 
     def pass_turns(self, service: BlockService) -> None:
         """Of the event loop, so many that all is done that waits for nothing."""
-        service._thread.call(self._turns)
+        call_on_loop(service, self._turns)
 
     @staticmethod
     async def _turns() -> None:

@@ -16,6 +16,7 @@ from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.rendezvous import Ranks, Registered, RendezvousServer
 from aiodatadist.adapters.rendezvous_asks import MAX_ASKS, RendezvousAsks
 from aiodatadist.adapters.rendezvous_lines import MAX_QUESTION
+from aiodatadist.testing.views import call_on_loop
 
 LAYOUT: dict[str, str | int] = {"page_size": 16}
 
@@ -190,7 +191,7 @@ def test_of_many_servers_the_one_that_was_asked_first_makes_room(monkeypatch: py
             assert asks.ask("127.0.0.1", port) is None
         assert len(asks._asked) == MAX_ASKS
         assert asks.ask("127.0.0.1", 1000, 30) is not None
-        asks._thread.call(anyio.lowlevel.checkpoint)
+        call_on_loop(asks, anyio.lowlevel.checkpoint)
         assert sorted(ended) == [1, 2, 3, 1000]
     asks.close()
 

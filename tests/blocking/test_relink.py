@@ -12,6 +12,8 @@ from aiodatadist.blocking import (
     LLMStatusCode,
     TransferWithCacheKeyConfig,
 )
+from aiodatadist.testing import inside
+from aiodatadist.testing.views import call_on_loop, cut_link
 from tests.blocking.pairs import KEY, Pair, cluster, linked_pair, options
 from tests.stopwatch import lasting
 from tests.test_relink import until
@@ -24,13 +26,13 @@ def cut(pair: Pair, *, listens: bool) -> None:
 
 def cut_between(theirs: LLMDataDist, ours: LLMDataDist, *, listens: bool) -> None:
     async def break_off() -> None:
-        engine, changes = theirs._inner._running(), ours._inner.link_changes()
+        engine, changes = inside(theirs), ours._inner.link_changes()
         if not listens:
             await engine.listen_elsewhere(None)
-        await engine.links.find(ours.cluster_id)._wire.aclose()
+        await cut_link(engine.links.find(ours.cluster_id))
         await until(changes, LinkPhase.LOST)
 
-    theirs._thread.call(break_off)
+    call_on_loop(theirs, break_off)
 
 
 def test_pulls_go_on_when_the_link_is_there_again() -> None:

@@ -30,6 +30,7 @@ from aiodatadist.blocking import (
 )
 from aiodatadist.errors import CacheNotFound, LinkClosed, NotLinked, ParamInvalid, TransferError, TransferTimeout
 from aiodatadist.testing import soft_fault, soft_faults_cleared
+from aiodatadist.testing.views import thread_of
 from tests.blocking.pairs import EVERYTHING, KEY, Pair, linked_pair
 
 POOL = '{"memory_size": 1048576, "page_shift": 12}'
@@ -192,7 +193,7 @@ def test_submitting_waits_for_nothing_not_even_for_the_loop(pair: Pair, monkeypa
     occupied, release = threading.Event(), threading.Event()
     manager = pair.target.manager
     manager.max_submitted = 20
-    loop_thread = pair.target.datadist._thread
+    loop_thread = thread_of(pair.target.datadist)
     rings: list[int] = []
 
     def occupy() -> None:
@@ -227,7 +228,7 @@ def test_one_that_is_cancelled_before_it_begins_never_does(pair: Pair) -> None:
         occupied.set()
         release.wait(20)
 
-    pair.target.datadist._thread.post(occupy)
+    thread_of(pair.target.datadist).post(occupy)
     assert occupied.wait(10)
     handles = [submit(pair, [3], [block]) for block in range(12)]
     handles[11].cancel()

@@ -35,6 +35,7 @@ from aiodatadist.cache import task as awaitable
 from aiodatadist.concurrency import loop_thread as thread
 from aiodatadist.errors import ForkError, LinkError, NotLinked
 from aiodatadist.testing import soft_fault, soft_faults_cleared
+from aiodatadist.testing.views import call_on_loop
 from tests.blocking.pairs import EVERYTHING, KEY, Pair, cluster, linked_pair, options
 from tests.off_loop import in_child
 
@@ -161,7 +162,7 @@ def test_on_the_loop_thread_itself_it_raises(pair: Pair) -> None:
             found.append(str(caught.value))
         return found
 
-    messages = pair.target.datadist._thread.call(both)
+    messages = call_on_loop(pair.target.datadist, both)
     assert all("carry it out" in message for message in messages)
     pair.pull()
 

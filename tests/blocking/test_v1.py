@@ -43,6 +43,7 @@ from aiodatadist.blocking import (
 )
 from aiodatadist.errors import ForkError
 from aiodatadist.testing import soft_fault, soft_faults_cleared
+from aiodatadist.testing.views import call_on_loop, thread_of
 from tests.blocking.v1_pairs import OK, Models, Writer, cluster, fill, filled, free, held, info_of, linked_pair, models
 from tests.blocking.v1_pairs import request as req
 from tests.legacy import pairs as awaitable_pairs
@@ -204,10 +205,10 @@ def test_a_cache_without_a_reference_left_is_given_back_in_whatever_thread_it_is
                 async def collect() -> None:
                     gc.collect()
 
-                datadist._thread.call(collect)
+                call_on_loop(datadist, collect)
         finally:
             gc.enable()
-        datadist._thread.call(lambda: registry.wait_given_back(cache_id))
+        call_on_loop(datadist, lambda: registry.wait_given_back(cache_id))
         assert free(datadist) == before
 
 
@@ -443,7 +444,7 @@ def test_a_model_runs_in_a_worker_thread_with_the_callers_context_and_may_call_b
             assert m.prompt.predict(req(10), []) == ("the caller's", S.LLM_FAILED)
         finally:
             word.reset(token)
-        loop_thread = m.pair.prompt._thread._thread
+        loop_thread = thread_of(m.pair.prompt._thread)
         assert threads
         assert not threads & {threading.current_thread(), loop_thread}
         m.decoder.pull_kv(req(10))

@@ -20,7 +20,15 @@ import pytest
 from aiodatadist import LLMStatusCode
 from aiodatadist.device import Device
 from aiodatadist.errors import LinkError, LinkTimeout
-from aiodatadist.testing import cluster_info, open_cluster, soft_counters, soft_fault, soft_faults_cleared, soft_hold
+from aiodatadist.testing import (
+    cluster_info,
+    inside,
+    open_cluster,
+    soft_counters,
+    soft_fault,
+    soft_faults_cleared,
+    soft_hold,
+)
 from aiodatadist.transport import (
     Channel,
     ChannelOffer,
@@ -193,8 +201,8 @@ class TestPreparing:
             return function(*args)
 
         async with open_cluster(1) as prompt, open_cluster(2, device_id=1, link_retry_count=3) as decoder:
-            assert decoder.datadist._engine is not None
-            runtime = decoder.datadist._engine.device.runtime
+            assert inside(decoder.datadist) is not None
+            runtime = inside(decoder.datadist).device.runtime
             monkeypatch.setattr(runtime, "hccl", Hccl(runtime.hccl, counted))
             comms = soft_counters()["comms"]
             with soft_faults_cleared():

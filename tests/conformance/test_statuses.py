@@ -36,6 +36,7 @@ from aiodatadist import (
     TransferTimeout,
 )
 from aiodatadist.testing import cluster_info, inside, linked_pair, open_cluster, soft_fault, soft_faults_cleared
+from aiodatadist.testing.views import cut_link
 from tests.stopwatch import lasting
 from tests.strict.marks import told_of_failures
 
@@ -313,7 +314,7 @@ async def test_llm_unlink_failed_is_the_status_when_the_peer_is_gone(caplog: pyt
         leaving = asyncio.create_task(decoder.datadist.unlink_clusters([cluster_info(prompt)]))
         while decoder.datadist.statistics().links[0].state == "ready":
             await anyio.lowlevel.checkpoint()
-        await inside(prompt.datadist).links.find(2)._wire.aclose()
+        await cut_link(inside(prompt.datadist).links.find(2))
         status, each = await leaving
         assert (status, each) == (LLMStatusCode.LLM_UNLINK_FAILED, [LLMStatusCode.LLM_UNLINK_FAILED])
         assert "cluster 2: cluster 1 went away without a word [LLM_UNLINK_FAILED]" in caplog.messages

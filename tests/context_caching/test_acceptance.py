@@ -27,6 +27,7 @@ from aiodatadist.context_caching import (
 )
 from aiodatadist.context_caching.pools.contract import PoolKey
 from aiodatadist.device import Device
+from aiodatadist.testing.views import pipeline_of
 from aiodatadist.values.descriptors import Placement
 from tests.context_caching.conftest import OpenStore
 from tests.context_caching.kit import (
@@ -511,16 +512,16 @@ async def test_shards_of_one_block_have_one_distribute_key(pool_factory: OpenSto
     kv = Kv(rows=[[(8,)], [(8,)]])
     async with pool_factory(ROOM) as store, await ContextCache.open(rank(), await store.client()) as cache:
         await cache.register_kvcache(kv.layers, [[0], [1]])
-        pool = cache._pipeline.pool
+        pool = pipeline_of(cache).pool
         put = pool.put_many
 
         async def listen(keys: Any, *args: Any, **kwargs: Any) -> Any:
             asked.extend(keys)
             return await put(keys, *args, **kwargs)
 
-        pool.put_many = listen  # type: ignore[method-assign]
+        pool.put_many = listen
         await cache.save([0xABC, -1], chunks=[[(0, BLOCK), (8, BLOCK)]] * 2)
-        pool.put_many = put  # type: ignore[method-assign]
+        pool.put_many = put
     blocks = [key for key in asked if key.distribute_key != "layout"]
     assert [key.distribute_key for key in blocks] == ["abc", "abc", "-1", "-1"]
     assert len(set(blocks)) == 4

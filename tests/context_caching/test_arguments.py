@@ -35,6 +35,7 @@ from aiodatadist.context_caching.ems import (
     Ems,
     EmsConfig,
 )
+from aiodatadist.testing.views import pipeline_of
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import BLOCK, SLOTS, Kv, by_slots, opened, rank
 
@@ -157,7 +158,7 @@ async def test_v1_calls_refuse_what_breaks_a_rule_and_ask_no_pool() -> None:
                     with pytest.raises(EmsInvalidArgument, match=match):
                         await ask(hashes)
         assert kv.image() == before
-        pool = cache._pipeline.pool
+        pool = pipeline_of(cache).pool
         assert isinstance(pool, Foreign)
         assert not pool.asked
         assert (await cache.save([1, 2], slots=np.arange(8).tolist(), offsets=(4, 4))).success == 2
@@ -185,7 +186,7 @@ async def test_v0_calls_refuse_what_breaks_a_rule_and_ask_no_pool() -> None:
             for start in (cache.start_save_values, cache.start_load_values):
                 with pytest.raises(EmsInvalidArgument, match=match):
                     start(keys, buffers)
-        pool = cache._pipeline.pool
+        pool = pipeline_of(cache).pool
         assert isinstance(pool, Foreign)
         assert not pool.asked
 

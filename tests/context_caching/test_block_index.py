@@ -13,6 +13,7 @@ import pytest
 
 from aiodatadist.context_caching import CcConfig_v1, CcStatus, ContextCache, EmsInvalidArgument, MemoryPool
 from aiodatadist.context_caching.pools.contract import PoolKey, PoolUnreachable
+from aiodatadist.testing.views import entries_of, pipeline_of, store_of
 from tests.context_caching.fakes import Foreign, Misdeed, fails_with, from_then_on, never
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened, rank
 
@@ -97,7 +98,7 @@ async def test_a_note_that_is_none_says_nothing(text: bytes) -> None:
     async with asked() as (pool, scheduler):
         await save(pool, 0, HASHES)
         note = scheduler._names.of_layout_record("p0t1g0"[:4])
-        assert await scheduler._pipeline.write_layout_record(note, text, anyio.current_time() + 5)
+        assert await pipeline_of(scheduler).write_layout_record(note, text, anyio.current_time() + 5)
         pool.questions.clear()
         assert (await scheduler.exists(HASHES, all_ranks=True)).details == (CcStatus.MISS,) * 4
         assert all(len(question) < len(HASHES) * RANKS for question in pool.questions)
@@ -179,8 +180,8 @@ async def test_after_a_pool_has_lost_everything_the_next_save_says_again_what_it
             hashes = range(begin, begin + 4)
             await worker.save(hashes, **by_slots(hashes))
             assert (await scheduler.exists(hashes)).success == 4
-            for key in list(pool.inner._store._entries):
-                pool.inner._store.drop(key)
+            for key in list(entries_of(pool.inner)):
+                store_of(pool.inner).drop(key)
             assert (await scheduler.exists(hashes)).success == 0
 
 
@@ -191,8 +192,8 @@ async def test_of_several_layer_groups_any_one_is_enough_unless_they_are_named()
         assert (await worker.save([1, 2, 3], chunks=chunks)).success == 3
         asked_for: list[Any] = [None, [0], [1], [0, 1], [1, 0], [2], [0, 2]]
         assert [await scheduler.match_prefix([1, 2, 3], groups=g) for g in asked_for] == [3, 3, 2, 2, 2, 0, 0]
-        first = next(key for key in pool.inner._store._entries if key.attribute_key.endswith("g0"))
-        pool.inner._store.drop(first)
+        first = next(key for key in entries_of(pool.inner) if key.attribute_key.endswith("g0"))
+        store_of(pool.inner).drop(first)
         assert [await scheduler.match_prefix([1, 2, 3], groups=g) for g in asked_for] == [3, 0, 2, 0, 0, 0, 0]
         wrong: list[Any] = [[], [-1], [0, 0], 1, [True], [4096]]
         for groups in wrong:

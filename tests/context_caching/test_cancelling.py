@@ -25,6 +25,7 @@ from aiodatadist.context_caching.transfer.start_limiter import PER_ROUND, StartL
 from aiodatadist.errors import FeatureNotEnabled
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from aiodatadist.testing.cancelling import CancelAt
+from aiodatadist.testing.views import pipeline_of, store_of, transfers_of
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import Kv, block_slots, by_slots, kv_in, opened
 
@@ -52,8 +53,8 @@ async def test_a_call_cancelled_at_any_await_has_let_go_and_can_be_made_again(
             k = 1
             while await cancelled_at(k, cache, what, how):
                 assert cache.statistics.bytes_in_flight == 0
-                assert not cache._transfers
-                assert not inner._store.is_lent
+                assert not transfers_of(cache)
+                assert not store_of(inner).is_lent
                 before = kv.image()
                 again = cache.load if what == "load" else cache.save
                 assert (await again([3], **by_slots([3]))).success == 1
@@ -67,7 +68,7 @@ async def test_a_call_cancelled_at_any_await_has_let_go_and_can_be_made_again(
 
 async def cancelled_at(k: int, cache: ContextCache, what: str, how: str) -> bool:
     """Cancel a save or load when its work waits for the k-th time; False when it ended before."""
-    work, lens = getattr(cache._pipeline, what), None
+    work, lens = getattr(pipeline_of(cache), what), None
 
     async def watched(call: SaveLoadCall, *note: Any) -> None:
         nonlocal lens
@@ -76,7 +77,7 @@ async def cancelled_at(k: int, cache: ContextCache, what: str, how: str) -> bool
         await lens
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache._pipeline, what, watched)
+        patch.setattr(pipeline_of(cache), what, watched)
         transfer = getattr(cache, f"start_{what}")(HASHES, **by_slots(HASHES))
         waiting = asyncio.create_task(_wait(transfer))
         await asyncio.wait([waiting])

@@ -9,6 +9,7 @@ import pytest
 
 from aiodatadist.context_caching import ContextCache, EmsInternalError, MemoryPool, Transfer
 from aiodatadist.context_caching.pools.contract import KVPool
+from aiodatadist.testing.views import transfers_of
 from tests.context_caching.kit import ROOM, Kv, by_slots, rank
 
 
@@ -119,4 +120,4 @@ def test_a_transfer_whose_task_never_began_has_ended() -> None:
 
     cache = asyncio.run(forget_it())
     assert transfers[0].cancelled()
-    assert not cache._transfers
+    assert not transfers_of(cache)

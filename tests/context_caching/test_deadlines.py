@@ -11,6 +11,7 @@ import pytest
 from aiodatadist.context_caching import CcResult, CcStatus, ContextCache, EmsTimeout, HealthGate, MemoryPool
 from aiodatadist.context_caching.pools.contract import PoolTimeout
 from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE
+from aiodatadist.testing.views import transfers_of
 from tests.context_caching.fakes import Foreign, fails_with, never
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened
 from tests.held import let_pass
@@ -70,7 +71,7 @@ async def test_a_turn_that_never_comes_costs_the_deadline(call: Call, monkeypatc
     async with silent() as cache:
         Turnstile(cache, monkeypatch)
         await timed_out(cache, call)
-        assert not cache._transfers
+        assert not transfers_of(cache)
 
 
 @calls

@@ -20,6 +20,7 @@ from aiodatadist.context_caching import (
 )
 from aiodatadist.context_caching.pools.contract import PoolKey, PoolRefused, PoolUnreachable
 from aiodatadist.context_caching.pools.deferred import DeferredPool
+from aiodatadist.testing.views import pipeline_of
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, rank
 from tests.context_caching.servers import (
@@ -132,7 +133,7 @@ async def test_it_is_tried_again_whatever_went_wrong(opening: list[Any], caplog:
         assert (await cache.exists([1])).success == 1
         assert await cache.remove([1]) == 1
         assert await cache.check_health()
-        assert len(await cache._pipeline.pool.nodes(deadline=anyio.current_time() + 1)) == 1
+        assert len(await pipeline_of(cache).pool.nodes(deadline=anyio.current_time() + 1)) == 1
     assert [m for m in caplog.messages if m.startswith("the pool cannot be opened: ")] == [
         "the pool cannot be opened: who are you?",
         "the pool cannot be opened: a bug",

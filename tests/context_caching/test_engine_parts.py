@@ -26,6 +26,7 @@ from aiodatadist.context_caching.pools.mooncake.pool import MooncakePool
 from aiodatadist.context_caching.pools.redis.nodes import parse_nodes
 from aiodatadist.context_caching.pools.worker_threads import Refused, WorkerThreads
 from aiodatadist.testing.pools import MIB, fetch, new_key, soon, store
+from aiodatadist.testing.views import store_of
 
 KIB = 1024
 
@@ -348,8 +349,8 @@ async def are_there(pool: MooncakePool, keys: list[PoolKey]) -> list[bool]:
 
 async def test_what_could_not_be_read_is_absent_until_it_is_put_or_removed(broken_engine: MooncakePool) -> None:
     pool, keys = broken_engine, [new_key() for _ in range(3)]
-    pool._store.gone = True
-    pool._store.go_on.set()
+    store_of(pool).gone = True
+    store_of(pool).go_on.set()
     assert await fetch(pool, keys, [KIB] * 3) == [GetStatus.MISS] * 3
     assert await are_there(pool, keys) == [False] * 3
     assert await store(pool, keys[:1], [b"value"]) == [PutStatus.PRESENT]
@@ -362,13 +363,13 @@ async def test_a_read_that_comes_back_late_says_nothing_of_what_was_put_since(
     broken_engine: MooncakePool, is_put: bool
 ) -> None:
     pool, key = broken_engine, new_key()
-    pool._store.gone = True
+    store_of(pool).gone = True
     with pytest.raises(PoolTimeout):
         await pool.get_many([key], [63 * MIB], deadline=anyio.current_time() + 0.05)
     assert await are_there(pool, [key]) == [True]
     if is_put:
         assert await store(pool, [key], [b"value"]) == [PutStatus.PRESENT]
-    pool._store.go_on.set()
+    store_of(pool).go_on.set()
     await all_is_free(pool)  # it has come back
     assert await are_there(pool, [key]) == [is_put]
 

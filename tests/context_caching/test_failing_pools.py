@@ -35,6 +35,7 @@ from aiodatadist.context_caching.pools.contract import (
     Value,
 )
 from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE
+from aiodatadist.testing.views import store_of
 from tests.clock import took
 from tests.context_caching.fakes import Foreign, Misdeed, fails_with, from_then_on, never
 from tests.context_caching.kit import ROOM, Kv, block_slots, by_slots, opened, rank
@@ -74,7 +75,7 @@ async def test_a_pool_that_never_answers_costs_the_deadline(call: str) -> None:
         pool.misdeeds.clear()
         assert (await cache.save([8, 9], **by_slots([8, 9]))).success == 2
         assert (await cache.load([8, 9], **by_slots([0, 1]))).success == 2
-    assert not pool.inner._store.is_lent
+    assert not store_of(pool.inner).is_lent
 
 
 @pytest.mark.autojump
@@ -134,7 +135,7 @@ async def test_a_pool_that_raises(call: str, error: Exception, expected: type[Em
         assert str(error) in caught.value.message()
         if call == "exists_many":
             assert (await cache.exists([1])).success == 0
-    assert not pool.inner._store.is_lent
+    assert not store_of(pool.inner).is_lent
 
 
 @pytest.mark.autojump
@@ -335,7 +336,7 @@ async def test_without_time_a_call_does_not_wait_for_the_memory_that_it_has_itse
 
 
 def damage_the_second(pool: Foreign, at: int) -> None:
-    lru_store = pool.inner._store
+    lru_store = store_of(pool.inner)
     entry = list(lru_store._entries.values())[1]  # the note of the layout is last
     with lru_store.view(entry.address, entry.nbytes) as view:
         view[at] ^= 0x40
@@ -369,7 +370,7 @@ async def test_a_damaged_value_is_a_miss(at: int) -> None:
 async def test_a_value_of_another_key_is_a_miss() -> None:
     kv = Kv()
     async with foreign() as pool, loaded(pool, kv) as cache:
-        lru_store = pool.inner._store
+        lru_store = store_of(pool.inner)
         first, second = list(lru_store._entries)[:2]
         a, b = lru_store._entries[first], lru_store._entries[second]
         with lru_store.view(a.address, a.nbytes) as left, lru_store.view(b.address, b.nbytes) as right:

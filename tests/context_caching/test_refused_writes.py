@@ -13,6 +13,7 @@ import pytest
 
 from aiodatadist.context_caching import CcStatus, HealthGate, HealthRules, MemoryPool
 from aiodatadist.context_caching.pools.contract import PoolKey, PoolUnreachable, PutStatus, Stage
+from aiodatadist.testing.views import store_of
 from tests.context_caching.engine_fixtures import mooncake_master, redis_server
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened
@@ -155,7 +156,7 @@ def refusing(pool: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         def batch_put_from(self, keys: list[str], *_: object) -> list[int]:
             return [WRONG_STATE] * len(keys)
 
-    inner = pool._store
+    inner = store_of(pool)
     with monkeypatch.context() as patch:
         patch.setattr(pool, "_store", Store())
         yield

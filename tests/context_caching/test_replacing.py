@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from aiodatadist.context_caching import CcStatus, ContextCache, KVPool, MemoryPool
+from aiodatadist.testing.views import entries_of, pipeline_of, store_of
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, block_slots, by_slots, opened
 
@@ -26,8 +27,8 @@ async def caches(is_foreign: bool) -> AsyncIterator[tuple[Kv, ContextCache, Memo
 async def test_a_damaged_value_is_replaced() -> None:
     async with caches(True) as (kv, cache, inner):
         await cache.save([1, 2], **by_slots([0, 1]), write_rcache=False)
-        _, entry = list(inner._store._entries.items())[1]
-        with inner._store.view(entry.address, entry.nbytes) as view:
+        _, entry = list(entries_of(inner).items())[1]
+        with store_of(inner).view(entry.address, entry.nbytes) as view:
             view[100] ^= 1
         result = await cache.load([1, 2], **by_slots([8, 9]))
         assert result.details == (CcStatus.OK, CcStatus.MISS)
@@ -40,11 +41,11 @@ async def test_a_damaged_value_is_replaced() -> None:
 async def test_a_value_that_came_after_a_damaged_one_stays() -> None:
     async with caches(True) as (_, cache, inner):
         await cache.save([1], **by_slots([0]), write_rcache=False)
-        key, entry = next(iter(inner._store._entries.items()))
-        with inner._store.view(entry.address, entry.nbytes) as view:
+        key, entry = next(iter(entries_of(inner).items()))
+        with store_of(inner).view(entry.address, entry.nbytes) as view:
             view[100] ^= 1
         assert (await cache.load([1], **by_slots([8]))).success == 0
-        inner._store.drop(key)
+        store_of(inner).drop(key)
         for _ in range(2):
             assert (await cache.save([1], **by_slots([0]), write_rcache=False)).success == 1
         assert (cache.statistics.saved, cache.statistics.present) == (2, 1)
@@ -86,12 +87,12 @@ async def test_so_many_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatc
     async with caches(True) as (_, cache, inner):
         hashes = [1, 2, 3]
         await cache.save(hashes, **by_slots([0, 1, 2]), write_rcache=False)
-        for entry in list(inner._store._entries.values())[:3]:
-            with inner._store.view(entry.address, entry.nbytes) as view:
+        for entry in list(entries_of(inner).values())[:3]:
+            with store_of(inner).view(entry.address, entry.nbytes) as view:
                 view[100] ^= 1
         for h in hashes:
             assert (await cache.load([h], **by_slots([h]))).success == 0
-        assert len(cache._pipeline._damaged) == 2
+        assert len(pipeline_of(cache)._damaged) == 2
         await cache.save(hashes, **by_slots([4, 5, 6]), write_rcache=False)
-        assert not cache._pipeline._damaged
+        assert not pipeline_of(cache)._damaged
         assert [(await cache.load([h], **by_slots([8]))).success for h in hashes] == [0, 1, 1]

@@ -48,6 +48,7 @@ from aiodatadist.testing import (
     verify,
 )
 from aiodatadist.testing.cancelling import CancelAt
+from aiodatadist.testing.views import transfers_of
 from tests.stopwatch import lasting
 from tests.strict.marks import STRICT, any_memory
 
@@ -185,7 +186,7 @@ class Scene:
         """No lease, no transfer, no task but those that a link always has."""
         for cluster, cache in ((self.prompt, self.source), (self.decoder, self.target)):
             link, entry = self.link(cluster), entry_of(cluster, cache)
-            await until(lambda link=link: not link._transfers and not link.operations, f"{link} is busy")  # type: ignore[misc]
+            await until(lambda link=link: not transfers_of(link) and not link.operations, f"{link} is busy")  # type: ignore[misc]
             await until(lambda entry=entry: entry.leases == 0, f"{entry.leases} leases")  # type: ignore[misc]
             assert entry.holders <= {link}
             assert not link.questions

@@ -10,7 +10,7 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMStatusCode
 from aiodatadist.cluster.initiator import LinkInitiator
-from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
+from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
 from aiodatadist.wire.messages import Hello
 from tests.held import turns
 
@@ -41,7 +41,7 @@ async def test_both_ends_may_link_at_the_same_moment(seed: int) -> None:
             assert set(found) <= LINKED, found
             assert LLMStatusCode.LLM_SUCCESS in found
             assert (await one.datadist.unlink_clusters([cluster_info(two)], 20_000))[0] is LLMStatusCode.LLM_SUCCESS
-            await two.datadist.cache_manager._engine.links.wait_parted()
+            await inside(two.datadist).links.wait_parted()
 
 
 async def test_if_nothing_comes_of_the_first_the_other_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

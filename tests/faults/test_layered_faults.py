@@ -200,7 +200,7 @@ async def test_the_end_of_the_link_is_the_end_of_a_transfer_that_waits_for_a_lay
 
 
 def config(all_of: Scene) -> list[TransferConfig | TransferWithCacheKeyConfig]:
-    if all_of.manager._engine.one_sided:
+    if inside(all_of.manager).one_sided:
         return [TransferWithCacheKeyConfig(BlocksCacheKey(1), range(1), range(1))]
     return [TransferConfig(1, all_of.source.tensor_addrs, range(1))]
 

@@ -23,6 +23,7 @@ from aiodatadist import (
     NotLinked,
 )
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
+from aiodatadist.testing.views import cut_link
 from benchmarks.ports import free_port
 from tests.faults.proxy import Proxy, proxy
 from tests.faults.test_liveness import BLOCKS, BRISK, DESC, linked_to, puppet
@@ -210,7 +211,7 @@ async def test_a_peer_that_has_not_heard_of_the_end_replaces_its_half() -> None:
         await prompt.datadist.wait_linked(2)
         hers = prompt.datadist.link_changes()
         between.keeps_open = True
-        await inside(cluster.datadist).links.find(1)._wire.aclose()
+        await cut_link(inside(cluster.datadist).links.find(1))
         with lasting(AGAIN):
             await linked_at(changes, 2)
             told = [await anext(hers) for _ in range(2)]
@@ -293,7 +294,7 @@ async def test_a_lease_that_an_older_link_claimed_is_nothing_of_the_new_one() ->
         await cluster.datadist.cache_manager.pull_blocks(KEY, cache, [0], [0])
         old = inside(cluster.datadist).links.find(1)
         lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 30_000)
-        await old._wire.aclose()
+        await cut_link(old)
         await linked_at(changes, 2)
         new = inside(cluster.datadist).links.find(1)
         assert new is not old

@@ -17,6 +17,7 @@ from aiodatadist.testing import (
     soft_counters,
     soft_hold,
 )
+from aiodatadist.testing.views import cut_link
 from tests.held import held_transfer
 
 DESC = CacheDesc(1, [8, 4096], DataType.DT_UINT8)
@@ -75,7 +76,7 @@ async def test_memory_waits_for_a_link_that_another_one_replaced(monkeypatch: py
 
         monkeypatch.setattr(old.channels, "aclose", close_late)
         with anyio.fail_after(20):
-            await old._wire.aclose()
+            await cut_link(old)
             await decoder.datadist.wait_link_closed(1)
             assert (await decoder.datadist.link_clusters([cluster_info(prompt)], 5000))[0] is LLMStatusCode.LLM_SUCCESS
             new = inside(prompt.datadist).links.find(2)

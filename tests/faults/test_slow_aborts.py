@@ -10,6 +10,7 @@ from aiodatadist import BlocksCacheKey, CacheDesc, DataType, EventLayerSynchroni
 from aiodatadist.context_caching.transfer.handle import QUIESCE_SECONDS
 from aiodatadist.device import StreamLimits, TransferState
 from aiodatadist.testing import linked_pair, soft_hold
+from aiodatadist.testing.views import transfer_of
 
 LAYERS = range(4)
 DESC = CacheDesc(8, [16, 1024], DataType.DT_UINT8)
@@ -21,7 +22,7 @@ async def test_layered_transfer_waits_for_an_abort_of_any_length() -> None:
         config = TransferWithCacheKeyConfig(BlocksCacheKey(2), LAYERS, LAYERS)
         with soft_hold("aclrtWaitAndResetNotify") as gate, soft_hold("aclrtStreamAbort") as abort:
             layered = prompt.datadist.cache_manager.transfer_cache_async(mine, gates, [config], [1], [1])
-            assert layered._transfer.quiesce_seconds > StreamLimits().quiesce
+            assert transfer_of(layered).quiesce_seconds > StreamLimits().quiesce
             waiting = asyncio.ensure_future(layered)
             await gate.arrived()
             waiting.cancel()
@@ -31,7 +32,7 @@ async def test_layered_transfer_waits_for_an_abort_of_any_length() -> None:
             gate.release()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-        assert layered._transfer.state is TransferState.CANCELLED
+        assert transfer_of(layered).state is TransferState.CANCELLED
 
 
 def test_context_caching_waits_for_its_streams() -> None:

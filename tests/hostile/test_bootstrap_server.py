@@ -37,6 +37,7 @@ from aiodatadist.adapters.rendezvous_lines import (
 from aiodatadist.blocking import shared_loop
 from aiodatadist.cluster import client_slots
 from aiodatadist.cluster.client_slots import MAX_CLIENTS, MAX_CLIENTS_OF_ONE, ClientSlots
+from aiodatadist.testing.views import thread_of
 from aiodatadist.values.foreign import Unreadable
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -442,7 +443,7 @@ async def test_the_kv_caches_loop_runs_while_the_servers_is_held(
     monkeypatch.setattr(rendezvous, "read", hold)
     kv_loop = shared_loop.acquire()
     try:
-        assert kv_loop is not keyless._thread
+        assert kv_loop is not thread_of(keyless)
         async with await anyio.connect_tcp(HOST, keyless.port) as client:
             await client.send(b"{}\n")
             await anyio.to_thread.run_sync(reached.wait)

@@ -27,6 +27,7 @@ from aiodatadist.link.block_leases import BlockLeases
 from aiodatadist.link.peer_claim import PeerClaim
 from aiodatadist.link.responder import Responder
 from aiodatadist.testing import inside
+from aiodatadist.testing.views import transfer_of
 from aiodatadist.values.digests import LeaseDigests
 from aiodatadist.wire import frames, messages
 from aiodatadist.wire.messages import Claim, Pull, Unclaim
@@ -132,7 +133,7 @@ async def test_what_was_read_meanwhile_is_not_used(monkeypatch: pytest.MonkeyPat
         forged = lease.ticket().model_copy(update={"blocks": (5, 6, 7)})
         task = pair.puller.pull_leased(forged, pair.mine, TARGETS)
         with anyio.fail_after(10):
-            while not held or task._transfer._outcome is None:  # type: ignore[attr-defined]
+            while not held or transfer_of(task)._outcome is None:  # type: ignore[attr-defined]
                 await anyio.lowlevel.checkpoint()
         pair.verify([5, 6, 7])
         assert not task.done()

@@ -27,6 +27,7 @@ from aiodatadist.cluster.engine import Engine
 from aiodatadist.cluster.link_table import LinkTable
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.testing import ChaosProxy, Cluster, cluster_info, inside, open_cluster, verify
+from aiodatadist.testing.views import call_on_loop
 from tests.adapters.test_links_of_orders import engine_of
 from tests.hostile.test_offers import PROMPT, End, pull
 from tests.hostile.test_unproved import Impostor, hello
@@ -296,7 +297,7 @@ def test_a_dial_that_has_just_begun_gives_way_to_none(
         puller.service.pull(pull(f"lie{number}", true.place(host=SILENT, port=1 + number)))
     puller.pass_turns()
     assert silence.most == 63
-    puller.service._thread.call(silence.answer)
+    call_on_loop(puller.service, silence.answer)
     assert puller.received("honest").outcomes["honest"] == "pull_done"
 
 
@@ -320,7 +321,7 @@ def break_links(end: End) -> None:
             await link.disconnect("a test", 5)
             await link.wait_closed()
 
-    end.service._thread.call(part)
+    call_on_loop(end.service, part)
 
 
 def test_an_offer_dials_few_of_its_workers_at_a_time(ends: Callable[..., End], silence: Silence) -> None:

@@ -26,6 +26,7 @@ from aiodatadist.cluster import host_names
 from aiodatadist.context_caching import open_pool
 from aiodatadist.context_caching.pools.contract import PoolKey, PoolTimeout, PoolUnreachable
 from aiodatadist.testing import inside, linked_pair, open_cluster
+from aiodatadist.testing.views import call_on_loop, wire_of
 from aiodatadist.values.foreign import SHOWN
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, encode, sealed
 from aiodatadist.wire.messages import MAX_REASON, Disconnect, Landed, Message, Note, Refuse, Unsupported
@@ -165,7 +166,7 @@ async def test_what_a_linked_peer_says_is_printable_and_short(log: Log, name: st
         other = inside(decoder.datadist).links.peek(1)
         assert mine is not None
         assert other is not None
-        await mine._wire._write(PEERS[name]() + encode(Disconnect(reason="that was all")))
+        await wire_of(mine)._write(PEERS[name]() + encode(Disconnect(reason="that was all")))
         await other.wait_closed()
 
 
@@ -258,7 +259,7 @@ def say(sender: End, receiver: End, notes: list[bytes]) -> None:
         for note in notes:
             await life._links.current(peer).notify(note)
 
-    sender.service._thread.call(post)
+    call_on_loop(sender.service, post)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.cluster import dial, host_names
 from aiodatadist.counting import Incidents
 from aiodatadist.testing import inside
+from aiodatadist.testing.views import call_on_loop
 from tests.hostile.vllm_names import both_halves, sglang_manager
 
 BLOCKS, BYTES = 8, 4096
@@ -106,7 +107,7 @@ class End:
             for _ in range(200):
                 await anyio.lowlevel.checkpoint()
 
-        self.service._thread.call(turns)
+        call_on_loop(self.service, turns)
 
     def links(self) -> int:
         links = inside(self.service._running()._datadist).links
@@ -214,7 +215,7 @@ def test_of_many_workers_few_are_told_at_a_time(ends: Callable[..., End], monkey
     async def let_go() -> None:
         go_on.set()
 
-    end.service._thread.call(let_go)
+    call_on_loop(end.service, let_go)
     end.pass_turns()
     assert most == 8
 

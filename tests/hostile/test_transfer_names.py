@@ -11,6 +11,7 @@ import pytest
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.push_messages import Drop, Refused, Sent
 from aiodatadist.adapters.sendings import Portion
+from aiodatadist.testing.views import call_on_loop
 from aiodatadist.values.digests import prompt_digest
 from tests.adapters.test_pushes import End, until
 
@@ -182,7 +183,7 @@ def test_late_words_of_an_earlier_use_end_nothing_of_the_next(ends: tuple[End, E
         await other._post(back, Refused(transfer="t", number=1, reason="it was dropped"))
         await other._post(back, Sent(transfer="t", number=1))
 
-    decode.service._thread.call(repeat)
+    call_on_loop(decode.service, repeat)
     heard(prefill, decode)
     assert "d2" not in decode.take().received
     push(prefill, "t", "p2", None)

@@ -12,6 +12,8 @@ import pytest
 import aiodatadist
 from aiodatadist import CacheKey, FeatureNotEnabled, LLMClusterInfo, LLMRole, LLMStatusCode, ParamInvalid
 from aiodatadist.legacy import KvCacheManager, LLMConfig, LLMDataDist, LLMReq, ModelRunner
+from aiodatadist.testing import inside
+from aiodatadist.testing.views import cut_link, wire_of
 from tests.legacy.pairs import OK, POOL, SLOTS, filled, info_of, open_one, options, pair
 from tests.legacy.test_kv_cache_manager import refused
 
@@ -219,7 +221,7 @@ async def test_a_peer_that_is_not_told_of_the_end_of_its_link_is_reported() -> N
         leaving = asyncio.create_task(p.decoder.unlink_clusters([info_of(p.prompt)]))
         while p.decoder.statistics().links[0].state == "ready":
             await anyio.lowlevel.checkpoint()
-        await p.prompt._running().links.find(2)._wire.aclose()
+        await cut_link(inside(p.prompt).links.find(2))
         status, each = await leaving
         assert (status, each) == (S.LLM_NOTIFY_PROMPT_UNLINK_FAILED, [S.LLM_NOTIFY_PROMPT_UNLINK_FAILED])
         assert await p.decoder.link_clusters([info_of(p.prompt)], 5000) == (OK, [OK])
@@ -235,8 +237,8 @@ async def test_a_link_is_ended_by_force_whatever_is_under_way() -> None:
 
 async def test_a_peer_that_does_not_answer_is_v1s_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair(sync_kv_timeout=100) as p:
-        link = p.prompt._running().links.find(2)
-        monkeypatch.setattr(link._wire, "post", lambda _: None)
+        link = inside(p.prompt).links.find(2)
+        monkeypatch.setattr(wire_of(link), "post", lambda _: None)
         await refused(lambda: p.decoder.check_link_status(1), S.LLM_WAIT_PROCESS_TIMEOUT, r"within 0\.1 s")
         monkeypatch.undo()
         await p.decoder.check_link_status(1)

@@ -34,7 +34,7 @@ from aiodatadist import (
     TransferTimeout,
 )
 from aiodatadist.legacy import KvCache, KvCacheManager
-from aiodatadist.testing import soft_fault, soft_faults_cleared
+from aiodatadist.testing import inside, soft_fault, soft_faults_cleared
 from tests.faults.test_cancellation import cancelled_at, hows
 from tests.legacy.pairs import BLOCKS, OK, SLOTS, UNSET, Pair, fill, filled, held, info_of, open_one, pair, value
 
@@ -318,7 +318,7 @@ async def test_what_comes_second_on_a_link_is_told_that_it_is_busy() -> None:
 
 async def until_served(p: Pair) -> None:
     """Until the PROMPT has begun with the request."""
-    link = p.prompt._running().links.find(2)
+    link = inside(p.prompt).links.find(2)
     async with asyncio.timeout(20):
         while not link._responder._running:  # noqa: ASYNC110
             await asyncio.sleep(0)

@@ -18,6 +18,8 @@ from aiodatadist import (
     NotLinked,
     TransferConfig,
 )
+from aiodatadist.testing import inside
+from aiodatadist.testing.views import cut_link
 from tests.legacy.pairs import OK, SLOTS, Pair, filled, held, pair, value
 from tests.test_relink import until
 
@@ -29,7 +31,7 @@ async def lose(p: Pair) -> None:
     """The link, and the peer's listener."""
     changes, engine = p.decoder.link_changes(), p.prompt._running()
     await engine.listen_elsewhere(None)
-    await engine.links.find(2)._wire.aclose()
+    await cut_link(engine.links.find(2))
     await until(changes, LinkPhase.LOST)
     await engine.links.wait_parted()
 
@@ -58,7 +60,7 @@ async def test_unlinking_ends_the_attempts() -> None:
         with pytest.raises(LinkClosed, match="was unlinked"):
             await pull
         assert p.decoder.figures().relinking.running == 0
-        assert not p.decoder._running().links.has_any
+        assert not inside(p.decoder).links.has_any
 
 
 async def test_a_layered_transfer_of_the_prompt_does_not_wait_for_the_decoders_link() -> None:

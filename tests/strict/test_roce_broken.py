@@ -21,7 +21,7 @@ from aiodatadist import (
 )
 from aiodatadist.errors import LinkClosed, StuckError
 from aiodatadist.link import pull_requests
-from aiodatadist.testing import soft_fault, soft_faults_cleared, soft_hold, verify
+from aiodatadist.testing import inside, soft_fault, soft_faults_cleared, soft_hold, verify
 from tests.held import PUSH, held_transfer, there_and_back
 from tests.strict import runner
 
@@ -32,7 +32,7 @@ TENSORS = range(4)
 async def what_waits_moves_on() -> None:
     async with runner.pair(DESC) as (one, two, mine, _theirs):
         manager = one.datadist.cache_manager
-        pull, engine = manager.pull_blocks, manager._engine
+        pull, engine = manager.pull_blocks, inside(manager)
         await pull(BlocksCacheKey(2), mine, [0], [0])
         channels = engine.links.find(2).channels
         with held_transfer() as first, soft_hold("HcclBatchGet", at="half", nth=2) as second:
@@ -63,7 +63,7 @@ async def refused_is_lost() -> None:
     async with runner.pair(DESC) as (one, _, mine, _theirs):
         manager = one.datadist.cache_manager
         await manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
-        link = manager._engine.links.find(2)
+        link = inside(manager).links.find(2)
         with held_transfer() as copy:
             soft_fault("HcclCommDestroy:fail=4@*")
             stopped = manager.pull_blocks(BlocksCacheKey(2), mine, [5], [5])
@@ -86,7 +86,7 @@ async def unlinked_in_good_order(leaver: int) -> None:
         manager = one.datadist.cache_manager
         await manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
         clusters = {1: one, 2: two}
-        engines = {n: cluster.datadist.cache_manager._engine for n, cluster in clusters.items()}
+        engines = {n: inside(cluster.datadist) for n, cluster in clusters.items()}
         links = [engines[1].links.find(2), engines[2].links.find(1)]
         with held_transfer() as copy, soft_hold("HcclCommInitClusterInfoMemConfig", nth=None) as opening:
             stopped = manager.pull_blocks(BlocksCacheKey(2), mine, [5], [5])
@@ -131,7 +131,7 @@ async def link_ends_meanwhile() -> None:
             with anyio.fail_after(10):
                 await stopped.synchronize()  # its channel is closed,
                 await prepare.arrived()  # and the next one is being opened
-                await two.datadist.cache_manager._engine.links.find(1).refuse(LinkClosed("it has ended"))
+                await inside(two.datadist).links.find(1).refuse(LinkClosed("it has ended"))
                 with pytest.raises(LinkClosed):
                     await waiting
 
@@ -174,7 +174,7 @@ async def layer_behind_a_failed_one() -> None:
         manager, manager_there = one.datadist.cache_manager, two.datadist.cache_manager
         await manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
         await manager_there.pull_blocks(BlocksCacheKey(1), theirs, [0], [0])
-        channels = manager._engine.links.find(2).channels
+        channels = inside(manager).links.find(2).channels
         first = channels.current
         synchronizer = AwaitableLayerSynchronizer(2)
         with soft_faults_cleared(), soft_hold("HcclBatchGet", at="half") as copy:

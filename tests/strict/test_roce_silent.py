@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkError, TransferTimeout
-from aiodatadist.testing import soft_fault, soft_faults_cleared, verify
+from aiodatadist.testing import inside, soft_fault, soft_faults_cleared, verify
 from tests.strict import runner
 
 DESC = CacheDesc(4, [16, 1024], DataType.DT_UINT8)
@@ -37,7 +37,7 @@ async def a_lost_peer_ends_it() -> None:
     async with runner.pair(DESC, sync_kv_timeout=MINUTES) as (one, two, mine, _theirs):
         pull = one.datadist.cache_manager.pull_blocks
         await pull(BlocksCacheKey(2), mine, [0], [0])
-        session = one.datadist.cache_manager._engine.links.find(2)
+        session = inside(one.datadist).links.find(2)
         with soft_faults_cleared():
             soft_fault(FAILS)
             task = pull(BlocksCacheKey(2), mine, [5], [5])

@@ -18,6 +18,7 @@ from aiodatadist.context_caching import CcConfig_v1, ContextCache
 from aiodatadist.telemetry.metrics import CACHE, CLUSTER, METRICS, NIXL
 from aiodatadist.telemetry.prometheus import MetricsCollector
 from aiodatadist.testing import cluster_info, inside, linked_pair
+from aiodatadist.testing.views import cut_link
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
 BLOCK = 2 * 64
@@ -102,7 +103,7 @@ async def test_links_that_are_made_again_are_shown() -> None:
         none = scraped(registry)
         assert value(none, "aiodatadist_relink_attempts_total", cluster="2", status="LLM_SUCCESS") == 0
         changes = decoder.datadist.link_changes()
-        await inside(prompt.datadist).links.find(2)._wire.aclose()
+        await cut_link(inside(prompt.datadist).links.find(2))
         async for change in changes:
             if change.state is LinkPhase.RELINKING:
                 break

@@ -1,0 +1,89 @@
+"""What callers cannot see, for tests of the library itself. Nothing of it is promised to stay.
+
+One place knows the names of these attributes, so that a test says what it looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aiodatadist.concurrency.loop_thread import LoopThread
+    from aiodatadist.context_caching.cache import ContextCache
+    from aiodatadist.context_caching.pools.contract import KVPool
+    from aiodatadist.device import TransferCompletion
+    from aiodatadist.link import Link
+    from aiodatadist.link.wire import Wire
+
+# ---- links ----
+
+
+def wire_of(link: Link) -> Wire:
+    """Return the control messages of a link, in both directions."""
+    return link._wire
+
+
+async def cut_link(link: Link) -> None:
+    """Close a link's connection without a word, as a broken network does."""
+    await link._wire.aclose()
+
+
+def transfers_of(holder: Any) -> Collection[Any]:
+    """Return what is under way on a link, or in a context cache."""
+    found: Collection[Any] = holder._transfers
+    return found
+
+
+def transfer_of(task: Any) -> TransferCompletion:
+    """Return the transfer that a ``CacheTask`` tells of."""
+    found: TransferCompletion = task._transfer
+    return found
+
+
+# ---- services of adapters, and aiodatadist.blocking ----
+
+
+def thread_of(service: Any) -> LoopThread:
+    """Return the thread whose event loop a service, or a cluster of ``aiodatadist.blocking``, uses."""
+    found: LoopThread = service._thread
+    return found
+
+
+def call_on_loop(service: Any, function: Callable[[], Any]) -> Any:
+    """Call a function on that event loop, await what it returns, and return the result."""
+    return thread_of(service).call(function)
+
+
+def life_of(service: Any) -> Any:
+    """Return what an open service has on its event loop."""
+    return service._running()
+
+
+def links_of(service: Any) -> Any:
+    """Return an open service's links to the services of other engines."""
+    return life_of(service)._links
+
+
+async def post_as(service: Any, peer: Any, message: Any) -> None:
+    """Send a message as a service would. On its event loop."""
+    await life_of(service)._post(peer, message)
+
+
+# ---- context caches ----
+
+
+def pipeline_of(cache: ContextCache) -> Any:
+    """Return what moves the values of a context cache."""
+    return cache._pipeline
+
+
+def store_of(pool: Any) -> Any:
+    """Return what a pool keeps its values in."""
+    return pool._store
+
+
+def entries_of(pool: KVPool) -> MutableMapping[Any, Any]:
+    """Return the values of a pool in memory, by key: the least recently used first."""
+    found: MutableMapping[Any, Any] = store_of(pool)._entries
+    return found
