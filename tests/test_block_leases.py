@@ -316,6 +316,27 @@ async def test_what_is_released_before_it_comes_to_be_ends_at_once(pair: Pair) -
     assert pair.lease(name=name).ended is LeaseEnd.RELEASED
 
 
+async def test_pulls_whose_claim_is_not_answered_yet_have_no_tasks(pair: Pair) -> None:
+    """Thousands may wait for a lease to come to be, and each task is some thirty objects that are collected."""
+    await pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS)  # the peer's cache is known
+    await there_and_back(pair.one, pair.two)
+    before = len(asyncio.all_tasks())
+    names = [new_lease_name() for _ in range(20)]
+    made = LeaseTicket(cluster_id=2, lease=names[0], cache_id=pair.theirs.cache_id, blocks=tuple(BLOCKS), seconds=60)
+    pulls = [
+        pair.puller.pull_leased(made.model_copy(update={"lease": name}), pair.mine, TARGETS, patience_in_millis=MINUTE)
+        for name in names
+    ]
+    await there_and_back(pair.one, pair.two)
+    assert not any(pull.done() for pull in pulls)
+    assert len(asyncio.all_tasks()) <= before
+    leases = [pair.lease(name=name) for name in names]
+    for pull in pulls:
+        await pull
+    for lease in leases:
+        assert await ended(lease) is LeaseEnd.TAKEN
+
+
 async def test_a_cluster_that_is_finalized_keeps_nothing() -> None:
     async with pair_of() as pair:
         lease = pair.lease()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from aiodatadist.device import TransferCompletion, TransferState
 from aiodatadist.errors import CacheNotFound, DataCorrupted, LeaseMismatch, LLMException, TransferTimeout
 from aiodatadist.link.leases import SLACK_SECONDS
+from aiodatadist.link.questions import Question
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist.values import checks
 from aiodatadist.values.digests import LeaseDigests
@@ -74,7 +75,6 @@ class LeasedPull(RemoteOperation):
 
     __slots__ = (
         "_began",
-        "_call",
         "_here_at",
         "_is_expired",
         "_is_here",
@@ -87,6 +87,7 @@ class LeasedPull(RemoteOperation):
         "_landed",
         "_outcome",
         "_portions",
+        "_question",
         "_seconds",
         "_session",
         "_start",
@@ -103,7 +104,7 @@ class LeasedPull(RemoteOperation):
         self._start: Start | None = start
         self._portions: list[tuple[TransferCompletion, int]] = []
         self._under_way = self._landed = 0
-        self._call = 0
+        self._question: Question | None = None
         self._is_kept: bool | None = None
         self._why = ""
         self._is_here = self._is_late = self._is_expired = self._is_stopped = self._is_limited = False
@@ -146,16 +147,13 @@ class LeasedPull(RemoteOperation):
             blocks_digest=blocks,
             prompt_digest=prompt,
         )
-        if self.is_done:
-            return
-        with self.scope, self._session.questions.open(lambda call: claim(call=call), Claimed) as question:
-            self._call = question.number
-            await self._session.questions.persist(question, lambda call: claim(call=call))
-            self._answered(question.answer)
+        if not self.is_done:
+            self._question = self._session.questions.start_repeated(
+                lambda call: claim(call=call), Claimed, self._answered
+            )
 
-    def _answered(self, answer: object) -> None:
-        if self.is_done:  # in the tick in which the answer came: its caller may use the destination for something else
-            return
+    def _answered(self) -> None:
+        answer = None if self._question is None else self._question.answer
         self._is_kept = isinstance(answer, Claimed) and answer.kept
         if isinstance(answer, Claimed):
             self._why = answer.why
@@ -265,12 +263,15 @@ class LeasedPull(RemoteOperation):
         """It has ended: the first to know, before its callers."""
         session = self._session
         self._timer.cancel()
-        self.scope.cancel()
         session.operations.discard(self)
-        if session.is_open and self._is_kept is not False and (self._call or self.state in _SAID):
+        call = 0
+        if self._question is not None:
+            call = self._question.number
+            session.questions.close(self._question)
+        if session.is_open and self._is_kept is not False and (call or self.state in _SAID):
             lease, (blocks, prompt), *_ = self._kept
             end: Literal["taken", "released", "failed"] = _SAID.get(self.state, "failed")
-            session.post(Unclaim(call=self._call, lease=lease, end=end, blocks_digest=blocks, prompt_digest=prompt))
+            session.post(Unclaim(call=call, lease=lease, end=end, blocks_digest=blocks, prompt_digest=prompt))
         if session.failure is not None and self.is_cancelled:
             self.replace_error(session.copy_of_failure())
         session.check_idle()

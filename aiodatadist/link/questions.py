@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,11 +30,12 @@ class Question:
         name: of the cache that it is about, if it is a lookup.
         checksums: how many of them an answer has that tells of success.
         answered, answer: set together; without an answer where the peer does not know such questions.
+        again: says it once more, later.
         revoked: caches that the peer took back meanwhile: an answer that tells of one was said before that.
         then: called behind that.
     """
 
-    __slots__ = ("answer", "answered", "checksums", "kind", "name", "number", "revoked", "then")
+    __slots__ = ("again", "answer", "answered", "checksums", "kind", "name", "number", "revoked", "then")
 
     def __init__(
         self,
@@ -49,15 +51,22 @@ class Question:
         self.checksums = checksums
         self.answered = Signal()
         self.answer: Answer | None = None
+        self.again: asyncio.TimerHandle | None = None
         self.revoked: set[int] = set()
         self.then = then
 
     def settle(self, answer: Answer | None) -> None:
         """The peer's answer, or None: it does not know such questions."""
+        self.rest()
         self.answer = answer
         self.answered.set()
         if self.then is not None:
             self.then()
+
+    def rest(self) -> None:
+        """It is not said again."""
+        if self.again is not None:
+            self.again.cancel()
 
 
 class PendingQuestions:
@@ -102,6 +111,23 @@ class PendingQuestions:
         """Say something, and call ``then`` when the answer is there, unless it is closed before. Raises ProtocolError."""
         return self._say(question, Question(next(self._numbers), kind, name, then=then))
 
+    def start_repeated(
+        self, question: Callable[[int], Message], kind: type[Answer], then: Callable[[], object]
+    ) -> Question:
+        """As :meth:`start`, and say it again now and then until there is an answer: it, or the answer, may have been lost.
+        It takes a timer, and no task: thousands may wait."""
+        call = self.start(question, kind, None, then)
+        self._repeat_after(AGAIN_SECONDS, call, question)
+        return call
+
+    def _repeat_after(self, pause: float, call: Question, question: Callable[[int], Message]) -> None:
+        call.again = asyncio.get_running_loop().call_later(pause, self._repeat, pause, call, question)
+
+    def _repeat(self, pause: float, call: Question, question: Callable[[int], Message]) -> None:
+        if not self.is_over:
+            self._post_again(question(call.number))
+            self._repeat_after(min(2 * pause, MOST_AGAIN_SECONDS), call, question)
+
     def expect(self, kind: type[Answer], then: Callable[[], object], checksums: int = 0) -> Question:
         """As :meth:`start`, for something that the caller says, under the question's number."""
         call = Question(next(self._numbers), kind, None, checksums, then)
@@ -115,6 +141,7 @@ class PendingQuestions:
 
     def close(self, question: Question) -> None:
         """Its answer is not waited for any more."""
+        question.rest()
         self._open.pop(question.number, None)
 
     async def ask(
