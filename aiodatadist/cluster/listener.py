@@ -120,7 +120,7 @@ class Listener:
             try:
                 accepted, _ = await loop.sock_accept(sock)
             except OSError as error:
-                told = "a client cannot be accepted: %s", error
+                told = "a client cannot be accepted: %s", explained(error)
                 incidents.add(Incident.ACCEPT_FAILED, logger, *told, level=logging.ERROR)
                 await anyio.sleep(ACCEPT_PAUSE)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,9 +19,9 @@ from aiodatadist import (
     LLMStatusCode,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.cluster import initiator, pending_client
+from aiodatadist.cluster import initiator, listener, pending_client
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared
-from tests.held import PUSH, held_transfer
+from tests.held import PUSH, held_transfer, turns
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 
@@ -57,6 +58,21 @@ async def test_clients_that_come_when_descriptors_have_run_out_wait() -> None:
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
         status, _ = await other.datadist.link_clusters([cluster_info(prompt)])
         assert status is LLMStatusCode.LLM_SUCCESS
+
+
+async def test_accepting_without_descriptors_pauses_and_names_the_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "ACCEPT_PAUSE", 3600.0)
+    async with open_cluster(1) as cluster:
+        address = cluster.datadist.listen_address
+        assert address is not None
+        with socket.socket() as client, descriptors_exhausted():
+            client.connect(address)
+            await turns(200)
+        assert cluster.datadist.figures().incidents == {"accept_failed": 1}
+        lines = [record.getMessage() for record in caplog.records if "accepted" in record.getMessage()]
+        assert lines == ["a client cannot be accepted: Too many open files: RLIMIT_NOFILE is 3"]
 
 
 async def test_a_synchronizer_that_is_cancelled_costs_its_transfer_only() -> None:

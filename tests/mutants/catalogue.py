@@ -459,6 +459,14 @@ MUTANTS = (
         (HALF_MADE,),
     ),
     Mutant(
+        "accept-without-a-pause",
+        "without descriptors, accepting is tried again after a pause",
+        "aiodatadist/cluster/listener.py",
+        "                await anyio.sleep(ACCEPT_PAUSE)\n",
+        "                await anyio.lowlevel.checkpoint()\n",
+        ("tests/faults/test_engine_survives.py",),
+    ),
+    Mutant(
         "hello-is-a-link",
         "a client that is not proved is no link",
         "aiodatadist/cluster/pending_client.py",
