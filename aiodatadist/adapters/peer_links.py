@@ -28,7 +28,8 @@ from aiodatadist.values.addresses import host_port, is_address, is_host_name
 logger = logging.getLogger(__name__)
 
 MAX_PLACES = 64
-"""Places that are remembered of one link. The next one takes the place of the oldest, which is dialled once more."""
+"""Places that are remembered of one link. The next one takes the place of the one that was used longest ago, which is dialled
+once more."""
 MAX_LINKED_PLACES = 512
 """Places that are remembered because clusters were found there: as many as a worker may have links."""
 
@@ -173,7 +174,11 @@ class PeerLinks:
 
         A cluster id is only claimed: a relay to another cluster claims that cluster's id.
         """
-        if peer.place in places or await self._leads_to(link, peer):
+        if peer.place in places:
+            del places[peer.place]
+            places[peer.place] = None  # used last, and so forgotten last
+            return
+        if await self._leads_to(link, peer):
             return
         attempt = await self._reach(peer, link)
         if attempt.error is not None or attempt.instance != link.instance:

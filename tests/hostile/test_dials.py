@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkTimeout, LLMClusterInfo, LLMStatusCode
-from aiodatadist.adapters import dials
+from aiodatadist.adapters import dials, peer_links
 from aiodatadist.adapters.block_shapes import Axes, BlockShape
 from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist.adapters.peers import LOOPBACK, NotAPeer, Peers
@@ -371,6 +371,20 @@ async def test_a_link_by_another_way_to_the_same_cluster_serves_those_who_name_t
         assert await links.link(true) == linked
         assert prompt.datadist.statistics().links[0].generation == 1, "the link continues"
         assert dialled == [true.place], "once for each place of a link"
+
+
+async def test_a_place_that_is_in_use_is_not_the_one_that_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offers that name one place after the other do not make an honest engine's place be dialled again."""
+    monkeypatch.setattr(peer_links, "MAX_PLACES", 2)
+    async with linked_by_another_way(KEY) as (links, _, true, _), AsyncExitStack() as stack:
+        others = [await stack.enter_async_context(ChaosProxy((true.host, true.port))) for _ in range(4)]
+        dialled = count_dials(monkeypatch)
+        await links.link(true)
+        for number, other in enumerate(others, 1):
+            await links.link(PeerAddress(cluster_id=1, host=other.address[0], port=other.address[1]))
+            await links.link(true)
+            assert len(dialled) == 1 + number
+        assert dialled.count(true.place) == 1
 
 
 async def test_a_place_where_another_cluster_listens_is_none_of_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
