@@ -196,10 +196,10 @@ async def test_two_adapters_that_want_one_link_wait_for_both_halves(monkeypatch:
         assert prompt.datadist.listen_address is not None
         host, port = prompt.datadist.listen_address
         peer = PeerAddress(cluster_id=1, host=host, port=port)
-        both = [asyncio.create_task(links.link(peer))]
+        both = [asyncio.create_task(links.link(peer, "r"))]
         await said.wait()
         await until_half_is_ready(decoder)
-        both.append(asyncio.create_task(links.link(peer)))
+        both.append(asyncio.create_task(links.link(peer, "r")))
         await asyncio.wait(both)
         assert all(task.exception() is not None for task in both), "the server has no link"
         group.cancel_scope.cancel()

@@ -1,44 +1,168 @@
-"""Dials of one worker that are under way: how many there are, and which one gives way to the next.
+"""Dials of one worker: how many places it dials at a time, which place is next, and which dial gives way to the next one.
 
-What a router or a client carries decides which places a worker dials. A place that does not answer costs a socket for as long
-as a link may take, and a true one milliseconds. So there are few dials at a time, and when there is no room the one gives way
-that has waited longest: no number of silent places keeps a true one out.
+What a router or a client carries decides which places a worker dials. A place that does not answer costs a socket for as
+long as a link may take, and a true one milliseconds. So there are few dials at a time, and those that have had their time
+give way.
 
-Nothing is remembered of a place that failed. Offers that name it at the same time share one dial, which bounds what it costs;
-and an engine that starts again is linked by the first offer after it listens.
+Who is next
+    Each request has a line, and the lines take turns: the places of one request hold up no other request by more than one
+    dial. A place that several requests name has one dial, and stands in the lines of all of them. Places that were silent
+    when they were last dialled share one line. At most ``WAITING`` places wait; beyond that the longest line loses its last
+    place, so that the newest request always has a place in the line.
+
+How long a dial is left alone
+    Until it has lived through a number of ticks of a timer, which runs only while a place waits. A late event loop ticks less
+    often, and so costs no place its answer. Something that took the connection has more time than what is silent.
+
+Nothing else is remembered of a place that failed: an engine that starts again is linked by the first offer after it listens.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
+from enum import Enum
 from typing import Final
 
-import anyio
-
-from aiodatadist.concurrency.fair_queue import FairQueue
+from aiodatadist.cluster.dial import Steps
 from aiodatadist.concurrency.scope import Scope
+from aiodatadist.concurrency.signal import Signal
 
 DIALS = 64
 """Dials of a worker at a time. Each has a socket."""
-UNDISTURBED_SECONDS: Final = 0.05
-"""Seconds that a dial has before it gives way: many round trips of a true one, also behind a thousand offers of one step."""
+WAITING = 1024
+"""Places that wait for a dial at most: twice as many as a worker may have links."""
+SILENT_PLACES = 4096
+"""Places that are remembered because they were silent when they were last dialled."""
+TICK_SECONDS: Final = 0.02
+"""Seconds between two ticks, if the event loop is not late."""
+SILENT_TICKS = 5
+"""Ticks that a dial may take to connect before it gives way: many round trips, also behind a thousand offers of one step."""
+CONNECTED_TICKS = 50
+"""Ticks that a peer has to prove itself, once it took the connection: a second, because a true peer may be busy."""
+
+_SILENT: Final = object()
+"""The line of places that were silent."""
 
 
-class Dial:
+class Stage(Enum):
+    """How far a dial is."""
+
+    NAMED = "its host is looked up"
+    WAITING = "too many places were being dialled"
+    CONNECTING = "it did not answer, and later dials took its place"
+    CONNECTED = "it took the connection, and did not prove itself, and later dials took its place"
+    FREE = "it needs no room among the dials, because it is known, is spare or has proved itself"
+
+
+class Dial(Steps):
     """One dial. It ends when the peer is met, or the dial failed.
 
+    Args:
+        share: whose look-ups the host's name counts among.
+        is_free: it waits for no other dial, and gives way to none.
+
     Attributes:
-        scope: of what dials. It is cancelled when the dial gives way.
+        scope: of what dials. It is cancelled when the dial gives way, and when no request waits for a place in the line.
+        begun: set when there is room for the dial.
     """
 
-    def __init__(self, dials: Dials) -> None:
+    are_limited = True
+
+    def __init__(self, dials: Dials, place: str, share: Hashable, *, is_free: bool = False) -> None:
+        super().__init__(share)
+        self.place = place
         self.scope = Scope()
-        self.began = 0.0
+        self.stage = Stage.FREE if is_free else Stage.NAMED
+        self.begun = Signal()
+        self.ticks = 0
+        self.requests: list[str] = []
         self._dials = dials
 
+    @property
+    def is_due(self) -> bool:
+        """True if the dial has had its time."""
+        return self.ticks >= (SILENT_TICKS if self.stage is Stage.CONNECTING else CONNECTED_TICKS)
+
+    def join(self, request: str | None) -> None:
+        """Note a request that waits for the dial. None: something that waits for it, and gives it no place in the line."""
+        if request is not None:
+            self.requests.append(request)
+            self._dials._joined(self, request)
+
+    def part(self, request: str | None) -> None:
+        """Note that a request no longer waits. A dial that none waits for, and that has no socket yet, ends."""
+        if request is None:
+            return
+        self.requests.remove(request)
+        self._dials._parted(self, request)
+        if not self.requests and self.stage in {Stage.NAMED, Stage.WAITING}:
+            self.scope.cancel()
+
+    async def before_connecting(self) -> None:
+        """Wait until there is room for the dial."""
+        if self.stage is Stage.NAMED:
+            await self._dials._wait_for_room(self)
+
+    def connected(self) -> None:
+        """Note that something took the connection."""
+        if self.stage is Stage.CONNECTING:
+            self.stage, self.ticks = Stage.CONNECTED, 0
+
+    def met(self) -> None:
+        """Note that the peer has proved itself, and make room for another dial."""
+        self.stage = Stage.FREE
+        self.ended()
+
     def ended(self) -> None:
-        """Make room for another one. May be called more than once."""
+        """Make room for another dial. May be called more than once."""
         self._dials._leave(self)
+
+
+class _Lines:
+    """Dials that wait for room. ``len()`` is how many, each counted once in however many lines it stands."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Hashable, dict[Dial, None]] = {}  # the first line's first dial is the next
+        self._of: dict[Dial, dict[Hashable, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def add(self, dial: Dial, line: Hashable) -> None:
+        self._lines.setdefault(line, {})[dial] = None
+        self._of.setdefault(dial, {})[line] = None
+
+    def remove(self, dial: Dial) -> None:
+        """Nothing happens if it does not wait."""
+        for line in self._of.pop(dial, {}):
+            self._remove_from(line, dial)
+
+    def part(self, dial: Dial, line: Hashable) -> None:
+        """Take a dial out of one of its lines, if it stands in another one, too."""
+        lines = self._of.get(dial, {})
+        if line in lines and len(lines) > 1:
+            del lines[line]
+            self._remove_from(line, dial)
+
+    def _remove_from(self, line: Hashable, dial: Dial) -> None:
+        waiting = self._lines[line]
+        del waiting[dial]
+        if not waiting:
+            del self._lines[line]
+
+    def next(self) -> Dial:
+        """Remove the next dial and return it. Its line goes behind the others."""
+        line, waiting = next(iter(self._lines.items()))
+        dial = next(iter(waiting))
+        self.remove(dial)
+        if line in self._lines:
+            self._lines[line] = self._lines.pop(line)
+        return dial
+
+    def last_of_the_longest(self) -> Dial:
+        longest: dict[Dial, None] = max(self._lines.values(), key=len)
+        return next(reversed(longest))
 
 
 class Dials:
@@ -46,27 +170,62 @@ class Dials:
 
     def __init__(self) -> None:
         self._under_way: dict[Dial, None] = {}  # in the order in which they began
-        self._line = FairQueue()
+        self._lines = _Lines()
+        self._silent: dict[str, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def begin(self, dial: Dial) -> None:
-        """Wait until there is room for a dial. Those that wait take turns in the order in which they came."""
-        await self._line.take(lambda: self._place(dial))
+    def was_silent(self, place: str) -> bool:
+        """Return True if a place did not answer when it was last dialled."""
+        return place in self._silent
 
-    def _place(self, dial: Dial) -> bool | None:
-        now = anyio.current_time()
-        if len(self._under_way) < DIALS:
-            dial.began = now
+    def learn(self, dial: Dial, *, answered: bool) -> None:
+        """Note whether a place that was dialled answered, a refusal included."""
+        self._silent.pop(dial.place, None)
+        if not answered and dial.stage not in {Stage.NAMED, Stage.WAITING}:
+            self._silent[dial.place] = None
+            if len(self._silent) > SILENT_PLACES:
+                del self._silent[next(iter(self._silent))]
+
+    async def _wait_for_room(self, dial: Dial) -> None:
+        dial.stage = Stage.WAITING
+        for request in dial.requests:
+            self._joined(dial, request)
+        if len(self._lines) > WAITING:
+            crowded_out = self._lines.last_of_the_longest()
+            self._lines.remove(crowded_out)
+            crowded_out.scope.cancel()
+        self._begin_next()
+        await dial.begun.wait()
+
+    def _joined(self, dial: Dial, request: str) -> None:
+        if dial.stage is Stage.WAITING:
+            self._lines.add(dial, _SILENT if self.was_silent(dial.place) else request)
+
+    def _parted(self, dial: Dial, request: str) -> None:
+        if request not in dial.requests:
+            self._lines.part(dial, request)
+
+    def _begin_next(self) -> None:
+        while len(self._lines) and len(self._under_way) < DIALS:
+            dial = self._lines.next()
+            dial.stage = Stage.CONNECTING
+            dial.begun.set()
             self._under_way[dial] = None
-            return True
-        oldest = next(iter(self._under_way), None)
-        if oldest is not None and not oldest.scope.cancel_called:
-            undisturbed = oldest.began + UNDISTURBED_SECONDS - now
-            if undisturbed > 0:
-                asyncio.get_running_loop().call_later(undisturbed, self._line.call)
-            else:
-                oldest.scope.cancel()  # its end calls the next in the line
-        return None
+        if len(self._lines) and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self.tick)
+
+    def tick(self) -> None:
+        """Let dials give way that have had their time, the oldest first, and as many as wait."""
+        self._timer = None
+        for dial in self._under_way:
+            dial.ticks += 1
+        leaving = sum(dial.scope.cancel_called for dial in self._under_way)
+        due = [dial for dial in self._under_way if dial.is_due and not dial.scope.cancel_called]
+        for dial in due[: max(0, len(self._lines) - leaving)]:
+            dial.scope.cancel()  # its end begins the next one
+        self._begin_next()
 
     def _leave(self, dial: Dial) -> None:
-        if self._under_way.pop(dial, dial) is None:
-            self._line.call()
+        self._lines.remove(dial)
+        self._under_way.pop(dial, None)
+        self._begin_next()

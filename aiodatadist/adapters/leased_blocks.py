@@ -342,7 +342,7 @@ class LeasedBlocks:
 
         async def pull_from(portion: _Portion, leases: list[LeaseTicket]) -> None:
             try:
-                await self._link(portion.source, few, until)
+                await self._link(portion.source, order.request, few, until)
             except LLMException as error:
                 failed.add(error, portion.source.cluster_id)
                 return
@@ -373,11 +373,11 @@ class LeasedBlocks:
             raise failed
         return nbytes
 
-    async def _link(self, source: WorkerAddress, few: anyio.Semaphore, until: float) -> None:
+    async def _link(self, source: WorkerAddress, request: str, few: anyio.Semaphore, until: float) -> None:
         """Wait for a link. Raises LLMException: there is none, or not in time."""
         with anyio.move_on_at(until):
             async with few:
-                await self._links.link(source)
+                await self._links.link(source, request)
             return
         raise LinkTimeout(f"no link to {source.place} within {self._pull_seconds:g} s")
 
@@ -455,11 +455,11 @@ class LeasedBlocks:
     ) -> None:
         """Tell a few workers at a time: what a router says costs no more connections than that.
 
-        Workers that are no peers are not told, nor are those that do not answer in time: each gives its blocks back in any
-        case, when their time is over.
+        Workers that are no peers are not told, nor are those that are not linked and cannot be dialled now, or that do not
+        answer in time: each gives its blocks back in any case, when their time is over.
         """
         ranks = self._counterparts(sources)
-        told = [n for n in ranks if sources[n].cluster_id not in untold and self._links.may_dial(sources[n])]
+        told = [n for n in ranks if sources[n].cluster_id not in untold and self._links.may_tell(sources[n])]
         try:
             waiting = iter(list(zip(told, tickets([sources[n] for n in told], lease, blocks), strict=True)))
         except ValueError as error:
@@ -477,7 +477,7 @@ class LeasedBlocks:
 
     async def _release_one(self, source: WorkerAddress, kept: Sequence[LeaseTicket], digest: bytes) -> None:
         try:
-            await self._links.link(source)
+            await self._links.link_to_tell(source)
             for ticket in kept:
                 await self._manager.release_lease(ticket, prompt_digest=digest)
         except ValueError as error:

@@ -12,7 +12,6 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
-import anyio
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from aiodatadist.adapters.dials import Dial, Dials
@@ -32,6 +31,8 @@ MAX_PLACES = 64
 once more."""
 MAX_LINKED_PLACES = 512
 """Places that are remembered because clusters were found there: as many as a worker may have links."""
+SPARE = 64
+"""Callers at a time that tell peers what these may miss, at places where they are not linked. Further callers are refused."""
 
 
 def _is_host(text: str) -> str:
@@ -69,6 +70,7 @@ class _Attempt:
         instance: of the cluster that listens there.
     """
 
+    dial: Dial
     over: Signal = field(default_factory=Signal)
     error: LLMException | None = None
     instance: str = ""
@@ -105,23 +107,30 @@ class PeerLinks:
         self._seconds = seconds
         self._on_closed = on_closed
         self._dials = Dials()
+        self._spare = 0
         self._attempts: dict[tuple[int, str, int], _Attempt] = {}
         self._linked_places: dict[tuple[int, str], None] = {}
         self._watched: dict[LinkedPeer, _Watched] = {}
 
-    async def link(self, peer: PeerAddress) -> LinkedPeer:
+    async def link(self, peer: PeerAddress, request: str) -> LinkedPeer:
         """Wait for a link that can be used, and return its peer. A link that broke is given back first. All callers that name
         the same place at the same time share an attempt.
+
+        Args:
+            request: for which the link is needed. The places of different requests take turns.
 
         Raises:
             NotAPeer: this worker does not dial that address, or the cluster's link leads elsewhere, and the cluster was not
                 met at that address.
             LinkTimeout: there is none within ``seconds``. LLMException: there cannot be.
         """
+        return await self._link(peer, request)
+
+    async def _link(self, peer: PeerAddress, request: str | None) -> LinkedPeer:
         self._peers.check(peer.host, peer.port, peer.cluster_id)
         link = self._ready(peer.cluster_id)
         if link is None:
-            attempt = await self._reach(peer, None)
+            attempt = await self._reach(peer, None, request)
             link = self._ready(peer.cluster_id)
             if link is None and attempt.error is not None:
                 raise copy(attempt.error)
@@ -129,10 +138,29 @@ class PeerLinks:
             raise LinkTimeout(f"no link to {peer.place}: it broke as soon as it was made")
         linked = self._watch(link)
         places = self._watched[linked].places
-        await self._check_place(link, peer, places)
+        await self._check_place(link, peer, places, request)
         if link.dialled is not None or peer.place in places:
             self._remember(peer)
         return linked
+
+    async def link_to_tell(self, peer: PeerAddress) -> LinkedPeer:
+        """As :meth:`link`, for what a peer may miss, because it knows by itself after a while. Waits for no other dial.
+
+        Raises LinkTimeout at once, too: the peer is not linked at that place, and cannot be dialled now.
+        """
+        if self._is_linked_at(peer):
+            return await self._link(peer, None)
+        if not self._may_spare(peer):
+            raise LinkTimeout(f"no link to {peer.place}: it is not linked, and what requests need is dialled first")
+        self._spare += 1
+        try:
+            return await self._link(peer, None)
+        finally:
+            self._spare -= 1
+
+    def may_tell(self, peer: PeerAddress) -> bool:
+        """Return True if :meth:`link_to_tell` would wait for a link now."""
+        return (self._is_linked_at(peer) or self._may_spare(peer)) and not self._why_not(peer)
 
     def current(self, peer: LinkedPeer) -> Link:
         """The peer's link. Raises PeerLost: it is over."""
@@ -165,11 +193,21 @@ class PeerLinks:
 
     # ---- which one ----
 
-    def may_dial(self, peer: PeerAddress) -> bool:
-        """Return True if the address is one of ``peers``."""
-        return not self._peers.why_not(peer.host, peer.port, peer.cluster_id)
+    def _why_not(self, peer: PeerAddress) -> str:
+        return self._peers.why_not(peer.host, peer.port, peer.cluster_id)
 
-    async def _check_place(self, link: Link, peer: PeerAddress, places: dict[str, None]) -> None:
+    def _is_linked_at(self, peer: PeerAddress) -> bool:
+        """Return True if nothing is dialled or looked up before the peer can be told something."""
+        link = self._ready(peer.cluster_id)
+        if link is None:
+            return False
+        watched = self._watched.get(LinkedPeer(link.cluster_id, link.generation))
+        return _leads_plainly_to(link, peer) or (watched is not None and peer.place in watched.places)
+
+    def _may_spare(self, peer: PeerAddress) -> bool:
+        return self._spare < SPARE and not self._dials.was_silent(peer.place)
+
+    async def _check_place(self, link: Link, peer: PeerAddress, places: dict[str, None], request: str | None) -> None:
         """Raises NotAPeer: if the link leads to another place than the peer's address, where its cluster is not met.
 
         A cluster id is only claimed: a relay to another cluster claims that cluster's id.
@@ -180,7 +218,7 @@ class PeerLinks:
             return
         if await self._leads_to(link, peer):
             return
-        attempt = await self._reach(peer, link)
+        attempt = await self._reach(peer, link, request)
         if attempt.error is not None or attempt.instance != link.instance:
             why = attempt.error or f"another instance of cluster {peer.cluster_id} listens there"
             raise NotAPeer(
@@ -193,7 +231,7 @@ class PeerLinks:
 
     async def _leads_to(self, link: Link, peer: PeerAddress) -> bool:
         """Return True if the link was made to the peer's address."""
-        if link.dialled is not None and link.dialled[1] == peer.port and is_same_host(link.dialled[0], peer.host):
+        if _leads_plainly_to(link, peer):
             return True
         # The port of a connection that the peer made is not the one on which the peer listens.
         if link.dialled is not None and link.place[1] != peer.port:
@@ -210,28 +248,39 @@ class PeerLinks:
         link = self._engine.links.peek(cluster_id)
         return link if link is not None and link.is_ready and link.is_mutual else None
 
-    async def _reach(self, peer: PeerAddress, link: Link | None) -> _Attempt:
+    async def _reach(self, peer: PeerAddress, link: Link | None, request: str | None) -> _Attempt:
         """Wait for an attempt at a place. ``link``: that the cluster has by another place."""
         key = peer.cluster_id, peer.place, 0 if link is None else link.generation
         attempt = self._attempts.get(key)
+        while attempt is not None and attempt.dial.scope.cancel_called:  # it is another one's failure
+            await attempt.over.wait()
+            attempt = self._attempts.get(key)
         if attempt is None:
-            attempt = self._attempts[key] = _Attempt()
+            attempt = self._attempts[key] = _Attempt(self._new_dial(peer, request))
             self._tasks.start_soon(self._try, key, peer, link, attempt)
-        await attempt.over.wait()
+        attempt.dial.join(request)
+        try:
+            await attempt.over.wait()
+        finally:
+            attempt.dial.part(request)
         return attempt
+
+    def _new_dial(self, peer: PeerAddress, request: str | None) -> Dial:
+        is_known = (peer.cluster_id, peer.place) in self._linked_places  # a true place waits for no other dial
+        return Dial(self._dials, peer.place, peer.cluster_id, is_free=is_known or request is None)
 
     async def _try(self, key: tuple[int, str, int], peer: PeerAddress, link: Link | None, attempt: _Attempt) -> None:
         attempt.error = LinkTimeout(f"no link to {peer.place}: this end is closed")
-        dial, until = Dial(self._dials), anyio.current_time() + self._seconds
+        dial = attempt.dial
         try:
             with dial.scope:
-                if (peer.cluster_id, peer.place) not in self._linked_places:  # a true place waits for no other dial
-                    await self._wait_for_room(dial, until)
-                await self._dial(peer, link, attempt, until - anyio.current_time(), dial.ended)
+                await self._dial(peer, link, attempt)
                 attempt.error = None
             if dial.scope.cancelled_caught:
-                raise LinkTimeout("it did not answer, and later dials took its place")
+                raise LinkTimeout(dial.stage.value)
+            self._dials.learn(dial, answered=True)
         except LLMException as error:
+            self._dials.learn(dial, answered=not isinstance(error, LinkTimeout))
             attempt.error = LinkTimeout(f"no link to {peer.place}: {error}", status_code=error.status_code)
             told = self._engine.cluster_id, peer.cluster_id, attempt.error
             self._engine.totals.incidents.add(Incident.LINK_FAILED, logger, "cluster %d: cluster %d: %s", *told)
@@ -248,23 +297,14 @@ class PeerLinks:
         if len(self._linked_places) > MAX_LINKED_PLACES:
             del self._linked_places[next(iter(self._linked_places))]
 
-    async def _wait_for_room(self, dial: Dial, until: float) -> None:
-        try:
-            with anyio.fail_after(until - anyio.current_time()):
-                await self._dials.begin(dial)
-        except TimeoutError:
-            raise LinkTimeout("too many places were being dialled") from None
-
-    async def _dial(
-        self, peer: PeerAddress, link: Link | None, attempt: _Attempt, seconds: float, met: Callable[[], None]
-    ) -> None:
+    async def _dial(self, peer: PeerAddress, link: Link | None, attempt: _Attempt) -> None:
         """Raises LLMException: nothing came of it."""
         initiator, address = self._engine.initiator, (peer.host, peer.port)
         if link is not None:
-            attempt.instance = await initiator.meet(address, peer.cluster_id, seconds, met)
+            attempt.instance = await initiator.meet(address, peer.cluster_id, self._seconds, attempt.dial)
             return
         try:
-            await initiator.link_in_attempts(address, peer.cluster_id, seconds, met)
+            await initiator.link_in_attempts(address, peer.cluster_id, self._seconds, attempt.dial)
         except LinkError as error:
             if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK:
                 raise
@@ -282,3 +322,10 @@ class PeerLinks:
         await link.wait_closed()
         del self._watched[peer]
         self._on_closed(peer)
+
+
+def _leads_plainly_to(link: Link, peer: PeerAddress) -> bool:
+    """Return True if the link was made to the peer's address, as it is written, or by the peer at that address."""
+    if link.dialled is None:
+        return is_same_host(link.place[0], peer.host)
+    return link.dialled[1] == peer.port and is_same_host(link.dialled[0], peer.host)

@@ -189,7 +189,7 @@ class IncomingPushes:
         self._in_use.add(order.key)
         self._arrivals[arrival.number] = arrival
         with anyio.move_on_after(self._seconds):
-            peer = arrival.peer = await self._links.link(order.source)
+            peer = arrival.peer = await self._links.link(order.source, order.request)
             want = Want(
                 transfer=order.transfer,
                 number=arrival.number,
@@ -237,7 +237,7 @@ class IncomingPushes:
 
     async def _decline(self, source: PeerAddress, key: TransferKey) -> None:
         try:
-            await self._post(await self._links.link(source), Drop(transfer=key.name, prompt=key.prompt))
+            await self._post(await self._links.link_to_tell(source), Drop(transfer=key.name, prompt=key.prompt))
         except LLMException as error:
             words = "cluster %d keeps the blocks of %s: %s"
             self._incidents.add(Incident.RELEASE_FAILED, logger, words, source.cluster_id, key, error)

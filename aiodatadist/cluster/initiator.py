@@ -22,13 +22,15 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
-from aiodatadist.cluster.dial import dial
+from aiodatadist.cluster.dial import Steps, dial
 from aiodatadist.cluster.half_links import HalfLinks
 from aiodatadist.cluster.host_names import HostNames
 from aiodatadist.cluster.pending_client import HANDSHAKE_TIMEOUT
@@ -56,19 +58,19 @@ class _Attempt:
 
     Attributes:
         asks: the instance of the cluster that is being asked for the link; the empty text while none is.
-        met: called when the peer has proved that it has the key. Without a key, never.
+        steps: told how far the attempt is, and what it waits for.
         patience: seconds in which what took the connection should prove that it is the peer. Then its address is looked at
             again, over further connections.
     """
 
-    def __init__(self, cluster_id: int, deadline: float, met: Callable[[], object], patience: float = math.inf) -> None:
+    def __init__(self, cluster_id: int, deadline: float, steps: Steps | None, patience: float = math.inf) -> None:
         self.cluster_id = cluster_id
         self.scope = anyio.CancelScope(deadline=deadline)
         self.settled = anyio.Event()
         self.error: LinkError | None = None
         self.waits_for = ""
         self.asks = ""
-        self.met = met
+        self.steps = steps or Steps(cluster_id)
         self.patience = patience
 
     def now_waits_for(self, what: str) -> None:
@@ -174,14 +176,14 @@ class LinkInitiator:
         timeout: float,
         key: bytes | None = None,
         relink_timeout: float | None = None,
-        met: Callable[[], object] = lambda: None,
+        steps: Steps | None = None,
     ) -> None:
         """Link to a peer that listens.
 
         Args:
             key: instead of the configured one.
             relink_timeout: seconds for each attempt to make it again, once it broke. None: it is not made again.
-            met: called when the peer has proved that it has the key; never if there is none.
+            steps: told how far the attempt is, and what it waits for.
 
         Raises:
             LinkError: no link was made.
@@ -189,7 +191,7 @@ class LinkInitiator:
         linking, began = self._engine.totals.linking, anyio.current_time()
         linking.running += 1
         try:
-            await self._link(address, cluster_id, timeout, key, relink_timeout, met)
+            await self._link(address, cluster_id, timeout, key, relink_timeout, steps)
             linking.took(anyio.current_time() - began)
         except LLMException as error:
             linking.failed(error.status_code.name)
@@ -205,14 +207,12 @@ class LinkInitiator:
         prove within ``patience`` that it is the cluster, and the cluster is met at the address over another connection."""
         await self._link(address, cluster_id, seconds, None, None, patience=patience)
 
-    async def meet(
-        self, address: tuple[str, int], cluster_id: int, timeout: float, met: Callable[[], object] = lambda: None
-    ) -> str:
+    async def meet(self, address: tuple[str, int], cluster_id: int, timeout: float, steps: Steps | None = None) -> str:
         """Return which instance of a cluster listens at an address. It has proved that it has the key, if there is one. No
         link is made, and one that there is continues.
 
         Args:
-            met: as of :meth:`link`.
+            steps: as of :meth:`link`.
 
         Raises LinkError: nothing listens there, or not that cluster.
         """
@@ -220,7 +220,7 @@ class LinkInitiator:
         def learn(peer: Hello) -> None:
             raise _Met(peer.instance)
 
-        attempt = _Attempt(cluster_id, anyio.current_time() + timeout, met)
+        attempt = _Attempt(cluster_id, anyio.current_time() + timeout, steps)
         with attempt.scope:
             try:
                 await self._ask_now(address, cluster_id, timeout, self._engine.auth_key, attempt, learn)
@@ -235,7 +235,7 @@ class LinkInitiator:
         timeout: float,
         key: bytes | None,
         relink_timeout: float | None,
-        met: Callable[[], object] = lambda: None,
+        steps: Steps | None = None,
         patience: float = math.inf,
     ) -> None:
         is_itself = cluster_id == self._engine.cluster_id
@@ -246,7 +246,7 @@ class LinkInitiator:
                 hint="await wait_linked()",
             )
         self._links.check_not_linked(cluster_id)
-        attempt = _Attempt(cluster_id, anyio.current_time() + timeout, met, patience)
+        attempt = _Attempt(cluster_id, anyio.current_time() + timeout, steps, patience)
         key = key or self._engine.auth_key
         self._engine.tasks().start_soon(self._client, address, cluster_id, timeout, attempt, key, relink_timeout)
         self._attempts[cluster_id, address] = attempt
@@ -408,11 +408,15 @@ class LinkInitiator:
         Args:
             before_asking: called when the peer is known. Raises LinkError: it is not asked.
         """
-        scope, half_links = anyio.CancelScope(), self._half_links
-        attempt.now_waits_for(f"it found no room, {half_links.words}")
+        scope, half_links, room = anyio.CancelScope(), self._half_links, AsyncExitStack()
+
+        async def take_room() -> None:
+            attempt.now_waits_for(f"it found no room, {half_links.words}")
+            await room.enter_async_context(half_links.room_for(address[0], scope.cancel))
+
         with scope:
-            async with half_links.room_for(address[0], scope.cancel):
-                return await self._ask_now(address, cluster_id, timeout, key, attempt, before_asking)
+            async with room:
+                return await self._ask_now(address, cluster_id, timeout, key, attempt, before_asking, take_room)
         place = host_port(*address)
         raise LinkTimeout(
             f"cluster {cluster_id} at {place} was not linked before it had to make room for others: {half_links.words}",
@@ -427,36 +431,37 @@ class LinkInitiator:
         key: bytes | None,
         attempt: _Attempt,
         before_asking: Callable[[Hello], None],
+        take_room: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
     ) -> Link:
+        if not attempt.steps.are_limited:
+            await take_room()
         # At once: a link that the peer makes meanwhile is not one that was lost.
         hello = self._engine.hello(key, cluster_id)
 
         def met(peer: Hello) -> None:
             looking.cancel()
             if key is not None:
-                attempt.met()
+                attempt.steps.met()
             before_asking(peer)
 
         waits_for = attempt.now_waits_for
-        connection, host = await dial(*address, self.host_names, attempt.scope.deadline, waits_for, cluster_id)
+        connection, host = await dial(*address, self.host_names, attempt.scope.deadline, waits_for, attempt.steps)
         looking = Scope()
         link = self._engine.new_link(connection)
         link.dialled = address
         handshake = Handshake("client", hello, key, cluster_id, met)
-        connect = Connect(
-            channel=channel_name(self._engine.cluster_id, cluster_id), timeout=min(timeout, HANDSHAKE_TIMEOUT)
-        )
+        channel = channel_name(self._engine.cluster_id, cluster_id)
+        connect = Connect(channel=channel, timeout=min(timeout, HANDSHAKE_TIMEOUT))
 
         async def attach(token: str) -> None:
             await self._heartbeats.attach(link, (host, address[1]), token, self._engine.tasks())
 
         try:
+            if attempt.steps.are_limited:
+                await take_room()
             make = partial(self._engine.make, link, handshake, connect, attach=attach)
             await self._unless_met_elsewhere(make, looking, address, cluster_id, attempt.patience)
-            tasks = self._engine.tasks()
-            link.is_peers = not self._engine.links_have_owners
-            self._links.file(link)
-            tasks.start_soon(self._links.serve, link)
+            self._keep(link)
         except LinkError as error:
             await link.refuse(error)
             raise
@@ -521,6 +526,12 @@ class LinkInitiator:
             else:
                 return
 
+    def _keep(self, link: Link) -> None:
+        tasks = self._engine.tasks()
+        link.is_peers = not self._engine.links_have_owners
+        self._links.file(link)
+        tasks.start_soon(self._links.serve, link)
+
     def _why_not(self, address: tuple[str, int], cluster_id: int, timeout: float, waits_for: str) -> LinkError:
         if self._engine.is_stopping:
             return LinkError(
@@ -534,20 +545,20 @@ class LinkInitiator:
         address: tuple[str, int],
         cluster_id: int,
         timeout: float,
-        met: Callable[[], object] = lambda: None,
+        steps: Steps | None = None,
     ) -> None:
         """As often as ``link_retry_count`` says, each time with an equal share of the timeout. From then on the link is made
-        again whenever it broke, if the policy says so. ``met``: as of :meth:`link`."""
+        again whenever it broke, if the policy says so. ``steps``: as of :meth:`link`."""
         async with self._relinker.paused(cluster_id, timeout):
-            await self._link_in_attempts(address, cluster_id, timeout, met)
+            await self._link_in_attempts(address, cluster_id, timeout, steps)
 
     async def _link_in_attempts(
-        self, address: tuple[str, int], cluster_id: int, timeout: float, met: Callable[[], object]
+        self, address: tuple[str, int], cluster_id: int, timeout: float, steps: Steps | None
     ) -> None:
         attempts = self._tries
         for left in reversed(range(attempts)):
             try:
-                await self.link(address, cluster_id, timeout / attempts, relink_timeout=timeout, met=met)
+                await self.link(address, cluster_id, timeout / attempts, relink_timeout=timeout, steps=steps)
             except LinkError as error:
                 again = error.status_code in {LLMStatusCode.LLM_LINK_FAILED, LLMStatusCode.LLM_TIMEOUT}
                 if not left or not again or isinstance(error, AuthError):

@@ -41,7 +41,7 @@ def test_wants_that_never_become_whole_are_bounded_and_end_with_their_link(
     assert life is not None
 
     async def lie() -> None:
-        peer = await life._links.link(prefill.address)
+        peer = await life._links.link(prefill.address, "r")
         for number in range(30):
             await life._post(peer, More(transfer=f"{number}", into=()))
         await life._post(peer, Want(transfer="0", first=0, into=(0, 1), count=2, caches=0, layout=LAYOUT))
@@ -60,7 +60,7 @@ def test_a_link_whose_only_words_were_of_a_want_that_does_not_come(ends: tuple[E
     assert life is not None
 
     async def begin() -> None:
-        await life._post(await life._links.link(prefill.address), More(transfer="t", into=(1, 2)))
+        await life._post(await life._links.link(prefill.address, "r"), More(transfer="t", into=(1, 2)))
 
     call_on_loop(decode.service, begin)
     prefill.until(lambda _: bool(pushes._begun))
@@ -91,7 +91,7 @@ def test_a_link_is_ended_also_where_its_peers_name_is_not_found_any_more(
     prefill, decode = ends
     life = decode.service._life
     assert life is not None
-    peer = call_on_loop(decode.service, lambda: life._links.link(prefill.address))
+    peer = call_on_loop(decode.service, lambda: life._links.link(prefill.address, "r"))
     engine = life._datadist._engine
     assert engine is not None
     assert engine.links.has_any
@@ -112,7 +112,7 @@ def test_a_peer_that_takes_no_answers_is_told_no_more(ends: tuple[End, End], mon
     monkeypatch.setattr(life._datadist._engine, "heard", lambda *words: None)  # and says that it took nothing
 
     async def ask() -> int:
-        to = await life._links.link(prefill.address)
+        to = await life._links.link(prefill.address, "r")
         before = len(asyncio.all_tasks())
         for number in range(1000):
             await life._post(to, Drop(transfer=f"{number}"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from pathlib import Path
@@ -44,21 +45,27 @@ class Silence:
     Attributes:
         under_way: places that are being dialled, in the order of the dials.
         most: so many of them at a time.
+        order: all places that were dialled, in the order of the dials.
         slow: a port of other hosts that takes connections after :meth:`answer`.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.under_way: list[tuple[str, int]] = []
+        self.order: list[tuple[str, int]] = []
         self.most = self.begun = self.slow = 0
-        self._answers = anyio.Event()
+        self._answers = Released()
+        self._changed = threading.Condition()
         connected: Callable[..., Awaitable[socket.socket]] = vars(dial)["connected"]
 
         async def connect(host: str, port: int, first: bytes = b"") -> socket.socket:
+            self.order.append((host, port))
             if host not in {SILENT, "127.0.0.8", "127.0.0.9"}:
                 if port == self.slow:
                     await self._answers.wait()
                 return await connected(host, port, first)
-            self.begun += 1
+            with self._changed:
+                self.begun += 1
+                self._changed.notify_all()
             self.under_way.append((host, port))
             self.most = max(self.most, len(self.under_way))
             try:
@@ -69,8 +76,29 @@ class Silence:
 
         monkeypatch.setattr(dial, "connected", connect)
 
-    async def answer(self) -> None:
-        self._answers.set()
+    def answer(self) -> None:
+        self._answers.release()
+
+    def wait_begun(self, count: int) -> None:
+        """Wait until so many silent places have been dialled."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.begun >= count, 30), self.begun
+
+
+class Released:
+    """Holds tasks of a worker's event loop until a test releases them."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event = anyio.Event()
+
+    async def wait(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._event.wait()
+
+    def release(self) -> None:
+        assert self._loop is not None, "nothing waits for it"
+        self._loop.call_soon_threadsafe(self._event.set)
 
 
 @pytest.fixture
@@ -290,14 +318,14 @@ def test_a_dial_that_has_just_begun_gives_way_to_none(
 ) -> None:
     """The offers of one step come at the same moment, and the honest one among them is the oldest."""
     true, puller = ends(0), ends(1, link_seconds=20)
-    monkeypatch.setattr(dials, "UNDISTURBED_SECONDS", 30.0)
+    monkeypatch.setattr(dials, "SILENT_TICKS", 10**9)
     silence.slow = true.address.port
     keep(true, puller, "honest")
     for number in range(300):
         puller.service.pull(pull(f"lie{number}", true.place(host=SILENT, port=1 + number)))
     puller.pass_turns()
     assert silence.most == 63
-    call_on_loop(puller.service, silence.answer)
+    silence.answer()
     assert puller.received("honest").outcomes["honest"] == "pull_done"
 
 
@@ -355,7 +383,7 @@ async def linked_by_another_way(
             true, forwarder = (
                 PeerAddress(cluster_id=1, host=host, port=port) for host, port in (address, proxy.address)
             )
-            await links.link(forwarder)
+            await links.link(forwarder, "r")
             yield links, prompt, true, forwarder
             group.cancel_scope.cancel()
 
@@ -366,9 +394,9 @@ async def test_a_link_by_another_way_to_the_same_cluster_serves_those_who_name_t
 ) -> None:
     async with linked_by_another_way(key) as (links, prompt, true, forwarder):
         dialled = count_dials(monkeypatch)
-        linked = await links.link(true)
-        assert await links.link(forwarder) == linked
-        assert await links.link(true) == linked
+        linked = await links.link(true, "r")
+        assert await links.link(forwarder, "r") == linked
+        assert await links.link(true, "r") == linked
         assert prompt.datadist.statistics().links[0].generation == 1, "the link continues"
         assert dialled == [true.place], "once for each place of a link"
 
@@ -392,8 +420,8 @@ async def test_a_place_where_another_cluster_listens_is_none_of_a_link(monkeypat
         assert other.datadist.listen_address is not None
         host, port = other.datadist.listen_address
         with pytest.raises(NotAPeer, match=f"and not to 127.0.0.1:{port}: .*cluster 1 was asked for, 3 answered"):
-            await links.link(PeerAddress(cluster_id=1, host=host, port=port))
-        await links.link(true)
+            await links.link(PeerAddress(cluster_id=1, host=host, port=port), "r")
+        await links.link(true, "r")
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
@@ -404,8 +432,8 @@ async def test_a_place_where_another_instance_says_the_same_id_is_none_of_a_link
             assert other.datadist.listen_address is not None
             host, port = other.datadist.listen_address
             with pytest.raises(NotAPeer, match="another instance of cluster 1 listens there"):
-                await links.link(PeerAddress(cluster_id=1, host=host, port=port))
-        await links.link(true)
+                await links.link(PeerAddress(cluster_id=1, host=host, port=port), "r")
+        await links.link(true, "r")
 
 
 async def test_a_place_is_not_the_clusters_without_the_key() -> None:
@@ -414,16 +442,16 @@ async def test_a_place_is_not_the_clusters_without_the_key() -> None:
         impostor = Impostor(hello(instance=prompt.datadist.instance))
         async with impostor.at(0) as port:
             with pytest.raises(NotAPeer, match=f"and not to 127.0.0.1:{port}: .*does not have the key"):
-                await links.link(PeerAddress(cluster_id=1, host="127.0.0.1", port=port))
-        await links.link(true)
+                await links.link(PeerAddress(cluster_id=1, host="127.0.0.1", port=port), "r")
+        await links.link(true, "r")
 
 
 async def test_a_silent_place_is_none_of_a_link(silence: Silence) -> None:
     async with linked_by_another_way(None) as (links, _, true, _):
-        silent = asyncio.ensure_future(links.link(PeerAddress(cluster_id=1, host=SILENT, port=26000)))
+        silent = asyncio.ensure_future(links.link(PeerAddress(cluster_id=1, host=SILENT, port=26000), "r"))
         await wait_all_tasks_blocked()
         assert silence.under_way == [(SILENT, 26000)]
-        await links.link(true)
+        await links.link(true, "r")
         assert not silent.done()
         silent.cancel()
         await asyncio.wait([silent])
@@ -439,9 +467,9 @@ async def test_a_place_that_failed_is_dialled_by_the_next_order() -> None:
         await engine(prompt).listen_elsewhere(None)
         for _ in range(3):
             with pytest.raises(LinkTimeout, match="Connection refused"):
-                await links.link(place)
+                await links.link(place, "r")
         await engine(prompt).listen_elsewhere(address)
-        await links.link(place)
+        await links.link(place, "r")
         group.cancel_scope.cancel()
 
 

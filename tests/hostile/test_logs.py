@@ -255,7 +255,11 @@ def say(sender: End, receiver: End, notes: list[bytes]) -> None:
     async def post() -> None:
         cluster_id = receiver.address.cluster_id
         link = inside(life._datadist).links.peek(cluster_id)
-        peer = LinkedPeer(cluster_id, link.generation) if link is not None else await life._links.link(receiver.address)
+        peer = (
+            LinkedPeer(cluster_id, link.generation)
+            if link is not None
+            else await life._links.link(receiver.address, "")
+        )
         for note in notes:
             await life._links.current(peer).notify(note)
 

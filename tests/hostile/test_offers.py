@@ -93,8 +93,14 @@ class End:
         return WorkerAddress.model_validate({**self.address.model_dump(), **changes})
 
     def received(self, request: str) -> Ended:
+        return self._ended(request, lambda ended: ended.received)
+
+    def sent(self, request: str) -> Ended:
+        return self._ended(request, lambda ended: ended.sent)
+
+    def _ended(self, request: str, which: Callable[[Ended], set[str]]) -> Ended:
         until, found = time.monotonic() + 20, Ended()
-        while request not in found.received:
+        while request not in which(found):
             assert time.monotonic() < until, found
             found = self.service.take()
             time.sleep(0.001)

@@ -177,9 +177,9 @@ def test_late_words_of_an_earlier_use_end_nothing_of_the_next(ends: tuple[End, E
     life, other = decode.service._running(), prefill.service._running()
 
     async def repeat() -> None:  # what was on its way when the first use ended
-        peer = await life._links.link(prefill.address)
+        peer = await life._links.link(prefill.address, "r")
         await life._post(peer, Drop(transfer="t", number=1))
-        back = await other._links.link(decode.address)
+        back = await other._links.link(decode.address, "r")
         await other._post(back, Refused(transfer="t", number=1, reason="it was dropped"))
         await other._post(back, Sent(transfer="t", number=1))
 

@@ -17,7 +17,7 @@ HALF_MADE = "tests/hostile/test_half_made.py"
 OFFERS, LOGS, FOREIGN = "tests/hostile/test_offers.py", "tests/hostile/test_logs.py", "tests/unit/test_foreign.py"
 HELD_DESTROY = "tests/strict/test_held_destroy.py"
 HOST_NAMES = "tests/test_host_names.py"
-DIALS = "tests/hostile/test_dials.py"
+DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
 MUTANTS = (
@@ -607,33 +607,75 @@ MUTANTS = (
         "dials-unbounded",
         "a worker dials 64 places at a time",
         "aiodatadist/adapters/dials.py",
-        "        if len(self._under_way) < DIALS:\n",
-        "        if len(self._under_way) < 4096:\n",
+        "        while len(self._lines) and len(self._under_way) < DIALS:\n",
+        "        while len(self._lines):\n",
         (f"{DIALS}::test_dials_that_get_no_answer_are_few_and_the_oldest_gives_way",),
     ),
     Mutant(
         "no-dial-gives-way",
         "of dials that get no answer the oldest gives way",
         "aiodatadist/adapters/dials.py",
-        "                oldest.scope.cancel()",
-        "                pass",
+        "            dial.scope.cancel()  # its end begins the next one\n",
+        "            pass\n",
         (f"{DIALS}::test_dials_that_get_no_answer_are_few_and_the_oldest_gives_way",),
     ),
     Mutant(
         "new-dials-give-way",
         "a dial that has just begun gives way to no other one",
         "aiodatadist/adapters/dials.py",
-        "            if undisturbed > 0:\n",
-        "            if undisturbed > 1000:\n",
+        "        return self.ticks >= (SILENT_TICKS if self.stage is Stage.CONNECTING else CONNECTED_TICKS)\n",
+        "        return True\n",
         (f"{DIALS}::test_a_dial_that_has_just_begun_gives_way_to_none",),
     ),
     Mutant(
         "true-places-wait",
         "a place that was linked before waits for no other dial",
         "aiodatadist/adapters/peer_links.py",
-        "                if (peer.cluster_id, peer.place) not in self._linked_places:",
-        "                if peer.place:",
+        "is_free=is_known or request is None)",
+        "is_free=request is None)",
         (f"{DIALS}::test_a_place_that_was_linked_before_waits_for_no_other_dial",),
+    ),
+    Mutant(
+        "places-take-turns",
+        "requests take turns at being dialled, and not places",
+        "aiodatadist/adapters/dials.py",
+        "            self._lines.add(dial, _SILENT if self.was_silent(dial.place) else request)\n",
+        "            self._lines.add(dial, _SILENT if self.was_silent(dial.place) else None)\n",
+        (f"{SILENT_PLACES}::test_the_workers_of_a_request_hold_up_another_request_by_one_dial",),
+    ),
+    Mutant(
+        "silent-places-first",
+        "places that were silent take the turns of one request",
+        "aiodatadist/adapters/dials.py",
+        "            self._lines.add(dial, _SILENT if self.was_silent(dial.place) else request)\n",
+        "            self._lines.add(dial, request)\n",
+        (f"{SILENT_PLACES}::test_places_that_were_silent_are_behind_those_that_were_not",),
+    ),
+    Mutant(
+        "endless-line",
+        "the number of places that wait to be dialled is limited, and the newest request has one of them",
+        "aiodatadist/adapters/dials.py",
+        "        if len(self._lines) > WAITING:\n",
+        "        if len(self._lines) > 10**6:\n",
+        (f"{SILENT_PLACES}::test_the_newest_request_has_a_place_in_the_line_however_many_wait",),
+    ),
+    Mutant(
+        "late-peers-give-way",
+        "what took the connection has time to prove itself, while silent places are dialled",
+        "aiodatadist/cluster/dial.py",
+        "                steps.connected()\n",
+        "",
+        (
+            f"{SILENT_PLACES}::test_a_peer_that_took_the_connection_has_time_to_prove_itself_while_silent_places_are_dialled",
+        ),
+    ),
+    Mutant(
+        "releases-dial-for-ever",
+        "what a peer may miss is dropped if there is no room to dial the peer at once",
+        "aiodatadist/adapters/peer_links.py",
+        "        return self._spare < SPARE and not self._dials.was_silent(peer.place)\n",
+        "        return True\n",
+        (f"{SILENT_PLACES}::test_releases_wait_for_no_turn",),
     ),
     Mutant(
         "all-linked-at-once",

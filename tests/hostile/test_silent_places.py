@@ -1,0 +1,228 @@
+"""Requests that name silent places, at each of their workers or one request after the other: what waits, and who is next.
+
+Dials are counted in their order. There are few at a time here, so that an honest place has to wait for its turn.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from aiodatadist import LinkTimeout, new_lease_name
+from aiodatadist.adapters import dials, peer_links
+from aiodatadist.adapters.block_shapes import Axes, BlockShape
+from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
+from aiodatadist.adapters.peers import LOOPBACK, Peers
+from aiodatadist.cluster import dial, host_names
+from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.link import Connection
+from aiodatadist.testing import open_cluster
+from tests.hostile.test_dials import SILENT, Released, Silence, ends, keep, silence
+from tests.hostile.test_offers import PROMPT, End, pull
+from tests.test_host_names import answer
+
+__all__ = ["ends", "silence"]
+
+AXES: tuple[Axes, ...] = (("tokens", "heads", 4),)
+ALL_HEADS = BlockShape(tokens=16, heads=64, axes=AXES)
+ONE_HEAD = BlockShape(tokens=16, heads=1, axes=AXES)
+
+
+def lies(end: End, request: int, workers: int = 64) -> list[Any]:
+    """Workers of one request at silent places, with a head each. Each place is named once."""
+    shape = ONE_HEAD.model_dump() if workers == 64 else None
+    ports = range(1 + request * workers, 1 + (request + 1) * workers)
+    return [end.place(host=SILENT, port=port, cluster_id=10**6 + port, shape=shape) for port in ports]
+
+
+def few(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
+    for name, limit in limits.items():
+        monkeypatch.setattr(dials, name, limit)
+
+
+def turn_of(end: End, silence: Silence) -> int:
+    """How many dials began before the one of the end's place."""
+    return silence.order.index(("127.0.0.1", end.address.port))
+
+
+@contextmanager
+def closing_if_cancelled(sock: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        sock.close()
+        raise
+
+
+# ---- whose turn it is ----
+
+
+def test_the_workers_of_a_request_hold_up_another_request_by_one_dial(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few(monkeypatch, DIALS=4)
+    true, puller = ends(0, ALL_HEADS), ends(1, ALL_HEADS, link_seconds=20)
+    for request in range(3):
+        puller.service.pull(pull(f"lie{request}", *lies(true, request)))
+    keep(true, puller, "honest")
+    assert puller.received("honest").outcomes["honest"] == "pull_done"
+    assert turn_of(true, silence) <= 4 + 3, "four were under way, and three requests waited before this one"
+
+
+def test_the_newest_request_has_a_place_in_the_line_however_many_wait(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dials, "WAITING", 4, raising=False)
+    few(monkeypatch, DIALS=2)
+    true, puller = ends(0), ends(1, link_seconds=20)
+    for request in range(100):
+        puller.service.pull(pull(f"lie{request}", *lies(true, request, 1)))
+    keep(true, puller, "honest")
+    assert puller.received("honest").outcomes["honest"] == "pull_done"
+    assert turn_of(true, silence) <= 2 + 3, "the line has four places"
+
+
+def test_a_true_place_that_is_the_last_one_of_a_lie_waits_for_the_honest_request_only(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both requests share its dial, which stands in the lines of both."""
+    few(monkeypatch, DIALS=1)
+    true, puller = ends(0, ALL_HEADS), ends(1, ALL_HEADS, link_seconds=20)
+    named = lies(true, 0)
+    named[7] = true.place(shape=ONE_HEAD.model_dump())
+    puller.service.pull(pull("lie", *named))
+    keep(true, puller, "honest")
+    assert puller.received("honest").outcomes["honest"] == "pull_done"
+    assert turn_of(true, silence) <= 2
+    assert silence.order.count(("127.0.0.1", true.address.port)) == 1
+
+
+def test_places_that_were_silent_are_behind_those_that_were_not(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few(monkeypatch, DIALS=1)
+    true, puller = ends(0), ends(1, link_seconds=20)
+    for request in range(6):
+        puller.service.pull(pull(f"lie{request}", *lies(true, request, 1)))
+    silence.wait_begun(6)
+    for request in range(5):
+        puller.service.pull(pull(f"again{request}", *lies(true, request, 1)))
+    keep(true, puller, "honest")
+    assert puller.received("honest").outcomes["honest"] == "pull_done"
+    assert turn_of(true, silence) <= 6 + 2, "the five take the turns of one request"
+
+
+# ---- how long a true place has ----
+
+
+def test_a_peer_that_took_the_connection_has_time_to_prove_itself_while_silent_places_are_dialled(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few(monkeypatch, DIALS=2)
+    true, puller, held = ends(0), ends(1, link_seconds=20), Released()
+
+    class Late(Connection):
+        @classmethod
+        async def over(cls, sock: socket.socket) -> Any:
+            with closing_if_cancelled(sock):
+                await held.wait()
+            return await Connection.over(sock)
+
+    monkeypatch.setattr(dial, "Connection", Late)
+    keep(true, puller, "honest")
+    puller.pass_turns()
+    for request in range(20):
+        puller.service.pull(pull(f"lie{request}", *lies(true, request, 1)))
+    silence.wait_begun(5)
+    held.release()
+    assert puller.received("honest").outcomes["honest"] == "pull_done"
+
+
+def test_looking_up_a_true_name_costs_its_dial_no_time(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few(monkeypatch, DIALS=1)
+    asked, let_go = threading.Event(), threading.Event()
+
+    def look_up(*_: Any, **__: Any) -> list[Any]:
+        asked.set()
+        assert let_go.wait(30)
+        return answer(["127.0.0.1"])
+
+    monkeypatch.setattr(host_names, "getaddrinfo", look_up)
+    true, puller = ends(0), ends(1, link_seconds=20, peers=["127.0.0.0/8", "prefill.kv.svc"])
+    keep(true, puller, "honest", host="prefill.kv.svc")
+    assert asked.wait(30)
+    for request in range(20):
+        puller.service.pull(pull(f"lie{request}", *lies(true, request, 1)))
+    silence.wait_begun(3)
+    let_go.set()
+    assert puller.received("honest").outcomes["honest"] == "pull_done"
+
+
+# ---- what peers may miss ----
+
+
+def test_releases_wait_for_no_turn(ends: Callable[..., End], silence: Silence) -> None:
+    """A lease that is not released ends by itself. So a release is dropped if there is no room for it at once."""
+    true, puller = ends(0, ALL_HEADS), ends(1, ALL_HEADS, link_seconds=20)
+    for request in range(100):
+        puller.service.release(lies(true, request), new_lease_name(), (3,), PROMPT)
+        puller.service.decline(lies(true, request)[8], f"transfer{request}")
+    puller.pass_turns()
+    assert silence.begun == 64
+    keep(true, puller, "honest")
+    assert puller.received("honest").outcomes["honest"] == "pull_done"
+    assert turn_of(true, silence) == 64
+    assert silence.begun == 64, "the others were dropped"
+
+
+def test_a_release_at_a_linked_place_is_told_whatever_else_is_dialled(
+    ends: Callable[..., End], silence: Silence
+) -> None:
+    true, puller = ends(0), ends(1, link_seconds=20)
+    keep(true, puller, "first")
+    puller.received("first")
+    for request in range(100):
+        puller.service.release(lies(true, request, 1), new_lease_name(), (3,), PROMPT)
+    lease = new_lease_name()
+    puller.service.release([true.address], lease, (3,), PROMPT)
+    true.service.keep("second", lease, [3], PROMPT)
+    assert true.sent("second").outcomes["second"] == "lease_released"
+
+
+def test_a_request_that_is_cancelled_leaves_the_line(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few(monkeypatch, DIALS=1)
+    true, puller = ends(0), ends(1, link_seconds=20)
+    for request in range(50):
+        puller.service.pull(pull(f"lie{request}", *lies(true, request, 1)))
+    puller.pass_turns()
+    monkeypatch.setattr(peer_links, "SPARE", 0, raising=False)
+    for request in range(1, 50):
+        puller.service.cancel(f"lie{request}")
+    keep(true, puller, "honest")
+    assert puller.received("honest").outcomes["honest"] == "pull_done"
+    assert turn_of(true, silence) == 1
+
+
+async def test_a_place_that_was_silent_is_not_dialled_for_what_its_peer_may_miss(silence: Silence) -> None:
+    async with open_cluster(1) as cluster, anyio.create_task_group() as group:
+        links = PeerLinks(cluster.datadist, Spawner(group), 0.05, lambda _: None, Peers(LOOPBACK))
+        place = PeerAddress(cluster_id=7, host=SILENT, port=26000)
+        for call in (links.link_to_tell(place), links.link_to_tell(place)):
+            with pytest.raises(LinkTimeout):
+                await call
+        assert silence.begun == 1
+        assert not links.may_tell(place)
+        with pytest.raises(LinkTimeout):
+            await links.link(place, "a request")
+        assert silence.begun == 2, "a request dials it: its engine may have started meanwhile"
+        group.cancel_scope.cancel()
