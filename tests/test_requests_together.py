@@ -85,7 +85,7 @@ async def requesting() -> AsyncIterator[tuple[Cluster, Cluster, Cache, Cache]]:
 
 
 @short
-async def test_sixteen_requests_are_one_message_and_so_are_their_answers(
+async def test_eight_requests_are_one_message_and_so_are_their_answers(
     requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, decoder, _, cache = requesting
@@ -195,15 +195,16 @@ async def test_requests_of_one_turn_are_few_blocks_in_a_message(
     requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, decoder, _, cache = requesting
-    held = HeldRequests(monkeypatch)
+    held, each = HeldRequests(monkeypatch), 32
+    monkeypatch.setattr(pull_requests, "MOST_BLOCKS", 3 * each + 1)
     said, manager = Said(monkeypatch), decoder.datadist.cache_manager
     tasks = [manager.pull_blocks(BlocksCacheKey(1), cache, range(16), range(16)) for _ in range(WINDOW)]
     await held.have_come(WINDOW)
     held.serve()
     for task in tasks:
         await task
-    assert max(message.count_blocks() for message in said.requests()) == MOST_BLOCKS
-    assert len(said.requests()) == WINDOW * 32 // MOST_BLOCKS
+    assert max(message.count_blocks() for message in said.requests()) == 3 * each
+    assert len(said.requests()) == ceil(WINDOW / 3)
 
 
 # ---- which requests are alike ----
