@@ -22,6 +22,8 @@ HANDSHAKE_TIMEOUT = 60.0
 """Seconds that a client has, from its proof to the end of the handshake, whatever it asks for."""
 CLIENT_TIMEOUT = 5.0
 """Seconds that a client has for saying who it is, and for proving that if there is a key."""
+LAST_LOOK = 0.2
+"""Seconds after that until the client has to leave. If the event loop was busy, it reads first what came meanwhile."""
 MADE_ROOM = "before it had to make room for others"
 MAPPED_IPV4 = "::ffff:"
 """In front of the address of an IPv4 client that came to a socket of both families."""
@@ -42,12 +44,17 @@ class PendingClient:
 
     def __init__(self, sock: socket.socket, slots: ClientSlots) -> None:
         self.host, self.who = _place(sock)
-        self.scope = anyio.CancelScope(deadline=anyio.current_time() + CLIENT_TIMEOUT)
+        self.scope = anyio.CancelScope()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(CLIENT_TIMEOUT, self._look_once_more)
         self.step = "say who it is"
         self._limit = f"within {CLIENT_TIMEOUT:g} s"
         self._words = FirstWords(sock)
         self._slots = slots
         self._slot: int | None = slots.enter(self.host, self._give_way)
+
+    def _look_once_more(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LAST_LOOK, self._leave)
 
     def _give_way(self) -> None:
         self._limit = MADE_ROOM
@@ -60,9 +67,16 @@ class PendingClient:
 
     def is_known(self) -> None:
         """It has its link, or heartbeats, or is gone: it takes no room from other clients any more."""
+        self._timer.cancel()
         slot, self._slot = self._slot, None
         if slot is not None:
             self._slots.leave(slot)
+
+    def _has_longer(self, step: str) -> None:
+        """Give the client the time of a handshake for its next step."""
+        self._timer.cancel()
+        self.step, self._limit = step, f"within {HANDSHAKE_TIMEOUT:g} s"
+        self.scope.deadline = anyio.current_time() + HANDSHAKE_TIMEOUT
 
     @asynccontextmanager
     async def room_in(self, half_links: HalfLinks, gave_up: Callable[[], LinkError]) -> AsyncIterator[None]:
@@ -77,8 +91,7 @@ class PendingClient:
             self._limit = f"{MADE_ROOM}: {half_links.words}"
             self.scope.cancel()
 
-        self.step, self._limit = f"find room for its link ({half_links.words})", f"within {HANDSHAKE_TIMEOUT:g} s"
-        self.scope.deadline = anyio.current_time() + HANDSHAKE_TIMEOUT
+        self._has_longer(f"find room for its link ({half_links.words})")
         try:
             async with half_links.room_for(self.host, give_way):
                 self.is_known()
@@ -91,8 +104,7 @@ class PendingClient:
 
     def _has_proved(self) -> None:
         """The client may be slow from here on, but it still has to make room if many others come."""
-        self.step, self._limit = "ask for a link", f"within {HANDSHAKE_TIMEOUT:g} s"
-        self.scope.deadline = anyio.current_time() + HANDSHAKE_TIMEOUT
+        self._has_longer("ask for a link")
 
     async def introduce(
         self, handshake: Callable[[int | None], Handshake], gave_up: Callable[[], LinkError]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import resource
 import socket
@@ -15,10 +16,13 @@ import pytest
 from aiodatadist import CacheDesc, DataType, LLMRole, LLMStatusCode
 from aiodatadist.cluster import client_slots, link_table
 from aiodatadist.cluster.client_slots import ClientSlots
+from aiodatadist.cluster.pending_client import CLIENT_TIMEOUT
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
 from aiodatadist.wire.frames import Decoder, Unknown, encode
 from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import MINOR, Connect, Hello, Message, Proof, Refuse
+from tests.clock import AutojumpLoop
+from tests.held import turns
 from tests.unit.wire.examples import hello
 
 KEY = b"k" * 32
@@ -114,6 +118,24 @@ async def test_silent_connections_do_not_shorten_the_time_of_others() -> None:
                 await anyio.sleep(4)  # its network is slow
                 await client.say(*answers)
                 assert isinstance(await client.hear(), Proof)
+
+
+@pytest.mark.autojump
+async def test_time_in_which_the_listener_is_busy_does_not_count() -> None:
+    """The proof is there in time, and is read late."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, AutojumpLoop)
+    async with open_cluster(1, auth_key=KEY) as cluster:
+        with silent(cluster, 1) as (client,):
+            client.setblocking(False)
+            handshake, decoder = Handshake("client", stranger(), KEY, 1), Decoder()
+            client.send(b"".join(map(encode, handshake.start(Connect(channel="c", timeout=5)))))
+            (said,) = decoder.feed(await loop.sock_recv(client, 4096))
+            client.send(b"".join(map(encode, handshake.receive(said))))
+            loop.jumped += 2 * CLIENT_TIMEOUT
+            await turns()
+            heard = decoder.feed(await loop.sock_recv(client, 4096))
+            assert [type(each) for each in heard] == [Proof]
 
 
 async def test_silent_connections_make_room_for_a_cluster_that_links(monkeypatch: pytest.MonkeyPatch) -> None:

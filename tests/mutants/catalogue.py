@@ -467,6 +467,14 @@ MUTANTS = (
         ("tests/faults/test_engine_survives.py",),
     ),
     Mutant(
+        "busy-time-counts",
+        "time in which the listener's event loop is busy is not the client's",
+        "aiodatadist/cluster/pending_client.py",
+        "loop.call_later(CLIENT_TIMEOUT, self._look_once_more)",
+        "loop.call_later(CLIENT_TIMEOUT, self._leave)",
+        (f"{STRANGERS}::test_time_in_which_the_listener_is_busy_does_not_count",),
+    ),
+    Mutant(
         "hello-is-a-link",
         "a client that is not proved is no link",
         "aiodatadist/cluster/pending_client.py",
