@@ -407,10 +407,10 @@ async def test_a_place_that_is_in_use_is_not_the_one_that_is_forgotten(monkeypat
     async with linked_by_another_way(KEY) as (links, _, true, _), AsyncExitStack() as stack:
         others = [await stack.enter_async_context(ChaosProxy((true.host, true.port))) for _ in range(4)]
         dialled = count_dials(monkeypatch)
-        await links.link(true)
+        await links.link(true, "r")
         for number, other in enumerate(others, 1):
-            await links.link(PeerAddress(cluster_id=1, host=other.address[0], port=other.address[1]))
-            await links.link(true)
+            await links.link(PeerAddress(cluster_id=1, host=other.address[0], port=other.address[1]), "r")
+            await links.link(true, "r")
             assert len(dialled) == 1 + number
         assert dialled.count(true.place) == 1
 
