@@ -344,10 +344,10 @@ async def test_a_link_local_address_keeps_its_network_card(monkeypatch: pytest.M
 async def test_silent_names_of_one_peer_delay_no_other_peer_s_look_up(silent: Silent) -> None:
     names = host_names.HostNames()
     async with asyncio.TaskGroup() as group:
-        liars = [group.create_task(names.addresses_of(f"silent{i}", peer=7)) for i in range(64)]
+        liars = [group.create_task(names.addresses_of(f"silent{i}", share=7)) for i in range(64)]
         await wait_all_tasks_blocked()
         assert len(names._asked) == peer_budget.LOOK_UPS
-        group.create_task(names.addresses_of("localhost", peer=8))
+        group.create_task(names.addresses_of("localhost", share=8))
         await wait_all_tasks_blocked()
         assert "localhost" in names._asked
         for each in liars[:8]:
@@ -396,26 +396,26 @@ async def test_names_without_an_answer_take_few_threads_also_when_no_task_waits_
     threads: Threads, is_one_peer: bool
 ) -> None:
     names = host_names.HostNames()
-    limit = peer_budget.PEER_LOOK_UP_THREADS if is_one_peer else peer_budget.LOOK_UP_THREADS
-    assert await names.addresses_of("known", peer=7) == ["127.0.0.1"]
+    limit = peer_budget.SHARE_LOOK_UP_THREADS if is_one_peer else peer_budget.LOOK_UP_THREADS
+    assert await names.addresses_of("known", share=7) == ["127.0.0.1"]
     threads.begun = 0
     for number in range(limit):
         await give_up_after_asking(names, f"silent{number}", 7 if is_one_peer else number)
     assert threads.begun == limit
     more = [
-        asyncio.ensure_future(names.addresses_of(f"more{number}", peer=7 if is_one_peer else number))
+        asyncio.ensure_future(names.addresses_of(f"more{number}", share=7 if is_one_peer else number))
         for number in range(200)
     ]
     await wait_all_tasks_blocked()
     assert threads.begun == limit, "each thread is held by a question that cannot be taken back"
     for host in ("127.0.0.1", "::1"):
-        assert await names.addresses_of(host, peer=7) == [host]
+        assert await names.addresses_of(host, share=7) == [host]
     with anyio.fail_after(10):
         for host in ("localhost", "known"):
-            assert await names.addresses_of(host, peer=7) == ["127.0.0.1"]
+            assert await names.addresses_of(host, share=7) == ["127.0.0.1"]
         if is_one_peer:
             threads.answered.add("another")
-            assert await names.addresses_of("another", peer=8) == ["127.0.0.1"]
+            assert await names.addresses_of("another", share=8) == ["127.0.0.1"]
     threads.let_go.set()
     assert await asyncio.gather(*more) == [["127.0.0.1"]] * 200
     assert not names._rooms

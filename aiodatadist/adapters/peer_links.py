@@ -237,7 +237,8 @@ class PeerLinks:
         if link.dialled is not None and link.place[1] != peer.port:
             return False
         try:
-            addresses = await self._engine.initiator.host_names.addresses_of(peer.host, peer=peer.cluster_id)
+            share = self._peers.share_of(peer.host)
+            addresses = await self._engine.initiator.host_names.addresses_of(peer.host, share=share)
         except OSError:
             addresses = []
         return any(is_same_host(link.place[0], address) for address in addresses)
@@ -267,7 +268,7 @@ class PeerLinks:
 
     def _new_dial(self, peer: PeerAddress, request: str | None) -> Dial:
         is_known = (peer.cluster_id, peer.place) in self._linked_places  # a true place waits for no other dial
-        return Dial(self._dials, peer.place, peer.cluster_id, is_free=is_known or request is None)
+        return Dial(self._dials, peer.place, self._peers.share_of(peer.host), is_free=is_known or request is None)
 
     async def _try(self, key: tuple[int, str, int], peer: PeerAddress, link: Link | None, attempt: _Attempt) -> None:
         attempt.error = LinkTimeout(f"no link to {peer.place}: this end is closed")

@@ -108,6 +108,12 @@ class Peers:
             return [rule for rule, pattern in self._names if pattern.fullmatch(name)]
         return [rule for rule, network in self._networks if address in network]
 
+    def share_of(self, host: str) -> PeerRule | None:
+        """Return the entry that allowed a name, among whose look-ups the name counts: a client can invent names, and no
+        entries. None: the name is listed as it is, without a ``*``."""
+        rules = self._rules_for(host)
+        return None if any("*" not in rule.host for rule in rules) else next(iter(rules), None)
+
     def check(self, host: str, port: int, cluster_id: int | None = None) -> None:
         """Raises NotAPeer: if this address is not dialled."""
         why = self.why_not(host, port, cluster_id)

@@ -2,8 +2,12 @@
 
 The name service is asked in threads of the cluster's own. A question cannot be taken back, and where no name service answers
 it may last for a minute: in the event loop's pool of threads a few of them would hold up all that is run there, and the end
-of the process. So the number of these threads is limited, of one peer and of all, also while no task waits for an answer.
-Names that were answered before are looked up in any case: names that get no answer do not keep true ones from being found.
+of the process. So the number of these threads is limited, of one share and of all, also while no task waits for an answer.
+
+Whose share it is
+    The caller says so. It must be nothing that those who choose the names can invent. Names that this end's user listed have
+    a reserve beside all shares, and names that were answered before are looked up in any case: names that get no answer do
+    not keep these from being found.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ KEPT_SECONDS = 5.0
 
 
 class _Share:
-    """Look-ups of one peer, or of all.
+    """Look-ups of one share, of all shares, or of the reserve.
 
     Args:
         awaited: for which tasks wait, at most.
@@ -104,26 +108,29 @@ class HostNames:
 
     def __init__(self) -> None:
         self._asked: dict[str, _LookUp] = {}
-        self._rooms: dict[Hashable, _Share] = {}  # of peers that look something up, or wait to
+        self._rooms: dict[Hashable, _Share] = {}  # of shares that look something up, or wait to
         self._all = _Share(peer_budget.ALL_LOOK_UPS, peer_budget.LOOK_UP_THREADS)
+        self._reserve = _Share(peer_budget.ALL_LOOK_UPS, peer_budget.LOOK_UP_THREADS)
         self._known: dict[str, None] = {}
 
     async def addresses_of(
-        self, host: str, waits_for: Callable[[str], object] = lambda _: None, peer: Hashable = None
+        self, host: str, waits_for: Callable[[str], object] = lambda _: None, share: Hashable = None
     ) -> list[str]:
         """An address stands for itself, a name for all that it has: IPv4 first, else in the order of the name service.
 
         Args:
             waits_for: told what has not happened yet, in words.
-            peer: whose name it is. A peer has ``LOOK_UPS`` at a time, and peers take turns.
+            share: it has ``LOOK_UPS`` at a time and ``WAITING_LOOK_UPS`` that wait, and shares take turns. None: the reserve,
+                for names that this end's user listed.
 
-        Raises OSError: there is no such host, or no name service, or no thread to ask it in.
+        Raises OSError: there is no such host, or no name service, or no thread to ask it in, or too many names wait.
         """
         if is_address(host):
             return [host]
+        host = host.lower()  # a client can write one name in many ways
         if host not in self._asked:
             waits_for(f"{peer_budget.ALL_LOOK_UPS} other names were being looked up")
-            place = _Place() if host in self._known or host == LOCALHOST else await self._take(peer)
+            place = _Place() if host in self._known or host == LOCALHOST else await self._take(share)
             if host in self._asked:
                 place.answer()
             else:
@@ -143,27 +150,32 @@ class HostNames:
             raise found
         return found
 
-    async def _take(self, peer: Hashable) -> _Place:
-        """Wait for a place of the peer's own, and for one of all."""
-        room = self._rooms.get(peer)
+    async def _take(self, share: Hashable) -> _Place:
+        """Wait for a place of the share's own, and for one of all."""
+        if share is None:
+            await self._reserve.line.take(self._reserve.take)
+            return _Place([self._reserve])
+        room = self._rooms.get(share)
         if room is None:
-            room = self._rooms[peer] = _Share(peer_budget.LOOK_UPS, peer_budget.PEER_LOOK_UP_THREADS)
-        own = _Place([room], lambda: self._leave(peer, room))
+            room = self._rooms[share] = _Share(peer_budget.LOOK_UPS, peer_budget.SHARE_LOOK_UP_THREADS)
+        if len(room.line) >= peer_budget.WAITING_LOOK_UPS:
+            raise OSError(errno.EAGAIN, f"{peer_budget.WAITING_LOOK_UPS} other names wait to be looked up")
+        own = _Place([room], lambda: self._leave(share, room))
         try:
             await room.line.take(room.take)
         except BaseException:
-            self._leave(peer, room)
+            self._leave(share, room)
             raise
         try:
-            await self._all.line.take(self._all.take, line=peer)
+            await self._all.line.take(self._all.take, line=share)
         except BaseException:
             own.answer()
             raise
-        return _Place([self._all, room], lambda: self._leave(peer, room))
+        return _Place([self._all, room], lambda: self._leave(share, room))
 
-    def _leave(self, peer: Hashable, room: _Share) -> None:
-        if room.is_idle and self._rooms.get(peer) is room:
-            del self._rooms[peer]
+    def _leave(self, share: Hashable, room: _Share) -> None:
+        if room.is_idle and self._rooms.get(share) is room:
+            del self._rooms[share]
 
     def _ask(self, host: str, place: _Place) -> _LookUp:
         loop = asyncio.get_running_loop()

@@ -48,11 +48,13 @@ CHECKSUM_CACHES = 4
 """Bytes that are being summed up for a peer, in sizes of the caches that it was told of: two pulls of all blocks that are
 compared while two more arrive. Further questions wait for these; older peers do not count what they ask for."""
 LOOK_UPS = 8
-"""Look-ups of host names for a peer at a time. It has one address at a time: the others are of earlier attempts."""
+"""Look-ups of host names at a time for a peer that this end's user named, or for an entry of ``peers`` that has a ``*``."""
+WAITING_LOOK_UPS = 256
+"""Names that wait for these, at most: as many as a decode engine begins requests in one step."""
 ALL_LOOK_UPS = 64
-"""Look-ups for all peers."""
-PEER_LOOK_UP_THREADS = 16
-"""Threads of a peer's look-ups, those included for which no task waits any longer: a question to the name service cannot be
+"""Look-ups for all of these, and as many for names that are listed as they are."""
+SHARE_LOOK_UP_THREADS = 16
+"""Threads of a share's look-ups, those included for which no task waits any longer: a question to the name service cannot be
 taken back. As many earlier names as there are current ones."""
 LOOK_UP_THREADS = 128
 """Threads of all look-ups, likewise. Each lasts for as long as the name service gives no answer, half a minute usually."""

@@ -112,3 +112,12 @@ def test_hosts_are_the_same_however_they_are_written() -> None:
         assert is_same_host(one, other)
     for one, other in (("10.0.0.1", "10.0.0.2"), ("a", "b"), ("a", "10.0.0.1"), ("fe80::1%lo", "fe80::1%eth0")):
         assert not is_same_host(one, other)
+
+
+def test_look_ups_of_a_name_count_among_those_of_the_entry_that_allowed_it() -> None:
+    allowed = peers("10.0.0.0/24", "*.ns.svc", "a.ns.svc", "a*.ns.svc")
+    assert [allowed.share_of(host) for host in ("A.ns.svc.", "10.0.0.7")] == [None, None], "as listed"
+    of_entry = allowed.share_of("b.ns.svc")
+    assert of_entry is not None
+    assert of_entry.host == "*.ns.svc"
+    assert allowed.share_of("ab.ns.svc") == of_entry == allowed.share_of("c.ns.svc")

@@ -17,6 +17,7 @@ HALF_MADE = "tests/hostile/test_half_made.py"
 OFFERS, LOGS, FOREIGN = "tests/hostile/test_offers.py", "tests/hostile/test_logs.py", "tests/unit/test_foreign.py"
 HELD_DESTROY = "tests/strict/test_held_destroy.py"
 HOST_NAMES = "tests/test_host_names.py"
+LOOK_UPS = "tests/hostile/test_look_ups.py"
 DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
@@ -729,9 +730,17 @@ MUTANTS = (
         "known-names-wait",
         "names that get no answer do not keep a name that got one from being looked up",
         "aiodatadist/cluster/host_names.py",
-        "            place = _Place() if host in self._known or host == LOCALHOST else await self._take(peer)\n",
-        "            place = await self._take(peer)\n",
+        "            place = _Place() if host in self._known or host == LOCALHOST else await self._take(share)\n",
+        "            place = await self._take(share)\n",
         (f"{HOST_NAMES}::test_names_without_an_answer_take_few_threads_also_when_no_task_waits_for_them",),
+    ),
+    Mutant(
+        "shares-of-invented-ids",
+        "a name of a request counts among the look-ups of the entry of peers that allowed it",
+        "aiodatadist/adapters/peer_links.py",
+        "self._peers.share_of(peer.host), is_free",
+        "peer.cluster_id, is_free",
+        (f"{LOOK_UPS}::test_names_that_match_one_entry_keep_no_other_name_from_being_found",),
     ),
     Mutant(
         "read-before-scanned",
