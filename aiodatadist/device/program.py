@@ -59,14 +59,16 @@ class Program:
 
     Attributes:
         nbytes: bytes that its steps move.
+        use: what shows others that the device may carry this out: dropped when it let go, or with this object.
     """
 
-    __slots__ = ("_keep", "_steps", "nbytes")
+    __slots__ = ("_keep", "_steps", "nbytes", "use")
 
     def __init__(self) -> None:
         self._steps: list[tuple[int, int, int, Handle, Grid | None, Layering | None]] = []
         self._keep: list[Any] = []
         self.nbytes = 0
+        self.use: object = None
 
     def get(self, channel: Handle, rank: int, grid: Grid) -> Program:
         """Read the remote side of a grid into the local one, through a communicator."""

@@ -186,7 +186,8 @@ class StreamTransfer(TransferCompletion):
     def _let_go(self) -> None:
         if self.state is TransferState.STUCK:
             _stuck.append(self)
-        else:
+        elif self._program is not None:
+            self._program.use = None
             self._program = None
 
     def _what(self) -> str:

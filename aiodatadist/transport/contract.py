@@ -84,8 +84,8 @@ DEFAULT_RDMA: Final = RdmaConfig()
 
 
 class StillWritten(LinkError):
-    """A channel is closed, but the peer was stopped in the middle of writing into our memory: it finishes that piece when it
-    goes on."""
+    """A channel is closed, but the peer was stopped in the middle of writing into our memory, and finishes that piece when it
+    goes on; or it is the other end in this process, which has not ended a transfer."""
 
 
 class Channel(ABC):

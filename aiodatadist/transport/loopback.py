@@ -1,8 +1,14 @@
-"""Channels inside one process: plain copies. The reference that other transports are compared with, and a fake for tests."""
+"""Channels inside one process: plain copies. The reference that other transports are compared with, and a fake for tests.
+
+Each end copies on streams of its own, which know nothing of the other end. So a channel that is closed lets the other end
+begin nothing more, and says that the memory is still used until the device let go of what that end has begun.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
@@ -10,8 +16,17 @@ from typing import TYPE_CHECKING, ClassVar
 import anyio
 
 from aiodatadist.device.program import CopyKind
-from aiodatadist.errors import IncompatiblePeer, LinkTimeout, ParamInvalid
-from aiodatadist.transport.contract import DEFAULT_RDMA, Channel, ChannelOffer, Endpoint, RdmaConfig, Region, Transport
+from aiodatadist.errors import IncompatiblePeer, LinkClosed, LinkTimeout, ParamInvalid
+from aiodatadist.transport.contract import (
+    DEFAULT_RDMA,
+    Channel,
+    ChannelOffer,
+    Endpoint,
+    RdmaConfig,
+    Region,
+    StillWritten,
+    Transport,
+)
 from aiodatadist.values.descriptors import Placement
 from aiodatadist.values.foreign import printable
 from aiodatadist.values.grid import Grid
@@ -20,11 +35,28 @@ if TYPE_CHECKING:
     from aiodatadist.device import Device, Layering, Program
 
 
+PATIENCE = 0.1
+"""Seconds in which the device lets go of what the other end has begun, if nothing is wrong."""
+
+
+class _Use:
+    """Alive for as long as the device may carry out a program on a channel."""
+
+
+@dataclass(eq=False)
+class _End:
+    """One end of a channel: its memory, and what it has begun."""
+
+    regions: list[Region]
+    uses: weakref.WeakSet[_Use] = field(default_factory=weakref.WeakSet)
+    is_closed: bool = False
+
+
 @dataclass
 class _Meeting:
-    """Where the two ends of a channel find each other: by its name, each with its regions."""
+    """Where the two ends of a channel find each other, by its name."""
 
-    regions: dict[int, list[Region]] = field(default_factory=dict)
+    ends: dict[int, _End] = field(default_factory=dict)
     complete: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -86,9 +118,9 @@ class LoopbackTransport(Transport):
                 f"the peer is {printable(peer.transport)} on {peer.host}: loopback stays in {self._host}"
             )
         meeting = _meetings.setdefault(offer.name, _Meeting())
-        meeting.regions[offer.rank] = list(self._regions)
+        meeting.ends[offer.rank] = _End(list(self._regions))
         try:
-            if len(meeting.regions) == 2:
+            if len(meeting.ends) == 2:
                 meeting.complete.set()
             with anyio.move_on_after(timeout):
                 await meeting.complete.wait()
@@ -96,7 +128,7 @@ class LoopbackTransport(Transport):
                 raise LinkTimeout(f"the peer did not open channel {offer.name!r} within {timeout:.3f} s")
         finally:
             _meetings.pop(offer.name, None)
-        return LoopbackChannel(meeting.regions[offer.rank], meeting.regions[offer.peer_rank])
+        return LoopbackChannel(meeting.ends[offer.rank], meeting.ends[offer.peer_rank])
 
     async def aclose(self) -> None:
         self.device.disown([(region.address, region.nbytes) for region in self._regions])
@@ -106,15 +138,17 @@ class LoopbackTransport(Transport):
 class LoopbackChannel(Channel):
     """Copies between the two ends' regions; bounds are checked when a step is added."""
 
-    def __init__(self, local: list[Region], remote: list[Region]) -> None:
-        self._local = local
-        self._remote = remote
+    def __init__(self, mine: _End, theirs: _End) -> None:
+        self._mine = mine
+        self._theirs = theirs
 
     def _placements(self, grid: Grid) -> tuple[Placement, Placement]:
+        if self._theirs.is_closed:
+            raise LinkClosed("the other end has closed the channel")
         sides: list[Placement] = []
         for regions, bases, index, stride, side in (
-            (self._local, grid.local, grid.local_index, grid.local_stride, "local"),
-            (self._remote, grid.remote, grid.remote_index, grid.remote_stride, "remote"),
+            (self._mine.regions, grid.local, grid.local_index, grid.local_stride, "local"),
+            (self._theirs.regions, grid.remote, grid.remote_index, grid.remote_stride, "remote"),
         ):
             ends = [i * stride + grid.nbytes for i in index[:-1]] + [index[-1] * stride + grid.tail]
             low, high = min(index) * stride, max(ends)
@@ -129,13 +163,34 @@ class LoopbackChannel(Channel):
     def _kind(source: Placement, target: Placement) -> CopyKind:
         return CopyKind(2 * source + target)
 
+    def _copy(self, program: Program, kind: CopyKind, grid: Grid, layering: Layering | None = None) -> None:
+        program.copy(kind, grid, layering)
+        program.use = use = _Use()
+        self._mine.uses.add(use)
+
     def add_get(self, program: Program, grid: Grid) -> None:
         local, remote = self._placements(grid)
-        program.copy(self._kind(remote, local), grid)
+        self._copy(program, self._kind(remote, local), grid)
 
     def add_put(self, program: Program, grid: Grid, layering: Layering | None = None) -> None:
         local, remote = self._placements(grid)
-        program.copy(self._kind(local, remote), grid.mirrored(), layering)
+        self._copy(program, self._kind(local, remote), grid.mirrored(), layering)
 
     async def aclose(self) -> None:
-        self._local = self._remote = []
+        self._mine.regions = []
+        self._mine.is_closed = True
+        with anyio.move_on_after(PATIENCE):
+            await self.wait_let_go()
+        if self._theirs.uses:
+            raise StillWritten("the other end, in this process, has not ended a transfer")
+
+    async def wait_let_go(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._theirs.uses:
+            ended = asyncio.Event()
+            watch = weakref.finalize(next(iter(self._theirs.uses)), loop.call_soon_threadsafe, ended.set)
+            watch.atexit = False
+            try:
+                await ended.wait()
+            finally:
+                watch.detach()

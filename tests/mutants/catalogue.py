@@ -258,6 +258,14 @@ MUTANTS = (
         (f"{STOPPED_WRITERS}::test_a_cache_is_not_usable_while_the_channel_of_a_lost_link_is_being_closed",),
     ),
     Mutant(
+        "loopback-closed-at-once",
+        "a channel within a process says so if the other end still moves bytes when it is closed",
+        "aiodatadist/transport/loopback.py",
+        "        if self._theirs.uses:\n            raise StillWritten(",
+        "        if not self._theirs:\n            raise StillWritten(",
+        ("tests/faults/test_cut_loopback.py",),
+    ),
+    Mutant(
         "failed-before-withheld",
         "a request fails when its destination is withheld",
         "aiodatadist/link/link.py",
