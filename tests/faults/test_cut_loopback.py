@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMException, LLMStatusCode, PeerLost, Placement
@@ -47,10 +46,9 @@ class Scene:
     def withheld(self) -> int:
         return self.manager.pool_usage()[Placement.DEVICE].withheld
 
-    async def all_let_go(self) -> None:
-        with anyio.fail_after(20):
-            while self.withheld:  # noqa: ASYNC110
-                await anyio.sleep(0.001)
+    async def take_the_rest(self) -> None:
+        """Wait until there is room for another cache: the pool holds two of them."""
+        await self.manager.allocate_blocks_cache(DESC, BlocksCacheKey(2, OTHER), timeout=20)
 
 
 @asynccontextmanager
@@ -82,7 +80,7 @@ async def test_no_byte_is_pushed_into_memory_that_was_given_on(by_force: bool) -
         copy.release()
         with pytest.raises(LLMException):
             await push
-        await s.all_let_go()
+        await s.take_the_rest()
         assert all((array == LATER).all() for array in arrays)
 
 
@@ -95,9 +93,10 @@ async def test_no_pull_succeeds_with_memory_that_was_given_on(by_force: bool) ->
         await s.cut(by_force)
         await s.manager.deallocate_blocks_cache(hers)
         assert s.withheld == DESC.size * DESC.num_tensors
+        await s.manager.allocate_blocks_cache(DESC, BlocksCacheKey(2, AGAIN))
         copy.release()
         await pull.get_results()
-        await s.all_let_go()
+        await s.take_the_rest()
         for array in s.mover.datadist.cache_manager.arrays(mine):
             assert ((array == MINE) | (array == HERS)).all()
 
