@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from tests import children
 
 OPEN = {
     "cluster": """
@@ -45,6 +46,6 @@ WORDS = {"cluster": "cluster 7 was never finalized", "cache": "a ContextCache wa
 def test_what_is_forgotten_warns_once(what: str, how: str, loop: str) -> None:
     program = f"import asyncio, gc, uvloop\nnew_loop = {loop}\n{OPEN[what]}\n{LEAVE[how]}"
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    done = children.run(command, capture_output=True, text=True, check=False, timeout=50)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(WORDS[what]) == (0 if how == "closed" else 1), done.stderr

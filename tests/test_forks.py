@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMDataDist, LLMException, LLMRole
 from aiodatadist.testing import linked_pair
+from tests import children
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 
@@ -55,7 +55,7 @@ async def main():
 @pytest.mark.parametrize("run", ["asyncio.run(main())", "import uvloop; uvloop.run(main())"], ids=["asyncio", "uvloop"])
 def test_child_that_leaves_through_exit_takes_nothing_of_the_parents(run: str) -> None:
     script = f"{CHILD}\n{run}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    done = children.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stdout) == (0, "the parent goes on\n"), done.stderr
     assert "Traceback" not in done.stderr
 
@@ -85,7 +85,7 @@ async def main():
 @pytest.mark.parametrize("run", ["asyncio.run(main())", "import uvloop; uvloop.run(main())"], ids=["asyncio", "uvloop"])
 def test_a_child_says_nothing_to_peers_and_has_no_memory_that_the_parents_loop_shares_with_the_kernel(run: str) -> None:
     script = f"{SAYS}\n{run}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    done = children.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
@@ -137,6 +137,6 @@ async def waits_for(task):
 @pytest.mark.parametrize("run", ["asyncio.run(main())", "import uvloop; uvloop.run(main())"], ids=["asyncio", "uvloop"])
 def test_child_that_leaves_does_not_stop_a_transfer_that_is_waited_for(run: str) -> None:
     script = f"{WAITER}\n{run}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    done = children.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stdout) == (0, f"{64 << 20}\n"), done.stderr
     assert "Traceback" not in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -19,6 +18,7 @@ from aiodatadist.context_caching.results import CcStatus
 from aiodatadist.device import Program
 from aiodatadist.testing import inside, linked_pair, open_cluster
 from aiodatadist.testing.views import pipeline_of
+from tests import children
 from tests.held import let_pass
 
 DESC = CacheDesc(2, [16, 64], DataType.DT_UINT8)
@@ -299,7 +299,7 @@ with asyncio.Runner(loop_factory=factory) as runner:
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_the_first_ctrl_c_ends_a_tight_loop(loop: str) -> None:
-    done = subprocess.run(
+    done = children.run(
         [sys.executable, "-c", INTERRUPTED, loop], capture_output=True, text=True, check=False, timeout=50
     )
     assert done.stdout == "interrupted\n", done.stderr

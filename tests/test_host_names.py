@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from aiodatadist.link import connected
 from aiodatadist.testing import Cluster, inside, open_cluster
 from aiodatadist.values import peer_budget
 from aiodatadist.values.addresses import is_address
+from tests import children
 from tests.test_relink import QUICK, cut, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -245,7 +245,7 @@ async def main():
 
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    done = children.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "LLM_TIMEOUT\n", "")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -23,7 +22,7 @@ import aiodatadist
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, blocking
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, verify
 from benchmarks.ports import free_port
-from tests import pages
+from tests import children, pages
 from tests.profiles import at_night
 
 DESC = CacheDesc(4, [16, 4096], DataType.DT_UINT8)
@@ -76,7 +75,7 @@ def test_program_prints_what_its_page_says(title: str, strict: str) -> None:
     command, environment = [sys.executable, "-W", "error", "-c", text], dict(os.environ)
     environment.pop("SOFTNPU_STRICT", None)
     environment |= {"SOFTNPU_STRICT": strict} if strict else {}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=50)
+    done = children.run(command, env=environment, capture_output=True, text=True, check=False, timeout=50)
     assert (done.stderr, done.returncode) == ("", 0)
     assert sorted(done.stdout.splitlines()) == sorted(shown(title).splitlines())
 

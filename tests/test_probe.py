@@ -18,7 +18,7 @@ import pytest
 
 from aiodatadist.cli.probe.report import Report, StepReport
 from aiodatadist.cli.probe.steps import STEPS
-from tests import vendor_names
+from tests import children, vendor_names
 
 STRICT = os.environ.get("SOFTNPU_STRICT", "")
 PATIENCE = 120.0
@@ -64,7 +64,7 @@ def command(*arguments: str) -> list[str]:
 
 def probe(folder: Path, *arguments: str, **more: str) -> tuple[subprocess.CompletedProcess[str], Report]:
     into = folder / "report.json"
-    done = subprocess.run(
+    done = children.run(
         command("--json", str(into), *arguments),
         env=environment(folder, **more),
         capture_output=True,
@@ -123,7 +123,7 @@ def hanging(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[st
     """A probe that hangs in step 3, and the process of the step."""
     asked = command("--json", str(folder / "report.json"), "--limit", "60", *arguments)
     env = environment(folder, SOFTNPU_FAULTS=HANG)
-    with subprocess.Popen(asked, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+    with children.Popen(asked, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
         try:
             yield parent, child_of(parent.pid)
         finally:
@@ -175,14 +175,14 @@ def test_two_ends_over_tcp(tmp_path: Path) -> None:
     key.write_text("a secret\n")
     env = environment(tmp_path, AIODATADIST_AUTH_KEY_FILE=str(key))
     serving = [sys.executable, "-m", "aiodatadist", "doctor", "--device", "1", "--serve", "127.0.0.1:0"]
-    with subprocess.Popen(serving, env=env, stdout=subprocess.PIPE, text=True) as far:
+    with children.Popen(serving, env=env, stdout=subprocess.PIPE, text=True) as far:
         try:
             assert far.stdout is not None
             address = far.stdout.readline().removeprefix("listening on ").partition(",")[0]
             host, _, port = address.rpartition(":")
             silent = [socket.create_connection((host, int(port))) for _ in range(5)]  # they keep no caller waiting
             asked = command("--peer", address, "--step", "11", "--step", "19", "--json", str(tmp_path / "report.json"))
-            done = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+            done = children.run(asked, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
             report = Report.model_validate_json((tmp_path / "report.json").read_text())
             assert [each.outcome.verdict for each in report.steps] == ["as expected"] * 3, done.stdout
@@ -190,7 +190,7 @@ def test_two_ends_over_tcp(tmp_path: Path) -> None:
                 each.close()
             other = tmp_path / "other"
             other.write_text("another")
-            refused = subprocess.run(
+            refused = children.run(
                 asked, env={**env, "AIODATADIST_AUTH_KEY_FILE": str(other)}, capture_output=True, text=True, check=False
             )
             assert "the other end has another key" in " ".join(refused.stdout.split())
@@ -210,7 +210,7 @@ def test_two_ends_over_tcp(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
-    done = subprocess.run(
+    done = children.run(
         command(*arguments), env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 2

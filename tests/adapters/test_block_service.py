@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress, lease_name, tickets
 from aiodatadist.adapters.peer_links import PeerLinks
 from aiodatadist.testing import soft_fault, soft_faults_cleared
+from tests import children
 from tests.held import held_transfer
 
 BLOCKS, BYTES = 16, 4096
@@ -409,9 +409,7 @@ os._exit(0)  # not as Python ends: a thread of softnpu never does
 @pytest.mark.parametrize("words", [(), ("cancelled",), ("portions",), ("cancelled", "portions")], ids=" ".join)
 def test_a_cache_that_the_device_does_not_let_go_of_is_told(words: tuple[str, ...]) -> None:
     """The engine would go on to use blocks that may be written to at any time."""
-    done = subprocess.run(
-        [sys.executable, "-c", STUCK, *words], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = children.run([sys.executable, "-c", STUCK, *words], capture_output=True, text=True, timeout=60, check=False)
     told = done.stdout.splitlines()
     assert (len(told), told[-1]) == (3, "closed"), done.stderr
     assert all("the KV cache is lost" in each and "start the engine again" in each for each in told[:2])

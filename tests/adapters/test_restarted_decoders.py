@@ -15,6 +15,7 @@ import anyio.to_thread
 import pytest
 
 from aiodatadist.link.link import Link
+from tests import children
 from tests.adapters.test_pushes import End
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +44,7 @@ def test_nothing_lands_in_the_new_ones_blocks(monkeypatch: pytest.MonkeyPatch) -
     prefill = End(0, **SLOW)
     with (
         closing(prefill.service),
-        subprocess.Popen([sys.executable, "-c", HANGS], stdin=subprocess.PIPE, text=True, cwd=ROOT) as hanging,
+        children.Popen([sys.executable, "-c", HANGS], stdin=subprocess.PIPE, text=True, cwd=ROOT) as hanging,
     ):
         try:
             assert hanging.stdin is not None

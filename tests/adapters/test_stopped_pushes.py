@@ -21,6 +21,7 @@ from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.testing import inside
+from tests import children
 from tests.profiles import at_night
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +58,7 @@ def group(arrays: list[Any]) -> TensorGroup:
 
 @contextmanager
 def prefill() -> Iterator[tuple[subprocess.Popen[str], PeerAddress]]:
-    with subprocess.Popen(
+    with children.Popen(
         [sys.executable, "-c", PREFILL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:
         try:

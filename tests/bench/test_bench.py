@@ -31,6 +31,7 @@ from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.targets import check_target
 from aiodatadist.cli.bench.workload import MemoryKind, Op
 from aiodatadist.cli.bench_arguments import MEASURING, add_bench, bench_options
+from tests import children
 from tests.profiles import at_night
 from tests.strict.marks import any_memory
 
@@ -40,14 +41,14 @@ PATIENCE = 60.0
 
 def bench(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "aiodatadist", "bench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=env)
+    return children.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=env)
 
 
 @contextmanager
 def owner(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A ``--role prefill``, and where it listens."""
     command = [sys.executable, "-m", "aiodatadist", "bench", "--role", "prefill", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with children.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         try:
@@ -116,8 +117,8 @@ def test_two_commands_one_after_the_other_and_at_the_same_time(tmp_path: Path) -
     with owner("--listen", "127.0.0.1:0") as (process, address):
         command = ["--role", "decode", "--peer", address, "--device", "1", *SHORT, "4KiB,8KiB", "--op", "pull,push"]
         started = [sys.executable, "-m", "aiodatadist", "bench", *command]
-        with subprocess.Popen([*started, "--seconds", "60"], stderr=subprocess.DEVNULL) as killed:
-            both = [subprocess.Popen(started) for _ in range(2)]
+        with children.Popen([*started, "--seconds", "60"], stderr=subprocess.DEVNULL) as killed:
+            both = [children.Popen(started) for _ in range(2)]
             assert [each.wait(PATIENCE) for each in both] == [0, 0]
             killed.kill()
         assert bench(*command).returncode == 0
@@ -139,7 +140,7 @@ def test_an_owner_that_dies_is_named_and_what_was_measured_is_shown() -> None:
             *SHORT,
             "4KiB,8KiB,16KiB",
         ]
-        with subprocess.Popen(
+        with children.Popen(
             [*command, "--seconds", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as decode:
             assert decode.stderr is not None
@@ -166,7 +167,7 @@ def test_ctrl_c_shows_and_writes_what_was_measured(loop: str, tmp_path: Path) ->
         "--json",
         str(into),
     ]
-    with subprocess.Popen(
+    with children.Popen(
         [*command, "--seconds", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import children
 
 
 @pytest.mark.measures
 def test_few_calls_of_each_kind_are_enough_for_every_row(tmp_path: Path) -> None:
     figures = tmp_path / "facade.json"
     command = [sys.executable, "-m", "benchmarks.facade", "--count", "10", "--rounds", "2", "--json", str(figures)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = children.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     told = json.loads(figures.read_text(encoding="utf-8"))
     names = [row["what"] for row in told["rows"]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from benchmarks import reliability_rows
 from benchmarks.reliability import MEASURES, ORDER
 from benchmarks.reliability_rows import CELLS, DOCS, Seconds, figure, rows_of, write_page
+from tests import children
 from tests.profiles import at_night
 
 ELSEWHERE = {"R1", "R9", "R27", "R29"}
@@ -68,7 +68,7 @@ def test_each_row_is_in_one_of_the_runs() -> None:
 def test_what_is_promised_holds_in_a_short_run(rows: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     command = [sys.executable, "-m", "benchmarks.reliability", "--short", "--rows", rows, "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=170, cwd=DOCS.parent)
+    done = children.run(command, capture_output=True, text=True, check=False, timeout=170, cwd=DOCS.parent)
     assert file.exists(), done.stderr
     found = json.loads(file.read_text(encoding="utf-8"))["rows"]
     assert [row["row"] for row in found] == rows.split(",")
@@ -79,6 +79,6 @@ def test_what_is_promised_holds_in_a_short_run(rows: str, tmp_path: Path) -> Non
 def test_a_row_that_is_not_measured_and_a_short_run_for_the_page_are_refused() -> None:
     for arguments, words in ((["--rows", "R99"], "'R99' is none of"), (["--short", "--write"], "not for the page")):
         command = [sys.executable, "-m", "benchmarks.reliability", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=DOCS.parent)
+        done = children.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=DOCS.parent)
         assert done.returncode == 2
         assert words in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from aiodatadist.blocking import (
     RegisterMemStatus,
     shared_loop,
 )
+from tests import children
 from tests.blocking.pairs import DESC, KEY, Pair, cluster, linked_pair, options
 
 POOL = '{"memory_size": 4194304, "page_shift": 12}'
@@ -290,7 +290,7 @@ config = LLMConfig(enable_cache_manager=True, listen_ip_info="127.0.0.1:0")
 datadist.init(config.generate_options())
 print(datadist.check_link_status.__name__)
 """
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=30)
+    done = children.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=30)
     assert (done.stdout, done.stderr) == ("check_link_status\n", "")
 
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -36,6 +35,7 @@ from aiodatadist.concurrency import loop_thread as thread
 from aiodatadist.errors import ForkError, LinkError, NotLinked
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from aiodatadist.testing.views import call_on_loop
+from tests import children
 from tests.blocking.pairs import EVERYTHING, KEY, Pair, cluster, linked_pair, options
 from tests.off_loop import in_child
 
@@ -390,7 +390,7 @@ def test_who_forks_first_may_initialise_in_the_child() -> None:
         "    os._exit(0)\n"
         "os.wait()\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=30)
+    done = children.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout == "initialised\n", done.stderr
 
 
@@ -400,7 +400,7 @@ def test_who_forks_first_may_initialise_in_the_child() -> None:
 def run_script(text: str, path: Path) -> str:
     path.write_text(textwrap.dedent(text))
     command = [sys.executable, "-m", "aiodatadist.blocking", "run", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return children.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def test_modules_of_upstreams_are_found_however_they_are_imported_also_in_spawned_processes(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -40,6 +39,7 @@ from aiodatadist.transport import (
 )
 from aiodatadist.transport.communicator import Communicator, communicator_config
 from aiodatadist.transport.hccl import rank_table
+from tests import children
 from tests.held import each_held, turns
 
 names = (f"communicators-{os.getpid()}-{number}" for number in itertools.count())
@@ -168,7 +168,7 @@ class TestOneAtATime:
             communicator._turn.give()
             assert not communicator._turn.is_taken
         """
-        subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+        children.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 @pytest.mark.usefixtures("no_leaks")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from aiodatadist.context_caching.ems import (
 )
 from aiodatadist.context_caching.ems.common import exception
 from aiodatadist.context_caching.pools.contract import KVPool, PoolRefused, PoolUnreachable
+from tests import children
 from tests.context_caching.fakes import Foreign, never
 from tests.context_caching.kit import BLOCK, Kv, block_slots, rank
 from tests.stopwatch import lasting
@@ -321,13 +321,13 @@ Ems.shutdown()
 
 
 def test_after_a_fork_the_child_is_told() -> None:
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=30)
+    done = children.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=30)
     assert done.stdout == "0 True\n", done.stderr
 
 
 def test_a_process_that_forgets_it_ends_all_the_same() -> None:
     code = FORK.partition("child = ")[0]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    done = children.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from aiodatadist.testing.servers import MIB
+from tests import children
 from tests.context_caching.engine_fixtures import mooncake_master
 from tests.context_caching.servers import MooncakeMaster, RedisServer, need_redis, running
 from tests.profiles import at_night
@@ -24,7 +25,7 @@ def race(url: str, seconds: float, seed: int) -> Counter[str]:
     """What happened in all processes together. Raises AssertionError: something that must not."""
     module = "tests.context_caching.key_racer"
     racers = [
-        subprocess.Popen(
+        children.Popen(
             [sys.executable, "-m", module, url, str(number), str(seconds), str(seed)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

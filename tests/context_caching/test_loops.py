@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from aiodatadist.context_caching import (
     MemoryPool,
     Transfer,
 )
+from tests import children
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, rank
 
@@ -152,7 +152,7 @@ asyncio.run(main())
 
 
 def said_by(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    done = children.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from aiodatadist.context_caching import (
     MemoryPool,
     open_pool,
 )
+from tests import children
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened, rank
 from tests.off_loop import Raised, in_child, in_thread
@@ -137,6 +137,6 @@ asyncio.run(main())
 
 
 def test_a_child_that_leaves_is_cancelled_where_it_waits_for_a_save() -> None:
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=50, check=False)
+    done = children.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr
     assert "EmsForkError" not in done.stderr, done.stderr

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 
+from tests import children
+
 LIMIT = 5.0
 """Seconds within which everything has to be over when something died: it takes 0.3, and 3 where all processors are taken."""
 
@@ -22,7 +24,7 @@ class Demo:
     """A demo process, and a pidfd of each of its workers once they are known."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = children.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.pids: dict[str, int] = {}
         self._pidfds: list[int] = []
 

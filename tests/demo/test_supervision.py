@@ -9,7 +9,6 @@ import os
 import pty
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ import pytest
 
 from aiodatadist.cli.children import Child
 from aiodatadist.cli.messages import Receiving
+from tests import children
 from tests.profiles import at_night
 
 from .process import LIMIT, PATIENCE, Demo
@@ -167,7 +167,7 @@ def test_terminal_gets_one_moving_line() -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         command = [sys.executable, str(Path(__file__).with_name("drive_demo.py")), "good", "--prompt", __file__]
-        with subprocess.Popen(command, stdout=theirs, env={**os.environ, "COLUMNS": "100"}) as process:
+        with children.Popen(command, stdout=theirs, env={**os.environ, "COLUMNS": "100"}) as process:
             os.close(theirs)
             shown = b""
             while True:

@@ -39,6 +39,7 @@ from aiodatadist import (
 )
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
+from tests import children
 from tests.strict.marks import any_memory
 
 MIB = 1 << 20
@@ -274,7 +275,7 @@ PROGRAMS = {
 def started(program: Callable[[], Awaitable[Any]], **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.faults.test_full_memory", program.__name__]
     env = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=80, env=env)
+    return children.run(command, capture_output=True, text=True, check=False, timeout=80, env=env)
 
 
 def run(program: Callable[[], Awaitable[Any]], **environment: str) -> Any:
@@ -325,10 +326,10 @@ def full_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path
         yield tmp_path
         return
     mount = ["mount", "-t", "tmpfs", "-o", "size=65536", "tmpfs", str(tmp_path)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+    if os.geteuid() or children.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting needs root")
     yield tmp_path
-    subprocess.run(["umount", str(tmp_path)], check=True)
+    children.run(["umount", str(tmp_path)], check=True)
 
 
 @any_memory

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from aiodatadist import LLMConfig, LLMDataDist, LLMException, LLMRole
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException
+from tests import children
 
 LIMIT = 100
 OPTIONS = {"listen": "127.0.0.1:0", "mem_pool_cfg": '{"memory_size": 1048576}'}
@@ -69,7 +69,7 @@ async def program(opening: Callable[[], Awaitable[None]]) -> None:
 @pytest.mark.parametrize("opening", [cluster, context_cache])
 def test_opening_without_descriptors_names_the_limit_and_leaves_nothing(opening: Callable[[], Awaitable[None]]) -> None:
     command = [sys.executable, "-m", "tests.faults.test_no_descriptors", opening.__name__]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    done = children.run(command, capture_output=True, text=True, check=False, timeout=50)
     assert done.returncode == 0, done.stderr
     found, is_clean = json.loads(done.stdout)
     assert found[0]

@@ -19,6 +19,7 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
+from tests import children
 from tests.faults.test_full_memory import open_descriptors, save_and_close, threads
 from tests.held import let_pass
 from tests.profiles import at_night
@@ -107,7 +108,7 @@ async def main(one_sided: bool) -> dict[str, Any]:
 )
 def test_signals_at_any_moment_change_nothing(one_sided: bool, loop: str) -> None:
     command = [sys.executable, "-m", "tests.faults.test_signals", loop, str(int(one_sided))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = children.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert found["came"] > 500

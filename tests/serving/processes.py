@@ -18,6 +18,7 @@ import httpx
 from aiodatadist.cli.model import Model, blocks_for, empty_cache, sample
 from benchmarks.ports import free_port
 from examples.serving.kv import CONFIG, WEIGHTS_SEED
+from tests import children
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 40.0
@@ -54,7 +55,7 @@ class Service:
 
     def start(self) -> None:
         """Also once more, when it has ended."""
-        self._process = subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self._process = children.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self._is_ready = threading.Event()
         self._reader = threading.Thread(target=self._read, args=(self._process,))
         self._reader.start()

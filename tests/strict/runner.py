@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 from aiodatadist import Cache, CacheDesc, LLMStatusCode
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
+from tests import children
 
 ROOT = Path(__file__).parents[2]
 PROGRAM_SECONDS = 25.0
@@ -27,7 +27,7 @@ def run(kind: str, program: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """
     code = f"import asyncio; from {program.__module__} import {program.__name__} as program; asyncio.run(program())"
     environment = {**os.environ, "SOFTNPU_STRICT": kind, "AIODATADIST_RUNTIME": "soft"}
-    done = subprocess.run(
+    done = children.run(
         [sys.executable, "-c", code],
         env=environment,
         cwd=ROOT,

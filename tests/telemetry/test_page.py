@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from aiodatadist.telemetry.metrics import METRICS
 from benchmarks.ports import free_port
+from tests import children
 from tests.test_readme import found
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "telemetry.md"
@@ -27,7 +27,7 @@ def says(name: str) -> str:
 @pytest.mark.parametrize("name", ["metrics.py", "spans.py"])
 def test_programs_print_what_the_page_says(name: str) -> None:
     text = found(PAGE, name).replace("9400", str(free_port()))
-    done = subprocess.run(
+    done = children.run(
         [sys.executable, "-W", "error", "-c", text], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.stderr, done.returncode) == ("", 0)

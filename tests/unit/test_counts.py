@@ -54,7 +54,7 @@ PRIVATE = frozenset({"_engine", "_running"})
         ("other._of_another_library", []),
         ("class Own:\n    def _engine(self): ...\nOwn()._engine()", []),
         ("subprocess.run(['true'])", ["process starts"]),
-        ("runner.run('roce', program)", ["process starts"]),
+        ("children.run([sys.executable, '-c', program])", []),
         ("await anyio.open_process(['true'])", ["process starts"]),
         ("worker.run()", []),
         ("@pytest.mark.measures\ndef test_it(): time.sleep(1)", []),

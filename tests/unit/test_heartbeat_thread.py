@@ -21,6 +21,7 @@ import pytest
 
 from aiodatadist._native.library import ring
 from aiodatadist.cluster.heartbeat_thread import HeartbeatThread
+from tests import children
 from tests.conftest import open_files
 from tests.stopwatch import lasting
 
@@ -461,7 +462,7 @@ class Child:
 
     def __init__(self, sock: socket.socket, silence: float) -> None:
         arguments = [sys.executable, "-c", CHILD, str(sock.fileno()), str(INTERVAL), str(silence)]
-        self.process = subprocess.Popen(
+        self.process = children.Popen(
             arguments, pass_fds=[sock.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         sock.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 
 from aiodatadist.concurrency import loop_thread
 from aiodatadist.concurrency.loop_thread import LoopThread, Unusable
+from tests import children
 from tests.profiles import examples
 
 
@@ -197,7 +197,7 @@ thread.join()
 def test_interrupts_that_come_in_showers_leave_a_thread_that_works() -> None:
     seconds = examples(2)
     script = INTERRUPTED.replace("SECONDS", str(seconds))
-    done = subprocess.run(
+    done = children.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=seconds + 60, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,170 @@
+"""Python programs in processes of their own, which are forked with everything imported: a start costs a third of a second.
+
+``run`` and ``Popen`` are those of ``subprocess``, and what they start is a child of this process as any other. One thing
+differs: modules are imported already. So a program about imports, the interpreter or an entry point is for ``subprocess``.
+With options of Python other than ``-W`` an interpreter is started here, too. ``fork_server.py`` forks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import inspect
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, AnyStr
+
+MOST_BYTES = 150_000
+"""Of a request: an environment, a command, and numbers."""
+MOST_DESCRIPTORS = 100
+
+ROOT = Path(__file__).resolve().parent.parent
+SERVER = "from tests import fork_server as server; server.become(server.next_program({channel}))"
+AT_THE_START = (
+    "PYTHON",
+    "LD_",
+    "MALLOC_",
+    "GLIBC_",
+    "LC_",
+    "LANG",
+    "TZ",
+    "ASAN_",
+    "TSAN_",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+)
+"""Variables that are read when an interpreter starts, or when a module is imported."""
+LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+SET_CHILD_SUBREAPER = 36
+"""Of ``prctl``: orphans among the descendants of this process become its children."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Server:
+    """The process that forks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._environment = _at_the_start(os.environ)
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        text = SERVER.format(channel=theirs.fileno())
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", text], cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+
+    def can_start(self, environment: dict[str, str]) -> bool:
+        """Whether an interpreter that starts in this environment would be as the server is."""
+        return _at_the_start(environment) == self._environment
+
+    def start(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        """Return the process id of the child that now runs."""
+        words = json.dumps(request).encode()
+        assert len(words) < MOST_BYTES, f"a request of {len(words)} bytes: at most {MOST_BYTES}"
+        with self._lock:
+            _libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(self._channel, [words], descriptors)
+                pid, threads = json.loads(self._channel.recv(MOST_BYTES))
+            finally:
+                _libc.prctl(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        assert threads == 1, f"the server has {threads} threads: a child would lose the locks that they hold"
+        return int(pid)
+
+
+def _at_the_start(environment: Any) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(AT_THE_START)}
+
+
+@functools.cache
+def server() -> _Server:
+    """Return the server of this process. It ends when this process does."""
+    return _Server()
+
+
+def _program(command: Any) -> tuple[list[str], list[str]] | None:
+    """Return a command's ``-W`` options, and what is behind all options; None if it is not a program for the server."""
+    if not isinstance(command, (list, tuple)) or os.fspath(command[0]) != sys.executable:
+        return None
+    words, options = [os.fspath(word) for word in command[1:]], []
+    while words and words[0] == "-W":
+        options.append(words[1])
+        del words[:2]
+    if not words or (words[0].startswith("-") and words[0] not in ("-c", "-m")):
+        return None
+    return options, words
+
+
+class Popen(subprocess.Popen[AnyStr]):
+    """``subprocess.Popen`` whose Python programs are forked."""
+
+    def _execute_child(self, *given: Any) -> None:
+        asked = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
+        program = _program(asked["args"])
+        environment = dict(os.environ if asked["env"] is None else asked["env"])
+        unusual = any(asked[name] is not None for name in ("executable", "preexec_fn", "gid", "gids", "uid"))
+        if (
+            program is None
+            or unusual
+            or asked["shell"]
+            or not asked["close_fds"]
+            or not server().can_start(environment)
+        ):
+            super()._execute_child(*given)  # type: ignore[misc]
+            return
+        places = {0: asked["p2cread"], 1: asked["c2pwrite"], 2: asked["errwrite"]}
+        places = {place: place if number == -1 else number for place, number in places.items()}
+        places |= {number: number for number in asked["pass_fds"]}
+        options, command = program
+        request = {
+            "command": command,
+            "warnings": options,
+            "environment": environment,
+            "cwd": os.fspath(asked["cwd"] or Path.cwd()),
+            "session": bool(asked["start_new_session"]),
+            "group": asked.get("process_group", -1),
+            "limits": [(limit, resource.getrlimit(limit)) for limit in LIMITS],
+            "numbers": list(places),
+        }
+        try:
+            self.pid = server().start(request, list(places.values()))
+        finally:
+            self._close_pipe_fds(*(asked[name] for name in PIPES))  # type: ignore[attr-defined]
+        self._child_created = True
+
+
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+
+
+def run(
+    command: list[str],
+    *,
+    input: str | None = None,  # noqa: A002 - subprocess's name
+    capture_output: bool = False,
+    timeout: float | None = None,
+    check: bool = False,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """``subprocess.run``, whose Python programs are forked."""
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
+    with Popen(command, **options) as process:
+        try:
+            out, errors = process.communicate(input, timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(command, process.returncode, out, errors)
+    if check:
+        done.check_returncode()
+    return done

@@ -1,0 +1,140 @@
+"""The process that forks Python programs for ``children.py``, which starts one of them in each pytest process.
+
+It has imported the package and what programs of tests use, and has done nothing else: it has one thread, no event loop, no
+device, and has not opened softnpu. A program is forked twice. The process between ends at once, so that the program becomes
+a child of pytest's process, which is the subreaper at that moment.
+"""
+
+from __future__ import annotations
+
+import builtins
+import fcntl
+import gc
+import importlib
+import json
+import os
+import resource
+import runpy
+import signal
+import socket
+import sys
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.children import MOST_BYTES, MOST_DESCRIPTORS
+
+IMPORTED = (
+    "anyio._backends._asyncio",
+    "numpy",
+    "pytest",
+    "hypothesis",
+    "httpx",
+    "fastapi",
+    "uvicorn",
+    "uvicorn.protocols.http.h11_impl",
+    "prometheus_client",
+    "opentelemetry.sdk.trace.export",
+    "aiodatadist.adapters",
+    "aiodatadist.cli.bench.command",
+    "aiodatadist.cli.context_worker",
+    "aiodatadist.cli.demo",
+    "aiodatadist.cli.decode",
+    "aiodatadist.cli.probe",
+    "aiodatadist.context_caching.ems",
+    "aiodatadist.telemetry",
+    "aiodatadist.testing",
+)
+"""What programs of tests import, as far as it is installed.
+
+Not uvloop: some look whether it is there. Nor ``aiodatadist.blocking``: to import it is to have its handler of log records.
+"""
+
+Request = dict[str, Any]
+
+
+def next_program(channel_number: int) -> Request:
+    """Serve requests until pytest's process ends. Returns in each forked process, with the request that it is for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in IMPORTED:
+        with suppress(ImportError), warnings.catch_warnings():
+            if name.startswith("aiodatadist"):
+                warnings.simplefilter("error")  # a program with -W error would see it
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    channel = socket.socket(fileno=channel_number)
+    while True:
+        words, received, _, _ = socket.recv_fds(channel, MOST_BYTES, MOST_DESCRIPTORS)
+        if not words:
+            os._exit(0)
+        request: Request = json.loads(words)
+        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - a Path would cost more than the fork
+        reading, writing = os.pipe()
+        between = os.fork()
+        if not between:
+            if os.fork():
+                os._exit(0)
+            os.close(writing)
+            os.read(reading, 1)  # ends when the process between has ended
+            os.close(reading)
+            channel.send(json.dumps([os.getpid(), threads]).encode())
+            channel.detach()
+            request["received"] = received
+            return request
+        os.close(reading)
+        os.waitpid(between, 0)
+        for number in (writing, *received):
+            os.close(number)
+
+
+def become(request: Request) -> None:
+    """Be the program that was asked for: to itself, it looks as if an interpreter had started it."""
+    if request["session"]:
+        os.setsid()
+    if request["group"] >= 0:
+        os.setpgid(0, request["group"])
+    _take_descriptors(dict(zip(request["numbers"], request["received"], strict=True)))
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for limit, values in request["limits"]:
+        resource.setrlimit(limit, tuple(values))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for option in request["warnings"]:
+        sys.warnoptions.append(option)
+        action, _, category = option.partition("::")
+        warnings.simplefilter(action, getattr(builtins, category or "Warning"))
+    _run(request["command"])
+
+
+def _take_descriptors(received: dict[int, int]) -> None:
+    """Put each in its place, and close all others."""
+    above = max(received) + 1
+    copies = {number: fcntl.fcntl(mine, fcntl.F_DUPFD, above) for number, mine in received.items()}
+    for number, mine in copies.items():
+        os.dup2(mine, number, inheritable=True)
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        if int(entry) not in received:
+            try:
+                os.close(int(entry))
+            except OSError:  # the descriptor that listed them
+                continue
+
+
+def _run(command: list[str]) -> None:
+    main = sys.modules["__main__"].__dict__
+    for name in [name for name in main if not name.startswith("__")]:
+        del main[name]
+    match command:
+        case ["-c", text, *arguments]:
+            sys.argv, sys.path[0] = ["-c", *arguments], ""
+            exec(compile(text, "<string>", "exec"), main)
+        case ["-m", module, *arguments]:
+            sys.argv, sys.path[0] = [module, *arguments], os.getcwd()  # noqa: PTH109
+            runpy._run_module_as_main(module)  # type: ignore[attr-defined]
+        case [script, *arguments]:
+            sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
+            main["__file__"] = script
+            exec(compile(Path(script).read_bytes(), script, "exec"), main)

@@ -1,0 +1,185 @@
+"""Programs that are forked with everything imported are to themselves, and to this process, as programs that were started."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import children
+from tests.children import ROOT
+
+STARTERS = pytest.mark.parametrize("start", [subprocess.run, children.run], ids=["started", "forked"])
+Start = Callable[..., "subprocess.CompletedProcess[str]"]
+
+LOOKS = """
+import asyncio, json, logging, os, resource, signal, sys, threading
+import aiodatadist
+print(json.dumps({
+    "argv": sys.argv,
+    "name": __name__,
+    "path": sys.path,
+    "flags": repr(sys.flags),
+    "cwd": os.getcwd(),
+    "environment": dict(os.environ),
+    "parent": os.getppid(),
+    "group": os.getpgid(0) - (os.getpid() if os.getpgid(0) == os.getpid() else 0),
+    "session": os.getsid(0) - (os.getpid() if os.getsid(0) == os.getpid() else 0),
+    "limit": resource.getrlimit(resource.RLIMIT_NOFILE),
+    "signals": {each.name: repr(signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)},
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "descriptors": sorted(int(entry) for entry in os.listdir("/proc/self/fd")),
+    "handlers": [repr(logger.handlers) for logger in (logging.getLogger(), logging.getLogger("aiodatadist"))],
+    "hooks": repr([sys.excepthook, sys.unraisablehook]),
+    "threads": threading.active_count(),
+    "loop": repr(asyncio._get_running_loop()),
+    "softnpu": "softnpu" in open("/proc/self/maps").read(),
+    "uvloop": "uvloop" in sys.modules,
+    "input": sys.stdin.read(),
+    "streams": [(each.encoding, each.errors, each.line_buffering) for each in (sys.stdin, sys.stdout, sys.stderr)],
+}))
+"""
+
+
+def looks(start: Start, *arguments: str, **options: Any) -> dict[str, Any]:
+    command = [sys.executable, *arguments, "one", "two words"]
+    done = start(command, input="given", capture_output=True, text=True, **options)
+    assert (done.returncode, done.stderr) == (0, "")
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("how", ["text", "module", "script"])
+@pytest.mark.parametrize("options", [{}, {"start_new_session": True}, {"process_group": 0}], ids=str)
+def test_a_forked_program_finds_what_a_started_one_finds(how: str, options: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "looks.py").write_text(LOOKS)
+    command = {"text": ["-c", LOOKS], "module": ["-m", "looks"], "script": [str(tmp_path / "looks.py")]}[how]
+    options |= {"cwd": tmp_path, "env": {**os.environ, "GIVEN": "to it"}}
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0] - 1, limits[1]))
+    try:
+        started, forked = (looks(start, *command, **options) for start in (subprocess.run, children.run))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert forked == started
+    assert forked["parent"] == os.getpid()
+    assert not forked["softnpu"]
+    assert not forked["uvloop"]
+
+
+def test_nothing_is_started_anew_for_it() -> None:
+    loaded = "import sys; print('aiodatadist.link.link' in sys.modules)"
+    assert children.run([sys.executable, "-c", loaded], capture_output=True, text=True).stdout == "True\n"
+    for options in (["-X", "dev"], ["-S"], ["-I"]):
+        done = children.run([sys.executable, *options, "-c", loaded], capture_output=True, text=True)
+        assert done.stdout == "False\n", "an interpreter with other options has to be started"
+    for variable in ("PYTHONHASHSEED", "LD_PRELOAD"):
+        environment = {**os.environ, variable: "0" if variable.startswith("PYTHON") else ""}
+        done = children.run([sys.executable, "-c", loaded], capture_output=True, text=True, env=environment)
+        assert done.stdout == "False\n", "so has one that reads something else when it starts"
+
+
+ENDS = {
+    "the end": ("pass", 0),
+    "exit": ("import sys; sys.exit(7)", 7),
+    "words": ("raise SystemExit('what went wrong')", 1),
+    "exception": ("1 / 0", 1),
+    "interrupt": ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+    "killed": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    "at exit": ("import atexit; atexit.register(print, 'at exit'); print('before', end=' ')", 0),
+    "threads": ("import threading; threading.Timer(0, print, ['a thread']).start()", 0),
+    "warning": ("import warnings; warnings.warn('a warning')", 0),
+}
+
+
+@pytest.mark.parametrize("program", ENDS)
+def test_it_ends_as_a_started_one_ends(program: str) -> None:
+    text, status = ENDS[program]
+    command = [sys.executable, "-c", text]
+    started, forked = (
+        start(command, capture_output=True, text=True, check=False) for start in (subprocess.run, children.run)
+    )
+    assert (forked.returncode, forked.stdout) == (started.returncode, started.stdout)
+    assert forked.returncode == status
+    assert forked.stderr.splitlines()[-1:] == started.stderr.splitlines()[-1:]
+
+
+@STARTERS
+@pytest.mark.parametrize(
+    ("options", "text", "words"),
+    [
+        (["-W", "error"], "import warnings; warnings.warn('a')", "UserWarning: a"),
+        (
+            ["-W", "error"],
+            "import asyncio\nasync def f(): pass\nf()",
+            "RuntimeWarning: coroutine 'f' was never awaited",
+        ),
+        (["-W", "always::ResourceWarning"], "open('/dev/null')", "ResourceWarning: unclosed file"),
+        ([], "open('/dev/null')", ""),
+    ],
+)
+def test_warnings_are_what_its_options_say(start: Start, options: list[str], text: str, words: str) -> None:
+    done = start([sys.executable, *options, "-c", text], capture_output=True, text=True, check=False)
+    assert words in done.stderr
+    assert bool(words) == bool(done.stderr)
+
+
+def test_it_is_a_child_that_can_be_signalled_and_waited_for() -> None:
+    command = [sys.executable, "-c", "print('runs', flush=True); input()"]
+    with children.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "runs\n"
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+    with pytest.raises(ChildProcessError):
+        os.waitpid(process.pid, 0)
+
+
+@STARTERS
+def test_it_has_the_descriptors_that_it_is_given_under_their_numbers(start: Start) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        text = f"import socket; socket.socket(fileno={theirs.fileno()}).send(b'from it')"
+        assert start([sys.executable, "-c", text], pass_fds=[theirs.fileno()]).returncode == 0
+        assert ours.recv(10) == b"from it"
+
+
+@STARTERS
+def test_its_orphans_are_none_of_ours(start: Start) -> None:
+    """pytest's process is the one that inherits them for no longer than a fork takes."""
+    orphan = "import os, time\nreading, writing = os.pipe()\nif os.fork():\n    os.read(reading, 1)\n    os._exit(0)\n"
+    orphan += "parent = os.getppid()\nos.write(writing, b'1')\nwhile os.getppid() == parent:\n    time.sleep(0.01)\n"
+    orphan += "print(os.getppid(), flush=True)"
+    done = start([sys.executable, "-c", orphan], stdout=subprocess.PIPE, text=True)
+    assert int(done.stdout) != os.getpid()
+
+
+def test_what_it_draws_by_lot_differs() -> None:
+    command = [sys.executable, "-c", "import random, numpy, uuid; print(random.random(), uuid.uuid4())"]
+    assert len({children.run(command, capture_output=True, text=True).stdout for _ in range(2)}) == 2
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_failed_check_raises_and_a_time_limit_kills() -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        children.run([sys.executable, "-c", "1 / 0"], check=True, stderr=subprocess.DEVNULL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        children.run([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, timeout=0)
+
+
+def test_it_starts_in_the_root_unless_told() -> None:
+    done = children.run(
+        [sys.executable, "-c", "import os; print(os.getcwd())"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout == f"{ROOT}\n"
