@@ -78,8 +78,7 @@ async def test_no_byte_is_pushed_into_memory_that_was_given_on(by_force: bool) -
         for array in arrays:
             array[:] = LATER
         copy.release()
-        with pytest.raises(LLMException):
-            await push
+        await push.get_results()
         await s.take_the_rest()
         assert all((array == LATER).all() for array in arrays)
 
@@ -114,7 +113,6 @@ async def test_a_link_that_was_cut_is_closed_although_the_other_end_is_busy() ->
         with pytest.raises(LLMException, match="withheld"):
             await s.manager.copy_blocks(hers, {0: [1]})
         copy.release()
-        with pytest.raises(LLMException):
-            await push
+        await push.get_results()
         await s.manager.wait_usable(hers)
         await s.manager.copy_blocks(hers, {0: [1]})
