@@ -17,7 +17,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test mutants measure nightly check native pytest alone chaos hccs roce aicpu hardware packaging bare site torch lmcache sglang vllm smoke strict abi sniffio oldest bench wheel clean
+.PHONY: help demo test mutants measure nightly check native pytest frozen alone chaos hccs roce aicpu hardware packaging bare site torch lmcache sglang vllm smoke strict abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -43,7 +43,9 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 	AIODATADIST_NIGHTLY=1 $(MAKE) test
 	AIODATADIST_NIGHTLY=1 $(MAKE) alone
 	$(MAKE) measure
+	$(MAKE) mutants MUTANTS='--chaos'
 	$(MAKE) mutants
+	$(MAKE) frozen
 	AIODATADIST_NIGHTLY=1 $(MAKE) hccs roce aicpu
 	$(MAKE) site sniffio oldest torch
 	$(MAKE) lmcache LMCACHE='lmcache lmcache-newest'
@@ -53,9 +55,14 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 	$(MAKE) chaos SECONDS=600
 
 # What runs on strict softnpu alone belongs to those lanes.
+ORDINARY := -m 'not alone and not measures' --ignore=tests/strict --ignore=tests/engines --ignore=tests/test_hardware_suite.py \
+	--ignore=tests/demo/test_npu_demo.py --ignore=tests/bench/test_npu_bench.py
 pytest: $(STAMP)  ## the Python tests, in four processes: they wait as much as they work
-	+@env -u MAKEFLAGS $(PYTEST) $(WORKERS) -m 'not alone and not measures' --ignore=tests/strict --ignore=tests/engines --ignore=tests/test_hardware_suite.py \
-		--ignore=tests/demo/test_npu_demo.py --ignore=tests/bench/test_npu_bench.py
+	+@env -u MAKEFLAGS $(PYTEST) $(WORKERS) $(ORDINARY)
+
+# Processes that stand still half of the time take longer, and none of it is a failure.
+frozen: $(STAMP)  ## the same while single processes are frozen at random, which it says the seed of; for the night
+	+@env -u MAKEFLAGS $(BIN)/python -m tests.freezer $(if $(SEED),--seed $(SEED)) -- $(PYTEST) $(WORKERS) --timeout 300 $(ORDINARY)
 
 alone: $(STAMP)  ## soaks, chaos and links on a busy machine, which are long and run when nothing else does; for the night
 	@$(PYTEST) -m 'alone and not measures' --ignore=tests/engines

@@ -30,7 +30,6 @@ MUTANTS = (
         "        abort_stream(on, p);\n        if (!is_quiet(on))\n            p->done.state = RING_STUCK;\n",
         "        abort_stream(on, p);\n",
         (HELD,),
-        chaos="one-sided",
     ),
     Mutant(
         "stuck-counts-as-stopped",
@@ -39,7 +38,6 @@ MUTANTS = (
         "            p->done.state = RING_STUCK;\n",
         "            p->done.state = RING_CANCELLED;\n",
         (f"{LEASES}::test_memory_that_the_device_does_not_let_go_of_is_never_handed_out_again[own]",),
-        chaos="one-sided",
     ),
     Mutant(
         "stopped-before-drained",
@@ -49,7 +47,6 @@ MUTANTS = (
         "            running.cancel()\n"
         "            self._say(_refusal(call, TransferError('it was stopped'), stopped=True))\n",
         (HELD,),
-        chaos="request",
     ),
     Mutant(
         "stopped-before-drained-in-a-task",
@@ -64,7 +61,6 @@ MUTANTS = (
         "                transfer.cancel()\n"
         "                raise\n",
         (HELD,),
-        chaos="request",
     ),
     Mutant(
         "cancelled-before-stopped",
@@ -124,7 +120,6 @@ MUTANTS = (
         "        if not self._session.is_open:\n            return\n",
         "",
         (f"{LEASES}::test_memory_that_the_device_does_not_let_go_of_is_never_handed_out_again[owner]",),
-        chaos="request",
     ),
     Mutant(
         "cancel-swallowed",
@@ -220,7 +215,6 @@ MUTANTS = (
         "!check(on, p, on->driver.wait_notify(l->gates[i], on->stream, FOR_EVER)) ||",
         "!l->gates[i] ||",
         ("tests/test_layered.py",),
-        chaos="one-sided",
     ),
     # ---- who owns memory ----
     Mutant(
@@ -281,7 +275,6 @@ MUTANTS = (
         "number in (0, asked)",
         "number <= asked",
         (f"{LOST_WORDS}::test_an_answer_of_an_earlier_time_gives_no_memory_back_that_is_being_read",),
-        chaos="one-sided",
     ),
     Mutant(
         "revoked-cache-offered",
@@ -290,7 +283,6 @@ MUTANTS = (
         "        if entry is None or not entry.is_live or not entry.remote_accessible:\n",
         "        if entry is None or not entry.remote_accessible:\n",
         ("tests/unit/cache/test_registry.py",),
-        chaos="one-sided",
     ),
     Mutant(
         "private-cache-offered",
@@ -325,7 +317,6 @@ MUTANTS = (
         "    if is_sealed and body != sealed(body[:-_SEALED]):\n",
         "    if is_sealed and not body:\n",
         ("tests/unit/wire",),
-        chaos="one-sided",
     ),
     Mutant(
         "long-message-accepted",
@@ -368,7 +359,6 @@ MUTANTS = (
         "self._taken + len(self._claims) < takers",
         "self._taken < takers",
         ("tests/test_block_leases.py::test_one_pulls_at_a_time",),
-        chaos="one-sided",
     ),
     # ---- strangers ----
     Mutant(

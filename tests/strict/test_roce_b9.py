@@ -61,10 +61,6 @@ async def time_limits_are_kept() -> None:
         verify(one.memory(mine), mine, [(t, 1, 2, 1) for t in range(8)])
 
 
-def test_a_queue_that_does_not_move_costs_a_transfer_its_time_and_no_more() -> None:
-    runner.run("roce", time_limits_are_kept)
-
-
 async def cancelling_is_seen() -> None:
     async with runner.pair(DESC) as (one, _, mine, _theirs):
         pull = one.datadist.cache_manager.pull_blocks
@@ -82,5 +78,10 @@ async def cancelling_is_seen() -> None:
         verify(one.memory(mine), mine, [(t, b, 2, b) for t in range(8) for b in SCATTERED])
 
 
-def test_a_pull_can_be_cancelled_while_the_queue_does_not_move() -> None:
-    runner.run("roce", cancelling_is_seen)
+async def the_queue_does_not_move() -> None:
+    await time_limits_are_kept()
+    await cancelling_is_seen()
+
+
+def test_a_queue_that_does_not_move_costs_a_transfer_its_time_and_no_more_and_a_pull_can_be_cancelled() -> None:
+    runner.run("roce", the_queue_does_not_move)
