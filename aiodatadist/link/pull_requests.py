@@ -274,6 +274,7 @@ class PullRequests:
             self._stop_asking(request, Stage.STOPPING)
             return
         self._let_go(request)
+        request.is_doubtful = False  # also where the link broke in the tick in which the answer came
         request.attempt(partial(self._take, request, question.answer))
 
     def _take(self, request: PullRequest, answer: Pulled) -> None:

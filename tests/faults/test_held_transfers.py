@@ -9,8 +9,19 @@ from typing import Literal
 import anyio
 import pytest
 
-from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheTask, DataType, LLMStatusCode, TransferTimeout
-from aiodatadist.testing import Cluster, linked_pair, soft_faults_cleared, soft_hold
+from aiodatadist import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    CacheTask,
+    DataType,
+    LLMStatusCode,
+    PeerLost,
+    TransferTimeout,
+)
+from aiodatadist.link.pull_requests import PullRequest
+from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, soft_faults_cleared, soft_hold
+from aiodatadist.wire.messages import Pulled
 from tests.strict.marks import STRICT
 
 DESC = CacheDesc(2, [16, 1 << 18], DataType.DT_UINT8)  # 8 MiB: many pieces
@@ -118,3 +129,26 @@ async def test_transfer_that_is_held_half_way_has_half_of_its_bytes(way: Way) ->
             assert view[end - 64 : end] == before[end - 64 : end]
             copy.release()
             assert (await task).bytes == DESC.size * 2
+
+
+async def test_cache_of_a_request_that_is_answered_when_its_link_breaks_is_not_lost() -> None:
+    """What was heard before the end is still acted on. After an answer the peer writes no more."""
+    async with linked_pair(DESC, enable_remote_cache_accessible=False) as (prompt, decoder, _, cache):
+        manager, key = decoder.datadist.cache_manager, BlocksCacheKey(1)
+        link = inside(decoder.datadist).links.any(1)
+        with soft_faults_cleared(), soft_hold("HcclBatchPut", at="half") as copy:
+            task = manager.pull_blocks(key, cache, BLOCKS, BLOCKS)
+            await copy.arrived()
+            (request,) = link.operations
+            assert isinstance(request, PullRequest)
+            question = request.question
+            assert question is not None
+            link.break_off(PeerLost("the connection is cut"))
+            question.settle(Pulled(call=question.number, status=0, reason=""))
+            copy.release()
+            await task.get_results()
+        await link.wait_closed()
+        await manager.wait_usable(cache)
+        status, _ = await decoder.datadist.link_clusters([cluster_info(prompt)], 10_000)
+        assert status is LLMStatusCode.LLM_SUCCESS
+        await manager.pull_blocks(key, cache, BLOCKS, BLOCKS)
