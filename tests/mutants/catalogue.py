@@ -260,6 +260,14 @@ MUTANTS = (
         ("tests/faults/test_cut_loopback.py",),
     ),
     Mutant(
+        "answered-and-doubtful",
+        "the cache of a request that was answered is not lost with its link",
+        "aiodatadist/link/pull_requests.py",
+        "        request.is_doubtful = False  # also where the link broke in the tick in which the answer came\n",
+        "",
+        (HELD,),
+    ),
+    Mutant(
         "failed-before-withheld",
         "a request fails when its destination is withheld",
         "aiodatadist/link/link.py",
