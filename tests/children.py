@@ -61,6 +61,10 @@ class _Server:
         )
         theirs.close()
 
+    def descriptor(self) -> int:
+        """Return the number of the open file over which this process talks to the server."""
+        return self._channel.fileno()
+
     def can_start(self, environment: dict[str, str]) -> bool:
         """Whether an interpreter that starts in this environment would be as the server is."""
         return _at_the_start(environment) == self._environment
@@ -88,6 +92,11 @@ def _at_the_start(environment: Any) -> dict[str, str]:
 def server() -> _Server:
     """Return the server of this process. It ends when this process does."""
     return _Server()
+
+
+def own_descriptors() -> set[int]:
+    """Return what the server has open in this process, which stays open when a test ends: nothing before its first use."""
+    return {server().descriptor()} if server.cache_info().currsize else set()
 
 
 def _program(command: Any) -> tuple[list[str], list[str]] | None:
