@@ -193,7 +193,7 @@ async def test_figures_may_be_read_while_a_collection_of_garbage_lets_other_thre
     async with linked_pair(DESC, mem_pool_cfg=POOL) as (_, decoder, _, cache):
         await pulled(decoder, cache)
         totals, engine = decoder.datadist.totals, inside(decoder.datadist)
-        link = engine.links.find(1)
+        link, table = engine.links.find(1), engine.links._links
         seen: list[str] = []
         for number in range(50):
             totals.transfers[f"one of many {number}"].running = 0
@@ -203,11 +203,11 @@ async def test_figures_may_be_read_while_a_collection_of_garbage_lets_other_thre
             counters = (totals.links_ended, totals.leases_ended, totals.failure_causes, totals.linking._failures)
             if len(seen) % 4 == 1:
                 totals.transfers["another"].running = 0
-                engine.links._links[10**6] = link
+                table[10**6] = link
                 for counter in counters:
                     counter["another"] = 0
             elif len(seen) % 4 == 3:
-                engine.links._links.pop(10**6, None)
+                table.pop(10**6, None)
                 for each in (totals.transfers, *counters):
                     each.pop("another", None)
 
@@ -223,7 +223,7 @@ async def test_figures_may_be_read_while_a_collection_of_garbage_lets_other_thre
         finally:
             gc.set_threshold(*thresholds)
             gc.callbacks.remove(count)
-            engine.links._links.pop(10**6, None)
+            table.pop(10**6, None)
         assert len(seen) > 100
 
 

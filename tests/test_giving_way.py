@@ -115,11 +115,15 @@ async def questions(stack: AsyncExitStack) -> Once:
     return lambda: cache.exists([1, 2, 3])
 
 
+def shut(gate: HealthGate, cache: ContextCache) -> None:
+    while gate.is_open:
+        cache._guard.failed(pipeline_of(cache))
+
+
 async def questions_at_a_shut_gate(stack: AsyncExitStack) -> Once:
     gate = HealthGate()
     cache = await _context_cache(stack, gate)
-    while gate.is_open:
-        cache._guard.failed(pipeline_of(cache))
+    shut(gate, cache)
     assert (await cache.exists([1])).details == (CcStatus.SKIPPED,)
     return lambda: cache.exists([1])
 
@@ -127,8 +131,7 @@ async def questions_at_a_shut_gate(stack: AsyncExitStack) -> Once:
 async def loads_at_a_shut_gate(stack: AsyncExitStack) -> Once:
     gate = HealthGate()
     cache = await _context_cache(stack, gate)
-    while gate.is_open:
-        cache._guard.failed(pipeline_of(cache))
+    shut(gate, cache)
 
     async def once() -> None:
         await cache.start_load([1], chunks=[[(0, 4)]])

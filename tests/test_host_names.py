@@ -71,6 +71,10 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Silent]:
     service.let_go.set()
 
 
+def is_idle(names: host_names.HostNames) -> bool:
+    return not names._rooms and names._all.is_idle
+
+
 def named(cluster: Cluster, name: str = NAME) -> LLMClusterInfo:
     """Its port at a host of this name."""
     assert cluster.datadist.listen_address is not None
@@ -346,17 +350,17 @@ async def test_silent_names_of_one_peer_delay_no_other_peer_s_look_up(silent: Si
     async with asyncio.TaskGroup() as group:
         liars = [group.create_task(names.addresses_of(f"silent{i}", share=7)) for i in range(64)]
         await wait_all_tasks_blocked()
-        assert len(names._asked) == peer_budget.LOOK_UPS
+        asked = names._asked
+        assert len(asked) == peer_budget.LOOK_UPS
         group.create_task(names.addresses_of("localhost", share=8))
         await wait_all_tasks_blocked()
-        assert "localhost" in names._asked
+        assert "localhost" in asked
         for each in liars[:8]:
             each.cancel()
         await wait_all_tasks_blocked()
-        assert {f"silent{i}" for i in range(16)} <= names._asked.keys(), "a place is free when no task waits"
+        assert {f"silent{i}" for i in range(16)} <= asked.keys(), "a place is free when no task waits"
         silent.let_go.set()
-    assert not names._rooms
-    assert names._all.is_idle
+    assert is_idle(names)
 
 
 class Threads:
@@ -418,5 +422,4 @@ async def test_names_without_an_answer_take_few_threads_also_when_no_task_waits_
             assert await names.addresses_of("another", share=8) == ["127.0.0.1"]
     threads.let_go.set()
     assert await asyncio.gather(*more) == [["127.0.0.1"]] * 200
-    assert not names._rooms
-    assert names._all.is_idle
+    assert is_idle(names)

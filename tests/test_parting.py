@@ -16,6 +16,7 @@ from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.device import give_way
 from aiodatadist.link.link_handshake import LinkHandshake
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
+from aiodatadist.testing.views import cut_link, gather_until, resident_task, wire_of
 from aiodatadist.wire.messages import MAX_NOTE, Disconnect, Note, Ready
 
 SUCCESS = (LLMStatusCode.LLM_SUCCESS, [LLMStatusCode.LLM_SUCCESS])
@@ -100,7 +101,7 @@ async def test_a_peer_that_closes_without_a_word_is_told_of() -> None:
         await asyncio.sleep(0)
         leaving = asyncio.create_task(decoder.datadist.unlink_clusters(known_as(1), 30_000))
         await asyncio.sleep(0)
-        await inside(prompt.datadist).links.find(2)._wire.aclose()
+        await cut_link(inside(prompt.datadist).links.find(2))
         assert await leaving == (LLMStatusCode.LLM_UNLINK_FAILED, [LLMStatusCode.LLM_UNLINK_FAILED])
         with pytest.raises(LinkClosed):
             await untaken
@@ -124,10 +125,10 @@ async def test_a_peer_whose_connection_broke_is_heard_out(monkeypatch: pytest.Mo
             pumped.set()
             raise PeerLost("it cannot be written to any more")
 
-        monkeypatch.setattr(link._wire, "pump", pump)
+        monkeypatch.setattr(wire_of(link), "pump", pump)
         ended = asyncio.create_task(link.wait_closed())
         monkeypatch.setattr("aiodatadist.link.link.LAST_WORD_SECONDS", math.inf)
-        link._wire._gathers_until = math.inf
+        gather_until(wire_of(link), math.inf)
         link.post(Note(payload="x" * MAX_NOTE, number=0))  # more than is sent without a task
         await pumped.wait()
         assert await decoder.datadist.unlink_clusters(known_as(1), force=True) == SUCCESS
@@ -180,7 +181,7 @@ async def test_a_cluster_that_its_loop_ends_tells_its_peers() -> None:
         assert await decoder.datadist.link_clusters([info]) == SUCCESS
         ended = asyncio.create_task(decoder.datadist.wait_link_closed(1))
         await asyncio.sleep(0)
-        task = prompt._running().resident._task
+        task = resident_task(inside(prompt))
         assert task is not None
         task.cancel()
         with pytest.warns(ResourceWarning, match="cluster 1 was never finalized"):

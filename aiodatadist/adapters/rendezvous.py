@@ -201,7 +201,7 @@ class _Life:
         alive: list[Registered] = []
 
         async def probe(rank: Registered) -> None:
-            if await _answers(rank.address):
+            if await is_answering(rank.address):
                 alive.append(rank)
                 group.cancel_scope.cancel()
             else:
@@ -226,7 +226,7 @@ async def _line(client: socket.socket, limit: int) -> bytes:
     raise Unreadable(f"it has a line of more than {limit} bytes")
 
 
-async def _answers(address: PeerAddress) -> bool:
+async def is_answering(address: PeerAddress) -> bool:
     """Return True if something listens there."""
     with suppress(OSError, ValueError), anyio.move_on_after(PROBE_SECONDS):
         async with await anyio.connect_tcp(address.host, address.port):

@@ -96,7 +96,7 @@ class Unsealed(ValueError):
 def written(key: bytes | None, said: _Line, question: bytes | None = None) -> bytes:
     """Return the line for this, without its end. ``question``: the line that it answers."""
     content = said.model_dump_json().encode()
-    return content if key is None else _seal(key, content, question) + b" " + content
+    return content if key is None else seal_of(key, content, question) + b" " + content
 
 
 def read(key: bytes | None, line: bytes, kind: TypeAdapter[Any], limit: int, question: bytes | None = None) -> Any:
@@ -108,7 +108,7 @@ def read(key: bytes | None, line: bytes, kind: TypeAdapter[Any], limit: int, que
     """
     if key is not None:
         seal, _, content = line.partition(b" ")
-        if len(seal) != _SEAL or not hmac.compare_digest(seal, _seal(key, content, question)):
+        if len(seal) != _SEAL or not hmac.compare_digest(seal, seal_of(key, content, question)):
             is_plain = line.startswith(b"{")
             raise Unsealed("it has no seal: only this end has a key" if is_plain else "its seal is of another key")
         line = content
@@ -117,7 +117,7 @@ def read(key: bytes | None, line: bytes, kind: TypeAdapter[Any], limit: int, que
     return read_foreign(line, kind, limit_bytes=limit, limit_chars=max(MAX_TEXT, SHOWN))
 
 
-def _seal(key: bytes, content: bytes, question: bytes | None) -> bytes:
+def seal_of(key: bytes, content: bytes, question: bytes | None) -> bytes:
     mac = hmac.new(key, b"aiodatadist rendezvous 1 " + (b"question " if question is None else b"answer "), sha256)
     if question is not None:
         mac.update(sha256(question).digest())

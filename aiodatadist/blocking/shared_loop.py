@@ -34,15 +34,15 @@ def _refusal(pid: int, why: Unusable) -> LLMException:
     return TransferError(why.value)
 
 
-class _Warned:
+class Warned:
     """Whether it has been said that a blocking call was made on an event loop."""
 
     once = False
 
 
 def _warn_on_event_loop() -> None:
-    if not _Warned.once:
-        _Warned.once = True
+    if not Warned.once:
+        Warned.once = True
         warnings.warn(
             "a blocking call of aiodatadist stops the event loop of this thread until it returns: "
             "here aiodatadist.LLMDataDist can be awaited instead",

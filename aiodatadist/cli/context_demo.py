@@ -63,7 +63,7 @@ def run_context_demo(options: ContextOptions, command: Command = worker_command)
     try:
         for line in wrapped(f"prompt: {prompt.describe()}", 8):
             screen.line(line)
-        screen.line(f"pool: {_public(options.url)}")
+        screen.line(f"pool: {public(options.url)}")
         first, second = anyio.run(_both, job, command)
         _show(first, second, screen)
     finally:
@@ -71,7 +71,7 @@ def run_context_demo(options: ContextOptions, command: Command = worker_command)
     is_equal = first.text == second.text
     if options.json:
         runs = [run.model_dump(exclude={"error", "exit_code"}) for run in (first, second)]
-        print(json.dumps({"pool": _public(options.url), "runs": runs, "tokens_equal": is_equal}, indent=2))
+        print(json.dumps({"pool": public(options.url), "runs": runs, "tokens_equal": is_equal}, indent=2))
     return 0 if is_equal and second.loaded_tokens else 1
 
 
@@ -103,7 +103,7 @@ def _checked(run: ContextRun) -> ContextRun:
     return run
 
 
-def _public(url: str) -> str:
+def public(url: str) -> str:
     """Without passwords, also of URLs that are wrong because of them: rather too little is shown than too much."""
     scheme, slashes, rest = url.partition("//")
     account, at, place = rest.rpartition("@")

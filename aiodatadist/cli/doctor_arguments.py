@@ -46,13 +46,13 @@ def doctor_command(arguments: argparse.Namespace) -> Callable[[], int]:
         for name in ("peer", "serve", "step", "local_comm_res", "peer_local_comm_res"):
             if getattr(arguments, name):
                 raise wrong_input(f"--{name.replace('_', '-')} needs --device: which device is to be probed?")
-        return partial(_run_doctor, arguments.json)
+        return partial(run_doctor, arguments.json)
     if arguments.peer and arguments.serve:
         raise wrong_input("--peer and --serve are the two ends of a probe: one command is one of them")
     return partial(_run_probe, arguments)
 
 
-def _run_doctor(json: str | None) -> int:
+def run_doctor(json: str | None) -> int:
     from aiodatadist.cli.doctor import run_doctor  # noqa: PLC0415 - opens the native libraries
 
     return run_doctor(json)

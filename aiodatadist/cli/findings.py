@@ -75,7 +75,7 @@ def runtime_findings() -> Iterator[Finding]:
         return
     yield _chosen(runtime, choice)
     yield Finding("libraries", ", ".join(runtime.libraries), "ok", f"acl API {runtime.version or 'of unknown version'}")
-    yield _functions(runtime)
+    yield functions(runtime)
     chip = f"{runtime.chip}, " if runtime.chip and not runtime.is_soft else ""
     yield Finding("devices", str(runtime.device_count), "ok", f"{chip}numbered from 0")
 
@@ -95,7 +95,7 @@ def _chosen(runtime: Runtime, choice: str) -> Finding:
     )
 
 
-def _functions(runtime: Runtime) -> Finding:
+def functions(runtime: Runtime) -> Finding:
     missing = runtime.missing_functions()
     value = f"{len(FUNCTIONS) - len(missing)} of {len(FUNCTIONS)}"
     if not missing:
@@ -163,7 +163,7 @@ def _memfd_findings() -> Iterator[Finding]:
         yield Finding("memfd", "no", "fail", f"the software NPU cannot share memory between processes: {error}")
     else:
         yield Finding("memfd", "yes", "ok", "the software NPU's device memory; not limited by /dev/shm")
-    setting = _chosen_word("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    setting = chosen_word("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     if setting in ("always", "within_size", "advise"):
         yield Finding("shm huge pages", setting, "ok", "large allocations of the software NPU get 2 MiB pages")
     else:
@@ -239,25 +239,25 @@ def version_findings() -> Iterator[Finding]:
     """Python and the packages that matter."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     yield Finding("Python", platform.python_version(), "ok", f"{sys.implementation.name} on {system}")
-    installed = _package("aiodatadist", missing="not installed: runs from a checkout", mark="ok")
+    installed = package("aiodatadist", missing="not installed: runs from a checkout", mark="ok")
     yield Finding("aiodatadist", aiodatadist.__version__, "ok", installed.meaning)
     for name in ("anyio", "cffi", "pydantic"):
-        yield _package(name, missing=f"pip install {name}", mark="fail")
-    yield _package("numpy", missing="CacheManager.arrays and the demo need it: pip install numpy", mark="warn")
-    yield _package("uvloop", missing=f"optional: a faster event loop; {how_to_install('uvloop')}", mark="ok")
-    yield _package("torch-npu", missing="optional: tensors on an NPU", mark="ok")
+        yield package(name, missing=f"pip install {name}", mark="fail")
+    yield package("numpy", missing="CacheManager.arrays and the demo need it: pip install numpy", mark="warn")
+    yield package("uvloop", missing=f"optional: a faster event loop; {how_to_install('uvloop')}", mark="ok")
+    yield package("torch-npu", missing="optional: tensors on an NPU", mark="ok")
 
 
 def engine_findings() -> Iterator[Finding]:
     """Which pools of ContextCaching besides the embedded one can be opened here. Whether a server is there is not tried."""
     pools = "redis:// and rediss:// pools"
     missing = f"optional: {pools}; {how_to_install('redis')}"
-    yield _package("redis", "redis-py", found=f"{pools}, with a server to talk to", missing=missing, mark="ok")
+    yield package("redis", "redis-py", found=f"{pools}, with a server to talk to", missing=missing, mark="ok")
     yield _mooncake()
     if _is_there("redis", "mooncake"):
-        yield _package("xxhash", missing="the engine's pools do not work without it: pip install xxhash", mark="warn")
+        yield package("xxhash", missing="the engine's pools do not work without it: pip install xxhash", mark="warn")
     else:
-        yield _package("xxhash", missing="optional: comes with the extra of an engine", mark="ok")
+        yield package("xxhash", missing="optional: comes with the extra of an engine", mark="ok")
 
 
 def _mooncake() -> Finding:
@@ -275,7 +275,7 @@ def _is_there(*modules: str) -> bool:
     return any(find_spec(module) is not None for module in modules)
 
 
-def _package(name: str, shown: str = "", *, found: str = "installed", missing: str, mark: Mark) -> Finding:
+def package(name: str, shown: str = "", *, found: str = "installed", missing: str, mark: Mark) -> Finding:
     try:
         return Finding(shown or name, metadata.version(name), "ok", found)
     except metadata.PackageNotFoundError:
@@ -285,7 +285,7 @@ def _package(name: str, shown: str = "", *, found: str = "installed", missing: s
 # ---- helpers ----
 
 
-def _chosen_word(path: str) -> str:
+def chosen_word(path: str) -> str:
     """The word in brackets in a sysfs file such as ``always [madvise] never``; empty if there is no such file."""
     try:
         text = Path(path).read_text(encoding="ascii")

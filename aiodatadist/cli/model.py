@@ -108,8 +108,8 @@ class Model:
             return random.standard_normal((rows, columns), np.float32) * np.float32(gain / np.sqrt(rows))
 
         c = config
-        self._embedding = random.standard_normal((VOCABULARY, c.dim), np.float32)
-        self._layers = [
+        self.embedding = random.standard_normal((VOCABULARY, c.dim), np.float32)
+        self.layers = [
             _Layer(
                 # Sharp attention: scores with a deviation of about 2.5 pick a few of thousands of tokens. With the
                 # usual 1.0 an untrained model averages its context away, and a misplaced block would go unnoticed.
@@ -123,7 +123,7 @@ class Model:
             )
             for _ in range(c.layers)
         ]
-        self._head = weights(c.dim, VOCABULARY, gain=2.0)
+        self.head = weights(c.dim, VOCABULARY, gain=2.0)
 
     def prefill(
         self,
@@ -160,13 +160,13 @@ class Model:
         self._check(tokens, start, cache, block_table)
         end = start + len(tokens)
         span = _Span(start, np.asarray(block_table[: blocks_for(end)], np.intp), _rotation(self.config, start, end))
-        x = self._embedding[list(tokens)]
-        for index, layer in enumerate(self._layers):
+        x = self.embedding[list(tokens)]
+        for index, layer in enumerate(self.layers):
             x = x + self._attention(layer, _normed(x), span, cache[2 * index], cache[2 * index + 1])
             x = x + _mlp(layer, _normed(x))
             if on_layer is not None:
                 on_layer(index + 1)
-        logits: Array = (_normed(x[-1:]) @ self._head)[0]
+        logits: Array = (_normed(x[-1:]) @ self.head)[0]
         return logits
 
     def _check(self, tokens: Sequence[int], start: int, cache: Cache, block_table: Sequence[int]) -> None:

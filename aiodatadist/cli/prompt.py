@@ -12,7 +12,7 @@ from aiodatadist.cli.errors import wrong_input
 LIMIT = 4096
 """Bytes of prompt: 64 MiB of KV cache and about three seconds of prefill on one core; attention grows as the square."""
 
-_CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ def load_prompt(path: Path | None) -> Prompt:
 
 def _own_readme() -> Prompt:
     """The README of the checkout if this is one, else the long description that was installed with the package."""
-    readme = _CHECKOUT / "README.md"
-    is_checkout = (_CHECKOUT / "pyproject.toml").is_file() and readme.is_file()
-    text = readme.read_bytes() if is_checkout else _installed_description()
+    readme = CHECKOUT / "README.md"
+    is_checkout = (CHECKOUT / "pyproject.toml").is_file() and readme.is_file()
+    text = readme.read_bytes() if is_checkout else installed_description()
     return _checked("README.md", text, len(text))
 
 
-def _installed_description() -> bytes:
+def installed_description() -> bytes:
     try:
         description = metadata.metadata("aiodatadist").json.get("description", "")
     except metadata.PackageNotFoundError:

@@ -28,7 +28,7 @@ from aiodatadist.values.transfer_priority import TransferPriority
 
 logger = logging.getLogger(__name__)
 
-_STATES = {
+STATES = {
     ring.RING_DONE: TransferState.DONE, ring.RING_FAILED: TransferState.FAILED,
     ring.RING_TIMED_OUT: TransferState.FAILED, ring.RING_CANCELLED: TransferState.CANCELLED,
     ring.RING_STUCK: TransferState.STUCK, ring.RING_REFUSED: TransferState.FAILED,
@@ -172,7 +172,7 @@ class StreamTransfer(TransferCompletion):
         asked, aside = self._asked_ns or completion.submitted_ns, completion.aside_ns
         self.queue_seconds = (completion.started_ns - asked + aside) / 1e9
         self.transfer_seconds = (completion.finished_ns - completion.started_ns - aside) / 1e9
-        state = _STATES[completion.state]
+        state = STATES[completion.state]
         if completion.gate and completion.state == ring.RING_TIMED_OUT:
             self.shut_gate = completion.gate - 1
         told = completion.state not in {ring.RING_DONE, ring.RING_CANCELLED}

@@ -238,12 +238,12 @@ class _Connection:
         async with anyio.create_task_group() as both:
             async with anyio.create_task_group() as flows:
                 both.start_soon(self._resetting)
-                flows.start_soon(self._pass, _Flow(self._proxy, "upstream", self._client, self._server))
-                flows.start_soon(self._pass, _Flow(self._proxy, "downstream", self._server, self._client))
+                flows.start_soon(self._pass, Flow(self._proxy, "upstream", self._client, self._server))
+                flows.start_soon(self._pass, Flow(self._proxy, "downstream", self._server, self._client))
             self.is_reset = False
             both.cancel_scope.cancel()
 
-    async def _pass(self, flow: _Flow) -> None:
+    async def _pass(self, flow: Flow) -> None:
         try:
             await flow.run()
         except _CutError as cut:
@@ -265,7 +265,7 @@ class _Connection:
             return
 
 
-class _Flow:
+class Flow:
     """One direction of a connection."""
 
     def __init__(self, proxy: ChaosProxy, direction: Direction, source: socket.socket, sink: socket.socket) -> None:
@@ -307,7 +307,7 @@ class _Flow:
             async for arrived, data in receive:
                 await self._late(arrived)
                 async with self._sending:
-                    for piece in self._lost_or_moved(data):
+                    for piece in self.lost_or_moved(data):
                         await self._on_its_way(piece)
             async with self._sending:
                 await self._held_back()
@@ -345,7 +345,7 @@ class _Flow:
             jitter = self._proxy.chance.uniform(-latency.jitter, latency.jitter)
             await anyio.sleep_until(arrived + max(0.0, latency.seconds + jitter))
 
-    def _lost_or_moved(self, data: bytes) -> list[bytes]:
+    def lost_or_moved(self, data: bytes) -> list[bytes]:
         """What arrives instead of this piece, in its order."""
         pieces = [] if self._hits(Drop) else [data, data] if self._hits(Repeat) else [data]
         if pieces and not self._overtaken and self._hits(Reorder):

@@ -5,16 +5,22 @@ One place knows the names of these attributes, so that a test says what it looks
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from aiodatadist.blocking import shared_loop
+
 if TYPE_CHECKING:
+    from aiodatadist.cache.registry import CacheRegistry
+    from aiodatadist.cache_manager import CacheManager
     from aiodatadist.concurrency.loop_thread import LoopThread
     from aiodatadist.context_caching.cache import ContextCache
     from aiodatadist.context_caching.pools.contract import KVPool
     from aiodatadist.device import TransferCompletion
     from aiodatadist.link import Link
     from aiodatadist.link.wire import Wire
+    from aiodatadist.transport.contract import Transport
 
 # ---- links ----
 
@@ -22,6 +28,11 @@ if TYPE_CHECKING:
 def wire_of(link: Link) -> Wire:
     """Return the control messages of a link, in both directions."""
     return link._wire
+
+
+def gather_until(wire: Wire, when: float) -> None:
+    """Let a wire gather messages until its loop's clock says so, whatever it has sent."""
+    wire._gathers_until = when
 
 
 async def cut_link(link: Link) -> None:
@@ -86,4 +97,41 @@ def store_of(pool: Any) -> Any:
 def entries_of(pool: KVPool) -> MutableMapping[Any, Any]:
     """Return the values of a pool in memory, by key: the least recently used first."""
     found: MutableMapping[Any, Any] = store_of(pool)._entries
+    return found
+
+
+# ---- memory ----
+
+
+def transport_of(registry: CacheRegistry) -> Transport:
+    """Return the transport with which a registry registers its memory."""
+    return registry._transport
+
+
+def registry_of(manager: CacheManager) -> CacheRegistry:
+    """Return what a cache manager keeps its caches in."""
+    return manager._registry
+
+
+# ---- aiodatadist.blocking ----
+
+
+def inner_of(facade: Any) -> Any:
+    """Return what an object of ``aiodatadist.blocking`` calls on the event loop."""
+    return facade._inner
+
+
+def submissions_of(manager: Any) -> Any:
+    """Return what a cache manager of ``aiodatadist.blocking`` knows of submitted calls."""
+    return manager._submissions
+
+
+def shared_thread() -> LoopThread | None:
+    """Return the thread that all users of the shared event loop have in common; None if there is no user."""
+    return shared_loop._shared.thread
+
+
+def resident_task(owner: Any) -> asyncio.Task[Any]:
+    """Return the task that keeps a cluster or a context cache open."""
+    found: asyncio.Task[Any] = owner.resident._task if hasattr(owner, "resident") else owner._resident._task
     return found

@@ -124,7 +124,7 @@ def read_foreign(data: object, model: Any, *, limit_bytes: int, limit_chars: int
             content: object = _parsed(text)
         else:
             content = data
-        _Scan(limit_chars, None if content is not data else limit_bytes).walk(content)
+        Scan(limit_chars, None if content is not data else limit_bytes).walk(content)
         if adapter is None:
             return model.model_validate(content)
         _check_kind(content)
@@ -135,7 +135,7 @@ def read_foreign(data: object, model: Any, *, limit_bytes: int, limit_chars: int
 
 def scan_foreign(data: object, *, limit_bytes: int, limit_chars: int) -> None:
     """Look at objects as :func:`read_foreign` does before it validates them. Raises Unreadable: if they exceed a limit."""
-    _Scan(limit_chars, limit_bytes).walk(data)
+    Scan(limit_chars, limit_bytes).walk(data)
 
 
 def _parsed(data: bytes) -> object:
@@ -159,7 +159,7 @@ def _check_kind(content: object) -> None:
                 )
 
 
-class _Scan:
+class Scan:
     """Look at objects before they are validated, without recursion, up to the first limit that they exceed.
 
     Args:
@@ -176,7 +176,7 @@ class _Scan:
         waiting: list[Iterator[object]] = [iter((root,))]
         while waiting:
             for value in waiting[-1]:
-                inside = self._look(value)
+                inside = self.look(value)
                 if inside is not None:
                     waiting.append(iter(inside))
                     break
@@ -185,7 +185,7 @@ class _Scan:
             if len(waiting) > MAX_DEPTH + 1:
                 raise Unreadable(f"it has lists or objects inside each other: the limit is {MAX_DEPTH}")
 
-    def _look(self, value: object) -> Iterable[object] | None:
+    def look(self, value: object) -> Iterable[object] | None:
         """Count one value; return what it contains, if that is to be counted one by one."""
         self._values += 1
         if self._values > MAX_VALUES:

@@ -12,7 +12,8 @@ import pytest
 
 from aiodatadist.adapters import push_out
 from aiodatadist.adapters.push_messages import Drop, More, Want
-from aiodatadist.testing.views import call_on_loop
+from aiodatadist.testing import inside
+from aiodatadist.testing.views import call_on_loop, life_of, links_of, post_as
 from aiodatadist.values import peer_budget
 from tests.adapters.test_pushes import LAYOUT, End
 
@@ -28,8 +29,8 @@ def ends() -> Iterator[tuple[End, End]]:
 
 
 def outgoing(end: End) -> push_out.OutgoingPushes:
-    assert end.service._life is not None
-    return end.service._life.outgoing
+    found: push_out.OutgoingPushes = life_of(end.service).outgoing
+    return found
 
 
 def test_wants_that_never_become_whole_are_bounded_and_end_with_their_link(
@@ -37,35 +38,37 @@ def test_wants_that_never_become_whole_are_bounded_and_end_with_their_link(
 ) -> None:
     monkeypatch.setattr(peer_budget, "WANTS", 10)
     prefill, decode = ends
-    life, pushes = decode.service._life, outgoing(prefill)
-    assert life is not None
+    pushes = outgoing(prefill)
+    begun = pushes._begun
 
     async def lie() -> None:
-        peer = await life._links.link(prefill.address, "r")
+        peer = await links_of(decode.service).link(prefill.address, "r")
         for number in range(30):
-            await life._post(peer, More(transfer=f"{number}", into=()))
-        await life._post(peer, Want(transfer="0", first=0, into=(0, 1), count=2, caches=0, layout=LAYOUT))
+            await post_as(decode.service, peer, More(transfer=f"{number}", into=()))
+        await post_as(decode.service, peer, Want(transfer="0", first=0, into=(0, 1), count=2, caches=0, layout=LAYOUT))
 
     call_on_loop(decode.service, lie)
     prefill.until(lambda ended: "0" in ended.wanted)
-    assert len(pushes._begun) == 9  # of the others
+    assert len(begun) == 9  # of the others
     decode.service.close()
-    prefill.until(lambda _: not pushes._begun and not pushes._pushes)
+    prefill.until(lambda _: not begun and not pushes._pushes)
     assert not pushes._shares
 
 
 def test_a_link_whose_only_words_were_of_a_want_that_does_not_come(ends: tuple[End, End]) -> None:
     prefill, decode = ends
-    life, pushes = decode.service._life, outgoing(prefill)
-    assert life is not None
+    pushes = outgoing(prefill)
+    begun = pushes._begun
 
     async def begin() -> None:
-        await life._post(await life._links.link(prefill.address, "r"), More(transfer="t", into=(1, 2)))
+        await post_as(
+            decode.service, await links_of(decode.service).link(prefill.address, "r"), More(transfer="t", into=(1, 2))
+        )
 
     call_on_loop(decode.service, begin)
-    prefill.until(lambda _: bool(pushes._begun))
+    prefill.until(lambda _: bool(begun))
     decode.service.close()
-    prefill.until(lambda _: not pushes._begun)
+    prefill.until(lambda _: not begun)
 
 
 def test_numbers_of_whole_wants_are_bounded(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,34 +92,29 @@ def test_a_link_is_ended_also_where_its_peers_name_is_not_found_any_more(
 ) -> None:
     """Else a request comes out into whose blocks a prefill engine that does not answer may still write."""
     prefill, decode = ends
-    life = decode.service._life
-    assert life is not None
-    peer = call_on_loop(decode.service, lambda: life._links.link(prefill.address, "r"))
-    engine = life._datadist._engine
-    assert engine is not None
+    peer = call_on_loop(decode.service, lambda: links_of(decode.service).link(prefill.address, "r"))
+    engine = inside(decode.service)
     assert engine.links.has_any
 
     def not_found(*words: Any, **options: Any) -> None:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr("aiodatadist.cluster.host_names.getaddrinfo", not_found)
-    call_on_loop(decode.service, lambda: life._links.end(peer))
+    call_on_loop(decode.service, lambda: links_of(decode.service).end(peer))
     assert not engine.links.has_any
 
 
 def test_a_peer_that_takes_no_answers_is_told_no_more(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_budget, "ANSWERS", 100)
     prefill, decode = ends
-    life = decode.service._life
-    assert life is not None
-    monkeypatch.setattr(life._datadist._engine, "heard", lambda *words: None)  # and says that it took nothing
+    monkeypatch.setattr(inside(decode.service), "heard", lambda *words: None)  # and says that it took nothing
 
     async def ask() -> int:
-        to = await life._links.link(prefill.address, "r")
+        to = await links_of(decode.service).link(prefill.address, "r")
         before = len(asyncio.all_tasks())
         for number in range(1000):
-            await life._post(to, Drop(transfer=f"{number}"))
-        await life._post(to, Want(transfer="last", first=0, into=(), count=0, caches=0, layout=LAYOUT))
+            await post_as(decode.service, to, Drop(transfer=f"{number}"))
+        await post_as(decode.service, to, Want(transfer="last", first=0, into=(), count=0, caches=0, layout=LAYOUT))
         return before
 
     async def tasks() -> int:

@@ -16,14 +16,14 @@ from aiodatadist.adapters.leased_blocks import PullOrder
 from aiodatadist.cluster.engine import Engine
 from aiodatadist.link.link import Link
 from aiodatadist.testing import inside
-from aiodatadist.testing.views import call_on_loop
+from aiodatadist.testing.views import call_on_loop, life_of
 from tests.adapters import test_block_service
 from tests.adapters.test_block_service import PROMPT
 from tests.adapters.test_pushes import End
 
 
 def engine_of(service: BlockService) -> Engine:
-    return inside(service._running()._datadist)
+    return inside(service)
 
 
 class Closing:
@@ -220,7 +220,7 @@ def test_a_peer_that_neither_answers_nor_agrees_to_part_loses_its_link_before_bl
             await parting(link)
 
         monkeypatch.setattr(Link, "_say_bye", say_bye)
-        monkeypatch.setattr(prefill.service._running().outgoing, "drop", lambda *_: None)
+        monkeypatch.setattr(life_of(prefill.service).outgoing, "drop", lambda *_: None)
         decode.service.cancel("a")
         assert decode.received("a").outcomes == {"a": "push_cancelled"}
         assert not engine_of(decode.service).links.has_any

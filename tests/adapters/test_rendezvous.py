@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 
 import anyio
@@ -17,6 +18,17 @@ from aiodatadist.adapters.rendezvous import Ranks, Registered, RendezvousServer
 from aiodatadist.adapters.rendezvous_asks import MAX_ASKS, RendezvousAsks
 from aiodatadist.adapters.rendezvous_lines import MAX_QUESTION
 from aiodatadist.testing.views import call_on_loop
+
+
+def started(asks: RendezvousAsks, port: int) -> Future[Ranks | None]:
+    """Ask a server, whatever was asked before."""
+    return asks._start(("127.0.0.1", port)).answer
+
+
+def ports_of(asks: RendezvousAsks) -> list[int]:
+    """Return the ports of servers whose answers are kept."""
+    return [port for _, port in asks._asked]
+
 
 LAYOUT: dict[str, str | int] = {"page_size": 16}
 
@@ -159,7 +171,7 @@ def test_an_answer_that_was_not_taken_for_long_is_asked_for_again(monkeypatch: p
     monkeypatch.setattr(rendezvous_asks, "monotonic", lambda: now[0])
     with closing(RendezvousAsks(None)) as asks:
         with suppress(Exception):
-            asks._start(("127.0.0.1", 1)).answer.result(30)
+            started(asks, 1).result(30)
         now[0] += rendezvous_asks.KEPT_SECONDS + 1
         assert asks.ask("127.0.0.1", 1, 30) is None
 
@@ -189,7 +201,7 @@ def test_of_many_servers_the_one_that_was_asked_first_makes_room(monkeypatch: py
     with closing(RendezvousAsks(None)) as asks:
         for port in range(1, MAX_ASKS + 3):
             assert asks.ask("127.0.0.1", port) is None
-        assert len(asks._asked) == MAX_ASKS
+        assert len(ports_of(asks)) == MAX_ASKS
         assert asks.ask("127.0.0.1", 1000, 30) is not None
         call_on_loop(asks, anyio.lowlevel.checkpoint)
         assert sorted(ended) == [1, 2, 3, 1000]
@@ -206,11 +218,11 @@ def test_an_answer_is_kept_while_many_servers_are_asked_that_have_none(monkeypat
 
     monkeypatch.setattr(rendezvous, "ask", ask)
     with closing(RendezvousAsks(None)) as asks:
-        answer = asks._start(("127.0.0.1", 0)).answer
+        answer = started(asks, 0)
         assert answer.result(30) == Ranks(layout=LAYOUT, addresses=[])
         for port in range(1, 3 * MAX_ASKS):
-            assert isinstance(asks._start(("127.0.0.1", port)).answer.exception(30), LinkTimeout)
-        assert len(asks._asked) == MAX_ASKS
+            assert isinstance(started(asks, port).exception(30), LinkTimeout)
+        assert len(ports_of(asks)) == MAX_ASKS
         assert asks.ask("127.0.0.1", 0) == answer.result()
 
 
@@ -221,6 +233,6 @@ def test_answers_that_are_not_taken_make_room(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(rendezvous, "ask", ask)
     with closing(RendezvousAsks(None)) as asks:
         for port in range(1, MAX_ASKS + 1):
-            asks._start(("127.0.0.1", port)).answer.result(30)
+            started(asks, port).result(30)
         assert asks.ask("127.0.0.1", 100, 30) is None
-        assert [port for _, port in asks._asked] == list(range(2, MAX_ASKS + 1))
+        assert ports_of(asks) == list(range(2, MAX_ASKS + 1))

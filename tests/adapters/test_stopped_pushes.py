@@ -89,8 +89,7 @@ class Decode:
         return self.found.outcomes[request]
 
     def is_withheld(self) -> bool:
-        life = self.service._running()
-        registry = inside(life._datadist).registry
+        registry = inside(self.service).registry
         return any(entry.is_withheld for entry in registry.table)
 
 

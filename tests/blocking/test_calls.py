@@ -29,8 +29,8 @@ from aiodatadist.blocking import (
     LLMRole,
     LLMStatusCode,
     RegisterMemStatus,
-    shared_loop,
 )
+from aiodatadist.testing.views import inner_of, shared_thread
 from tests import children
 from tests.blocking.pairs import DESC, KEY, Pair, cluster, linked_pair, options
 
@@ -234,7 +234,7 @@ def test_a_mode_that_is_absent_is_off_unless_something_needs_it(
     datadist = LLMDataDist(LLMRole.PROMPT, 1)
     datadist.init(dict(given))
     try:
-        config = datadist._inner.config
+        config = inner_of(datadist).config
         assert (config.enable_cache_manager, config.enable_remote_cache_accessible) == modes
     finally:
         datadist.finalize()
@@ -268,7 +268,7 @@ def test_init_refuses_what_is_wrong_and_starts_nothing() -> None:
     for wrong, kind in mistakes:
         with pytest.raises(kind):
             datadist.init(wrong)
-        assert shared_loop._shared.thread is None
+        assert shared_thread() is None
     with pytest.raises(RuntimeError, match="not initialised"):
         _ = datadist.cache_manager
     with pytest.raises(RuntimeError, match="not initialised"):
@@ -301,7 +301,7 @@ def test_hixl_needs_the_cache_manager_and_implies_remote_access() -> None:
         datadist.init(hixl)
     datadist.init({**hixl, "llm.EnableCacheManager": "1"})
     try:
-        assert datadist._inner.config.enable_remote_cache_accessible
+        assert inner_of(datadist).config.enable_remote_cache_accessible
     finally:
         datadist.finalize()
 

@@ -13,7 +13,7 @@ from aiodatadist.blocking import (
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.testing import inside
-from aiodatadist.testing.views import call_on_loop, cut_link
+from aiodatadist.testing.views import call_on_loop, cut_link, inner_of
 from tests.blocking.pairs import KEY, Pair, cluster, linked_pair, options
 from tests.stopwatch import lasting
 from tests.test_relink import until
@@ -26,7 +26,7 @@ def cut(pair: Pair, *, listens: bool) -> None:
 
 def cut_between(theirs: LLMDataDist, ours: LLMDataDist, *, listens: bool) -> None:
     async def break_off() -> None:
-        engine, changes = inside(theirs), ours._inner.link_changes()
+        engine, changes = inside(theirs), inner_of(ours).link_changes()
         if not listens:
             await engine.listen_elsewhere(None)
         await cut_link(engine.links.find(ours.cluster_id))

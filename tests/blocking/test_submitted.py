@@ -26,11 +26,10 @@ from aiodatadist.blocking import (
     QueueFull,
     Stats,
     TransferWithCacheKeyConfig,
-    shared_loop,
 )
 from aiodatadist.errors import CacheNotFound, LinkClosed, NotLinked, ParamInvalid, TransferError, TransferTimeout
 from aiodatadist.testing import soft_fault, soft_faults_cleared
-from aiodatadist.testing.views import thread_of
+from aiodatadist.testing.views import shared_thread, submissions_of, thread_of
 from tests.blocking.pairs import EVERYTHING, KEY, Pair, linked_pair
 
 POOL = '{"memory_size": 1048576, "page_shift": 12}'
@@ -118,7 +117,7 @@ def test_what_certainly_is_wrong_is_refused_and_nothing_is_submitted(pair: Pair)
         with pytest.raises(kind):
             call()
     assert pair.target.datadist.stats() == Stats()
-    assert manager._submissions._undrained == 0
+    assert submissions_of(manager)._undrained == 0
 
 
 def test_every_other_failure_is_in_the_handle_and_comes_out_of_drain(pair: Pair) -> None:
@@ -236,7 +235,7 @@ def test_one_that_is_cancelled_before_it_begins_never_does(pair: Pair) -> None:
     assert all(handle.wait(10) for handle in handles)
     assert [handle.poll() for handle in handles] == ["done"] * 11 + ["cancelled"]
     pair.target.check(dict.fromkeys(range(11), (0, 3)))
-    assert pair.target.manager._submissions._under_way == set()
+    assert submissions_of(pair.target.manager)._under_way == set()
     assert len(pair.target.manager.drain()) == 12
 
 
@@ -284,7 +283,7 @@ def test_close_lets_what_is_under_way_finish(pair: Pair) -> None:
     pair.target.check({block: (0, block) for block in range(16)})
     assert pair.target.datadist.stats().succeeded == 16
     pair.source.datadist.finalize()
-    assert shared_loop._shared.thread is None
+    assert shared_thread() is None
 
 
 @pytest.mark.parametrize("how", ["close", "finalize"])
@@ -331,9 +330,9 @@ class Told:
 
 def test_those_who_wait_are_told_on_the_loop_of_what_is_abandoned(pair: Pair, hung: Handle) -> None:
     """Neither an event nor the loop itself may be touched by another thread."""
-    submissions, waiter, news = pair.target.manager._submissions, Told(), Told()
+    submissions, waiter, news = submissions_of(pair.target.manager), Told(), Told()
     hung._waiters = [waiter]  # type: ignore[list-item]
-    submissions._news = news  # type: ignore[assignment]
+    submissions._news = news
     submissions.abandon()
     assert hung.poll() == "failed"
     assert waiter.by == news.by == ["aiodatadist loop"]
@@ -347,7 +346,7 @@ def test_a_submission_makes_few_objects_that_the_garbage_collector_looks_after(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else each thirtieth waits for a collection. The loop does not take these up, so that it makes none meanwhile."""
-    submissions, posted = pair.target.manager._submissions, list[object]()
+    submissions, posted = submissions_of(pair.target.manager), list[object]()
     monkeypatch.setattr(submissions, "post", posted.append)
     handles = [submit(pair) for _ in range(2)]
     gc.collect()

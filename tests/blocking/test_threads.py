@@ -34,14 +34,14 @@ from aiodatadist.cache import task as awaitable
 from aiodatadist.concurrency import loop_thread as thread
 from aiodatadist.errors import ForkError, LinkError, NotLinked
 from aiodatadist.testing import soft_fault, soft_faults_cleared
-from aiodatadist.testing.views import call_on_loop
+from aiodatadist.testing.views import call_on_loop, shared_thread
 from tests import children
 from tests.blocking.pairs import EVERYTHING, KEY, Pair, cluster, linked_pair, options
 from tests.off_loop import in_child
 
 
 def running_thread() -> thread.LoopThread | None:
-    return shared_loop._shared.thread
+    return shared_thread()
 
 
 def test_the_first_starts_the_thread_and_the_last_ends_it() -> None:
@@ -142,7 +142,7 @@ def test_calls_after_finalize_say_so(pair: Pair) -> None:
 
 
 async def test_on_a_running_event_loop_it_works_and_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_loop._Warned, "once", False)
+    monkeypatch.setattr(shared_loop.Warned, "once", False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with linked_pair() as pair:

@@ -39,11 +39,10 @@ from aiodatadist.blocking import (
     ModelRunner,
     Placement,
     TransferConfig,
-    shared_loop,
 )
 from aiodatadist.errors import ForkError
 from aiodatadist.testing import soft_fault, soft_faults_cleared
-from aiodatadist.testing.views import call_on_loop, thread_of
+from aiodatadist.testing.views import call_on_loop, inner_of, shared_thread, thread_of
 from tests.blocking.v1_pairs import OK, Models, Writer, cluster, fill, filled, free, held, info_of, linked_pair, models
 from tests.blocking.v1_pairs import request as req
 from tests.legacy import pairs as awaitable_pairs
@@ -188,7 +187,7 @@ def test_a_cache_without_a_reference_left_is_given_back_in_whatever_thread_it_is
         before = free(datadist)
         caches = [manager.allocate_cache(SLOTS)]
         caches.append(KvCache(caches[0].cache_id, SLOTS, [caches[0].tensor_addrs], manager))
-        registry, cache_id = manager._inner.registry, caches[0].cache_id
+        registry, cache_id = inner_of(manager).registry, caches[0].cache_id
         assert free(datadist) < before
         cycle: dict[str, Any] = {"caches": caches}
         cycle["self"] = cycle
@@ -217,7 +216,7 @@ def test_caches_that_outlive_their_cluster_and_its_loop_are_dropped_quietly() ->
         source, target = filled(p.owner, [CacheKey(1, 7)]), p.puller.allocate_cache(SLOTS)
         model = p.prompt.add_model(options(), Writer(p.prompt))
         manager = p.owner
-    assert shared_loop._shared.thread is None
+    assert shared_thread() is None
     assert status_of(partial(model.predict, req(1), [])) is S.LLM_ENGINE_FINALIZED
     assert not manager.is_initialized()
     dead = [weakref.ref(cache) for cache in (source, target)]
@@ -444,7 +443,7 @@ def test_a_model_runs_in_a_worker_thread_with_the_callers_context_and_may_call_b
             assert m.prompt.predict(req(10), []) == ("the caller's", S.LLM_FAILED)
         finally:
             word.reset(token)
-        loop_thread = thread_of(m.pair.prompt._thread)
+        loop_thread = thread_of(thread_of(m.pair.prompt))
         assert threads
         assert not threads & {threading.current_thread(), loop_thread}
         m.decoder.pull_kv(req(10))
@@ -601,12 +600,13 @@ def test_an_interrupted_predict_has_ended_when_the_interrupt_is_raised(times: in
 def test_finalize_waits_for_a_model_that_runs_and_its_caller_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with models() as m, ThreadPoolExecutor(2) as pool:
         began, ending, go = threading.Event(), threading.Event(), threading.Event()
-        calls = m.pair.prompt._inner._calls
+        calls = inner_of(m.pair.prompt)._calls
         end = calls.end
 
         async def watched() -> bool:
             ending.set()
-            return await end()
+            found: bool = await end()
+            return found
 
         def run() -> int:
             began.set()

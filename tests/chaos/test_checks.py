@@ -83,7 +83,7 @@ def memory_is_given_back_and_can_be_pulled(patch: pytest.MonkeyPatch) -> None:
         return True
 
     memory_is_given_back_too_early(patch)
-    patch.setattr(UserSource, "_is_parted", always)
+    patch.setattr(UserSource, "is_parted", always)
 
 
 def deadlines_are_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -111,8 +111,8 @@ def flipped_bits_of_user_slots(patch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: object) -> None:
         await asyncio.sleep(0)
 
-    patch.setattr(UserTarget, "_pull", nothing)
-    patch.setattr(UserTarget, "_push", nothing)
+    patch.setattr(UserTarget, "pull", nothing)
+    patch.setattr(UserTarget, "push", nothing)
 
 
 def keys_are_not_consumed(patch: pytest.MonkeyPatch) -> None:

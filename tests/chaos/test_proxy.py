@@ -27,7 +27,7 @@ from aiodatadist.testing import (
     Timeout,
     Toxic,
 )
-from aiodatadist.testing.proxy import _Flow
+from aiodatadist.testing.proxy import Flow
 from tests.clock import took
 from tests.held import turns
 from tests.stopwatch import lasting
@@ -227,13 +227,13 @@ async def test_a_piece_is_lost_or_comes_twice_or_is_kept_to_the_end(toxic: Toxic
 async def test_a_piece_comes_behind_the_next_one() -> None:
     async with proxied() as proxy:
         with socket.socket() as unused:
-            flow = _Flow(proxy, "upstream", unused, unused)
+            flow = Flow(proxy, "upstream", unused, unused)
         with proxy.under(Reorder()):
-            assert flow._lost_or_moved(b"1") == []
-            assert flow._lost_or_moved(b"2") == [b"2", b"1"]
-            assert flow._lost_or_moved(b"3") == []
-        assert flow._lost_or_moved(b"4") == [b"4", b"3"]
-        assert flow._lost_or_moved(b"5") == [b"5"]
+            assert flow.lost_or_moved(b"1") == []
+            assert flow.lost_or_moved(b"2") == [b"2", b"1"]
+            assert flow.lost_or_moved(b"3") == []
+        assert flow.lost_or_moved(b"4") == [b"4", b"3"]
+        assert flow.lost_or_moved(b"5") == [b"5"]
 
 
 async def test_a_piece_that_waits_for_the_next_one_comes_when_the_toxic_is_gone() -> None:

@@ -225,7 +225,7 @@ class Refusing:
 
 
 def test_a_mooncake_store_that_is_not_to_be_had_says_how_to_find_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mooncake_store, "_shared", mooncake_store._Shared())
+    monkeypatch.setattr(mooncake_store, "shared", mooncake_store.Shared())
     monkeypatch.setattr(mooncake_store, "load", lambda: SimpleNamespace(MooncakeDistributedStore=Refusing))
     settings = mooncake_store.Settings("10.0.0.1", "10.0.0.2:50051", 0, "rdma", "mlx5_0")
     with pytest.raises(

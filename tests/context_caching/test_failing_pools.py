@@ -35,7 +35,7 @@ from aiodatadist.context_caching.pools.contract import (
     Value,
 )
 from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE
-from aiodatadist.testing.views import store_of
+from aiodatadist.testing.views import entries_of, store_of
 from tests.clock import took
 from tests.context_caching.fakes import Foreign, Misdeed, fails_with, from_then_on, never
 from tests.context_caching.kit import ROOM, Kv, block_slots, by_slots, opened, rank
@@ -337,7 +337,7 @@ async def test_without_time_a_call_does_not_wait_for_the_memory_that_it_has_itse
 
 def damage_the_second(pool: Foreign, at: int) -> None:
     lru_store = store_of(pool.inner)
-    entry = list(lru_store._entries.values())[1]  # the note of the layout is last
+    entry = list(entries_of(pool.inner).values())[1]  # the note of the layout is last
     with lru_store.view(entry.address, entry.nbytes) as view:
         view[at] ^= 0x40
 
@@ -371,8 +371,7 @@ async def test_a_value_of_another_key_is_a_miss() -> None:
     kv = Kv()
     async with foreign() as pool, loaded(pool, kv) as cache:
         lru_store = store_of(pool.inner)
-        first, second = list(lru_store._entries)[:2]
-        a, b = lru_store._entries[first], lru_store._entries[second]
+        a, b = list(entries_of(pool.inner).values())[:2]
         with lru_store.view(a.address, a.nbytes) as left, lru_store.view(b.address, b.nbytes) as right:
             right[:] = left
         assert (await cache.load([1, 2], **by_slots([8, 9]))).success == 1

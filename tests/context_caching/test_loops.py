@@ -17,6 +17,7 @@ from aiodatadist.context_caching import (
     MemoryPool,
     Transfer,
 )
+from aiodatadist.testing.views import resident_task
 from tests import children
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, rank
@@ -168,9 +169,9 @@ def test_a_forked_child_leaves_the_cache_to_its_parent() -> None:
 
 async def test_a_cache_whose_task_was_cancelled_says_so() -> None:
     cache = await opened()
-    assert cache._resident._task is not None
-    cache._resident._task.cancel()
-    await asyncio.wait([cache._resident._task])
+    assert resident_task(cache) is not None
+    resident_task(cache).cancel()
+    await asyncio.wait([resident_task(cache)])
     with pytest.raises(EmsInternalError, match="this cache has ended: its task was cancelled"):
         await cache.exists([1])
     await cache.aclose()

@@ -92,7 +92,8 @@ async def test_so_many_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatc
                 view[100] ^= 1
         for h in hashes:
             assert (await cache.load([h], **by_slots([h]))).success == 0
-        assert len(pipeline_of(cache)._damaged) == 2
+        damaged = pipeline_of(cache)._damaged
+        assert len(damaged) == 2
         await cache.save(hashes, **by_slots([4, 5, 6]), write_rcache=False)
-        assert not pipeline_of(cache)._damaged
+        assert not damaged
         assert [(await cache.load([h], **by_slots([8]))).success for h in hashes] == [0, 1, 1]

@@ -123,7 +123,7 @@ def test_a_password_is_not_shown(is_json: bool, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_no_part_of_a_password_is_shown_wherever_it_stands(url: str, public: str) -> None:
-    assert context_demo._public(url) == public
+    assert context_demo.public(url) == public
 
 
 def test_a_first_run_that_loads_shows_no_gain(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ from aiodatadist.testing import (
     verify,
 )
 from aiodatadist.testing.cancelling import CancelAt
-from aiodatadist.testing.views import transfers_of
+from aiodatadist.testing.views import registry_of, transfers_of
 from tests.stopwatch import lasting
 from tests.strict.marks import STRICT, any_memory
 
@@ -381,8 +381,8 @@ async def test_any_number_of_cancelled_renewals_leave_the_link_usable(monkeypatc
         with anyio.fail_after(20):
             await pull()
         for cluster in (all_of.prompt, all_of.decoder):
-            ways = all_of.link(cluster).channels
-            await until(lambda ways=ways: len(ways._old) < 8, f"{len(ways._old)} outdated channels are open")  # type: ignore[misc]
+            old = all_of.link(cluster).channels._old
+            await until(lambda old=old: len(old) < 8, f"{len(old)} outdated channels are open")  # type: ignore[misc]
 
 
 @hows
@@ -582,12 +582,12 @@ async def test_a_registration_after_linking(how: str, no_leaks: None) -> None:
 
         async def register() -> None:
             cache = await registered.register_cache(SLOTS, [a.reshape(-1)[:4000] for a in arrays], [CacheKey(1, 7)])
-            await registered._registry.unregister(cache.cache_id, False)
+            await registry_of(registered).unregister(cache.cache_id, False)
 
         async def oracle() -> None:
-            for table_entry in list(registered._registry.table):
+            for table_entry in list(registry_of(registered).table):
                 if table_entry.cache_id != all_of.source.cache_id:
-                    await registered._registry.unregister(table_entry.cache_id, False)
+                    await registry_of(registered).unregister(table_entry.cache_id, False)
             assert soft_counters()["adopted"] == adopted
             await all_of.pull()
             await all_of.all_is_back()

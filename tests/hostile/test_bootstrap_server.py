@@ -261,7 +261,7 @@ async def test_what_changes_while_an_address_is_tried_counts(
         await anyio.to_thread.run_sync(answered.wait)
         return False
 
-    monkeypatch.setattr(rendezvous, "_answers", answers)
+    monkeypatch.setattr(rendezvous, "is_answering", answers)
     async with anyio.create_task_group() as group:
 
         async def older() -> None:
@@ -291,7 +291,7 @@ async def test_all_addresses_that_are_in_the_way_are_tried_at_once(
 
     for rank in range(8):
         await enrol(server, worker(rank + 1, rank, rank, 8), NOW - 1)
-    monkeypatch.setattr(rendezvous, "_answers", answers)
+    monkeypatch.setattr(rendezvous, "is_answering", answers)
     await enrol(server, worker(door.port, 100, 0, 1, page_size=32))
     assert sorted(tried) == list(range(1, 9))
     assert [each.port for each in await ranks(server)] == [door.port]
@@ -325,7 +325,7 @@ async def test_a_client_has_its_time_from_the_accept_on(
     """Its line is there at once. What the answer waits for counts, too."""
     await enrol(server, worker(door.port), NOW - 1)
     monkeypatch.setattr(rendezvous, "CLIENT_SECONDS", 0.05)
-    monkeypatch.setattr(rendezvous, "_answers", lambda _: anyio.sleep_forever())
+    monkeypatch.setattr(rendezvous, "is_answering", lambda _: anyio.sleep_forever())
     line = written(KEY, registration())
     with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):  # noqa: PT012
         async with await anyio.connect_tcp(HOST, server.port) as client:
@@ -404,7 +404,7 @@ async def test_a_line_that_is_none_is_refused_in_one_short_line(
     (server, key), line = either, bombs()[name]
     assert len(line) < MAX_QUESTION - 65
     if key is not None:
-        line = rendezvous_lines._seal(key, line, None) + b" " + line
+        line = rendezvous_lines.seal_of(key, line, None) + b" " + line
     answer = read(key, await say(server.port, line), ANSWER, MAX_ANSWER, line)
     assert isinstance(answer, Refused)
     told = [each.getMessage() for each in caplog.records if "refused" in each.getMessage()]

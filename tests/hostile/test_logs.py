@@ -26,7 +26,7 @@ from aiodatadist.cluster import host_names
 from aiodatadist.context_caching import open_pool
 from aiodatadist.context_caching.pools.contract import PoolKey, PoolTimeout, PoolUnreachable
 from aiodatadist.testing import inside, linked_pair, open_cluster
-from aiodatadist.testing.views import call_on_loop, wire_of
+from aiodatadist.testing.views import call_on_loop, links_of, wire_of
 from aiodatadist.values.foreign import SHOWN
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, encode, sealed
 from aiodatadist.wire.messages import MAX_REASON, Disconnect, Landed, Message, Note, Refuse, Unsupported
@@ -250,18 +250,17 @@ def test_what_a_peer_of_an_engine_says_is_printable(log: Log) -> None:
 
 def say(sender: End, receiver: End, notes: list[bytes]) -> None:
     """Over the link of the two, which is made if there is none."""
-    life = sender.service._running()
 
     async def post() -> None:
         cluster_id = receiver.address.cluster_id
-        link = inside(life._datadist).links.peek(cluster_id)
+        link = inside(sender.service).links.peek(cluster_id)
         peer = (
             LinkedPeer(cluster_id, link.generation)
             if link is not None
-            else await life._links.link(receiver.address, "")
+            else await links_of(sender.service).link(receiver.address, "")
         )
         for note in notes:
-            await life._links.current(peer).notify(note)
+            await links_of(sender.service).current(peer).notify(note)
 
     call_on_loop(sender.service, post)
 

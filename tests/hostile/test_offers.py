@@ -116,7 +116,7 @@ class End:
         call_on_loop(self.service, turns)
 
     def links(self) -> int:
-        links = inside(self.service._running()._datadist).links
+        links = inside(self.service).links
         return len(links.current) + len(links.opening)
 
 

@@ -11,7 +11,7 @@ import pytest
 from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.adapters.push_messages import Drop, Refused, Sent
 from aiodatadist.adapters.sendings import Portion
-from aiodatadist.testing.views import call_on_loop
+from aiodatadist.testing.views import call_on_loop, links_of, post_as
 from aiodatadist.values.digests import prompt_digest
 from tests.adapters.test_pushes import End, until
 
@@ -174,14 +174,13 @@ def test_late_words_of_an_earlier_use_end_nothing_of_the_next(ends: tuple[End, E
     prefill.sent("p1")
     expect(decode, prefill, "t", "d2", None)
     prefill.until(lambda ended: "t" in ended.wanted)
-    life, other = decode.service._running(), prefill.service._running()
 
     async def repeat() -> None:  # what was on its way when the first use ended
-        peer = await life._links.link(prefill.address, "r")
-        await life._post(peer, Drop(transfer="t", number=1))
-        back = await other._links.link(decode.address, "r")
-        await other._post(back, Refused(transfer="t", number=1, reason="it was dropped"))
-        await other._post(back, Sent(transfer="t", number=1))
+        peer = await links_of(decode.service).link(prefill.address, "r")
+        await post_as(decode.service, peer, Drop(transfer="t", number=1))
+        back = await links_of(prefill.service).link(decode.address, "r")
+        await post_as(prefill.service, back, Refused(transfer="t", number=1, reason="it was dropped"))
+        await post_as(prefill.service, back, Sent(transfer="t", number=1))
 
     call_on_loop(decode.service, repeat)
     heard(prefill, decode)

@@ -66,6 +66,11 @@ async def pair(**options: Any) -> AsyncIterator[Pair]:
         yield Pair(prompt, decoder)
 
 
+def uses_of(manager: KvCacheManager) -> dict[int, str]:
+    """Return what each link is used for just now."""
+    return manager.link_locks._uses
+
+
 def value(tensor: int, piece: int) -> int:
     """What a filled slot or block holds in all its bytes."""
     return 16 * tensor + piece + 1

@@ -36,7 +36,21 @@ from aiodatadist import (
 from aiodatadist.legacy import KvCache, KvCacheManager
 from aiodatadist.testing import inside, soft_fault, soft_faults_cleared
 from tests.faults.test_cancellation import cancelled_at, hows
-from tests.legacy.pairs import BLOCKS, OK, SLOTS, UNSET, Pair, fill, filled, held, info_of, open_one, pair, value
+from tests.legacy.pairs import (
+    BLOCKS,
+    OK,
+    SLOTS,
+    UNSET,
+    Pair,
+    fill,
+    filled,
+    held,
+    info_of,
+    open_one,
+    pair,
+    uses_of,
+    value,
+)
 
 S = LLMStatusCode
 
@@ -322,7 +336,7 @@ async def until_served(p: Pair) -> None:
     async with asyncio.timeout(20):
         while not link._responder._running:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        while 2 not in p.owner.link_locks._uses:  # noqa: ASYNC110
+        while 2 not in uses_of(p.owner):  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -462,7 +476,7 @@ async def test_a_pull_cancelled_at_any_await_gives_back_what_it_held_and_the_lin
             is_cancelled = await cancelled_at(k, pull, how)
             with suppress(CacheNotFound):  # cancelled when all had arrived: its key is consumed
                 await p.puller.pull_cache(CacheKey(1, 7), target)
-            assert p.puller.link_locks._uses == p.owner.link_locks._uses == {}
+            assert uses_of(p.puller) == uses_of(p.owner) == {}
             await p.puller.deallocate_cache(target)
             await p.owner.deallocate_cache(source)
             assert p.free() == free

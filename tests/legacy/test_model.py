@@ -26,6 +26,7 @@ from tests.legacy.pairs import (
     open_one,
     options,
     pair,
+    uses_of,
 )
 from tests.legacy.test_kv_cache_manager import refused, until_served
 
@@ -480,7 +481,7 @@ async def test_pull_and_merge_cancelled_at_any_await_can_be_repeated(how: str) -
                 assert m.slot(1)[:2] == [k, 2]
             await m.pair.prompt.complete_request(request(10))
             assert m.pair.free() == free
-            assert m.pair.puller.link_locks._uses == {}
+            assert uses_of(m.pair.puller) == {}
             k += 1
         assert m.slot(1)[:2] == [k - 1, 2]
         assert k > 3

@@ -29,7 +29,7 @@ KEY = CacheKey(1, 9)
 
 async def lose(p: Pair) -> None:
     """The link, and the peer's listener."""
-    changes, engine = p.decoder.link_changes(), p.prompt._running()
+    changes, engine = p.decoder.link_changes(), inside(p.prompt)
     await engine.listen_elsewhere(None)
     await cut_link(engine.links.find(2))
     await until(changes, LinkPhase.LOST)
@@ -44,7 +44,7 @@ async def test_a_pull_waits_for_the_link() -> None:
         pull = asyncio.ensure_future(p.puller.pull_cache(KEY, target))
         await anyio.lowlevel.checkpoint()
         assert not pull.done()
-        await p.prompt._running().listen_elsewhere(address)
+        await inside(p.prompt).listen_elsewhere(address)
         await pull
         assert all((a[0] == b[0]).all() for a, b in zip(held(p.puller, target), held(p.owner, source), strict=True))
 
@@ -76,7 +76,7 @@ async def test_a_layered_transfer_of_the_prompt_does_not_wait_for_the_decoders_l
         with pytest.raises(NotLinked):
             await transfer()
         changes = p.decoder.link_changes()
-        await p.prompt._running().listen_elsewhere(address)
+        await inside(p.prompt).listen_elsewhere(address)
         await until(changes, LinkPhase.LINKED)
         await p.prompt.wait_linked(2)
         for layer in range(2):

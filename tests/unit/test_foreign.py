@@ -206,14 +206,14 @@ def test_a_bomb_of_json_costs_little(name: str, model: Any) -> None:
 @pytest.mark.parametrize("name", OBJECTS)
 def test_a_bomb_of_objects_costs_little(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data, errors, looked = OBJECTS[name](), [], 0
-    look = foreign._Scan._look
+    look = foreign.Scan.look
 
     def counted(self: Any, value: object) -> Any:
         nonlocal looked
         looked += 1
         return look(self, value)
 
-    monkeypatch.setattr(foreign._Scan, "_look", counted)
+    monkeypatch.setattr(foreign.Scan, "look", counted)
     assert cost_of(lambda: errors.append(refused(data))) < 1
     assert looked <= MAX_VALUES + 1
     assert errors[0].error is None or errors[0].error.error_count() <= len(Place.model_fields)

@@ -39,11 +39,11 @@ class UserTarget:
         elif memory is self._slots:
             await self._pull_slot(chance)
         elif chance.random() < 0.3 and self._side.profile.one_sided and memory is self._memories[0]:
-            await self._push(memory, chance)
+            await self.push(memory, chance)
         else:
-            await self._pull(memory, chance)
+            await self.pull(memory, chance)
 
-    async def _pull(self, memory: UserMemory, chance: random.Random) -> None:
+    async def pull(self, memory: UserMemory, chance: random.Random) -> None:
         targets = some(chance, list(PULLED))
         sources = chance.sample(PUSHED, len(targets))
         terms, began, cache = some_terms(chance, self._side.profile), time.monotonic(), memory.cache
@@ -81,7 +81,7 @@ class UserTarget:
         (stamp,) = self._slots.ledger.landed([target], self._cluster_id, [source])
         self._side.good(self._cluster_id, began, stamp.generation)
 
-    async def _push(self, memory: UserMemory, chance: random.Random) -> None:
+    async def push(self, memory: UserMemory, chance: random.Random) -> None:
         sources = some(chance, list(PUSHED), len(PULLED))
         targets = chance.sample(PULLED, len(sources))
         terms, cache = some_terms(chance, self._side.profile), memory.cache
@@ -121,7 +121,7 @@ class UserSource:
         await self.lend()
         if self._side.profile.is_calm:
             return
-        if not await self._is_parted(chance):
+        if not await self.is_parted(chance):
             if chance.random() < 0.03:
                 results = await self._datadist.unlink_clusters([LLMClusterInfo(PULLER)], LINK_MILLIS)
                 self._side.ended("unlink", results.errors[0])
@@ -130,7 +130,7 @@ class UserSource:
             self._blocks.check()
             self._slots.check()
 
-    async def _is_parted(self, chance: random.Random) -> bool:
+    async def is_parted(self, chance: random.Random) -> bool:
         try:
             with anyio.move_on_after(chance.uniform(0, 1)) as limit:
                 await self._datadist.wait_link_closed(PULLER)

@@ -100,9 +100,9 @@ def test_every_end_of_a_program_is_an_end_of_a_transfer() -> None:
     ends = {
         name: getattr(C, f"RING_{name}") for name in ("DONE", "FAILED", "CANCELLED", "TIMED_OUT", "STUCK", "REFUSED")
     }
-    assert set(stream._STATES) == set(ends.values())
-    assert TransferState.PENDING not in stream._STATES.values()
-    assert stream._STATES[ends["STUCK"]] is TransferState.STUCK
+    assert set(stream.STATES) == set(ends.values())
+    assert TransferState.PENDING not in stream.STATES.values()
+    assert stream.STATES[ends["STUCK"]] is TransferState.STUCK
 
 
 # ---- the tables of codes ----

@@ -34,6 +34,7 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.config.llm_config import PoolConfig
 from aiodatadist.device import Device
 from aiodatadist.testing.faults import soft_fault, soft_faults_cleared
+from aiodatadist.testing.views import transport_of
 from aiodatadist.transport import Region, Transport, open_transport
 from aiodatadist.values.descriptors import UNSET
 
@@ -157,13 +158,13 @@ async def test_each_placement_has_its_own_pool() -> None:
 
 async def test_pool_can_be_reached_by_peers() -> None:
     async with open_registry() as registry:
-        before = registry._transport.epoch
+        before = transport_of(registry).epoch
         await registry.open_pool(Placement.DEVICE, PoolConfig(memory_size=PAGE))
         _, entry = allocate(registry, desc=CacheDesc(1, [1], DataType.DT_INT8))
-        assert entry.epoch == registry._transport.epoch > before
+        assert entry.epoch == transport_of(registry).epoch > before
         inside = Region(entry.addresses[0] + 64, 64, Placement.DEVICE)
         with pytest.raises(ParamInvalid, match="overlaps the registered"):
-            await registry._transport.register([inside])
+            await transport_of(registry).register([inside])
 
 
 async def test_pool_that_the_device_has_no_room_for_is_refused_by_name() -> None:
@@ -595,7 +596,7 @@ async def test_lost_memory_of_the_callers_stays_registered(registry: CacheRegist
         with pytest.raises(LLMException, match="never let go"):
             await registry.unregister(cache.cache_id, has_links=False)
     with pytest.raises(ParamInvalid, match="overlaps the registered"):
-        await registry._transport.register([Region(entry.addresses[0] + 64, 64, Placement.DEVICE)])
+        await transport_of(registry).register([Region(entry.addresses[0] + 64, 64, Placement.DEVICE)])
 
 
 # ---- keys ----
@@ -686,7 +687,7 @@ async def test_peer_that_was_told_while_a_cache_is_given_up_is_asked_too(registr
 
 async def test_registered_cache_is_there_until_it_is_unregistered(registry: CacheRegistry) -> None:
     cache, entry = await register(registry, (at(1), at(2)), K0)
-    assert entry.epoch == registry._transport.epoch
+    assert entry.epoch == transport_of(registry).epoch
     assert registry.offered(N0) == (entry, 0)
     await registry.unregister(cache.cache_id, has_links=False)
     assert registry.offered(N0) is None
@@ -729,7 +730,7 @@ async def test_memory_that_two_caches_share_stays_known_until_both_are_gone(regi
     for cache in (None, one, other):
         if cache is not None:
             await registry.unregister(cache.cache_id, has_links=False)
-        known.append([await is_registered(registry._transport, at(i)) for i in (1, 2, 3)])
+        known.append([await is_registered(transport_of(registry), at(i)) for i in (1, 2, 3)])
     assert known == [[True, True, True], [False, True, True], [False, False, False]]
 
 
@@ -738,7 +739,7 @@ async def test_cache_that_cannot_be_registered_leaves_nothing_behind(registry: C
     with pytest.raises(ParamInvalid, match="overlaps the registered"):
         await register(registry, (at(8), at(1) + 64), K0)
     assert len(registry.table) == 1
-    assert not await is_registered(registry._transport, at(8))
+    assert not await is_registered(transport_of(registry), at(8))
     await register(registry, (at(8), at(9)), K0)
 
 
@@ -749,7 +750,7 @@ async def test_cancelled_registration_leaves_nothing_behind(
         await anyio.sleep_forever()
 
     with monkeypatch.context() as patch:
-        patch.setattr(registry._transport, "register", never)
+        patch.setattr(transport_of(registry), "register", never)
         under_way = asyncio.create_task(register(registry, (at(1), at(2)), K0))
         await anyio.wait_all_tasks_blocked()
         assert registry.offered(N0) is None, "not yet"
@@ -763,11 +764,11 @@ async def test_cancelled_registration_leaves_nothing_behind(
 async def test_cache_for_ourselves_is_offered_to_no_peer(registry: CacheRegistry) -> None:
     memory = ctypes.create_string_buffer(2 * PAGE)
     where = ctypes.addressof(memory)
-    before = registry._transport.epoch
+    before = transport_of(registry).epoch
     cache, entry = await register(registry, (where, where + PAGE), K0, keep=memory, accessible=False)
     assert registry.local(cache, "cache") is entry
     assert (registry.offered(N0), registry.offered(Name("id", cache.cache_id))) == (None, None)
-    assert registry._transport.epoch == before
+    assert transport_of(registry).epoch == before
     await registry.unregister(cache.cache_id, has_links=True)
     assert len(registry.table) == 0
 
@@ -815,13 +816,13 @@ async def test_cache_that_the_runtime_does_not_forget_can_be_used_on_and_unregis
 
     cache, entry = await register(registry, (at(1), at(2)), K0)
     with monkeypatch.context() as patch:
-        patch.setattr(registry._transport, "unregister", refuse)
+        patch.setattr(transport_of(registry), "unregister", refuse)
         with pytest.raises(LLMException, match="not now"):
             await registry.unregister(cache.cache_id, has_links=False)
     assert registry.local(cache, "cache") is entry
     assert registry.offered(N0) == (entry, 0)
     await registry.unregister(cache.cache_id, has_links=False)
-    assert not await is_registered(registry._transport, at(1))
+    assert not await is_registered(transport_of(registry), at(1))
 
 
 # ---- arrays ----

@@ -63,7 +63,7 @@ def test_interrupt_is_130_and_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     def interrupt(_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(doctor_arguments, "_run_doctor", interrupt)
+    monkeypatch.setattr(doctor_arguments, "run_doctor", interrupt)
     assert main(["doctor"]) == 130
     assert capsys.readouterr() == ("", "")
 

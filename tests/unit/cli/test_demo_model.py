@@ -33,7 +33,7 @@ def scattered(count: int, num_blocks: int, seed: int = 1) -> list[int]:
 def dense_logits(model: Model, tokens: bytes) -> Array:
     """The same network the slow way: whole matrices, one head at a time, no cache, double precision."""
     c = model.config
-    x = model._embedding[list(tokens)].astype(np.float64)
+    x = model.embedding[list(tokens)].astype(np.float64)
     count = len(tokens)
     positions = np.arange(count)[:, None]
     frequencies = c.rope_base ** (-np.arange(c.head_dim // 2) / (c.head_dim // 2))
@@ -48,7 +48,7 @@ def dense_logits(model: Model, tokens: bytes) -> Array:
         turned = (head[:, :half] + 1j * head[:, half:]) * turn
         return np.concatenate((turned.real, turned.imag), axis=1)
 
-    for layer in model._layers:
+    for layer in model.layers:
         normed = norm(x)
         query, key, value = (normed @ weights.astype(np.float64) for weights in (layer.query, layer.key, layer.value))
         outputs = []
@@ -64,7 +64,7 @@ def dense_logits(model: Model, tokens: bytes) -> Array:
         normed = norm(x)
         gate = normed @ layer.gate
         x = x + (gate / (1 + np.exp(-gate)) * (normed @ layer.up)) @ layer.down
-    logits: Array = norm(x[-1:])[0] @ model._head
+    logits: Array = norm(x[-1:])[0] @ model.head
     return logits
 
 

@@ -53,21 +53,21 @@ def test_wrong_file_is_one_line_with_its_name_and_exit_code_2(
 def test_default_is_the_readme_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "README.md").write_text("# the project\n")
-    monkeypatch.setattr(prompt, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(prompt, "CHECKOUT", tmp_path)
     assert load_prompt(None).text == b"# the project\n"
 
 
 def test_default_without_a_checkout_is_the_installed_description(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt, "_CHECKOUT", tmp_path)
-    monkeypatch.setattr(prompt, "_installed_description", lambda: b"what the package says of itself")
+    monkeypatch.setattr(prompt, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(prompt, "installed_description", lambda: b"what the package says of itself")
     assert load_prompt(None).text == b"what the package says of itself"
 
 
 def test_no_readme_anywhere_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt, "_CHECKOUT", tmp_path)
-    monkeypatch.setattr(prompt, "_installed_description", lambda: b"")
+    monkeypatch.setattr(prompt, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(prompt, "installed_description", lambda: b"")
     with pytest.raises(CommandError, match="--prompt FILE") as caught:
         load_prompt(None)
     assert caught.value.exit_code == 2

@@ -70,7 +70,7 @@ def test_unlimited_files_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_numpy_is_no_more_than_a_warning() -> None:
-    assert findings._package("no-such-package", missing="only the demo needs it", mark="warn").mark == "warn"
+    assert findings.package("no-such-package", missing="only the demo needs it", mark="warn").mark == "warn"
 
 
 def test_engines_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +113,8 @@ def test_mooncake_that_does_not_load_says_what_is_missing(monkeypatch: pytest.Mo
 def test_chosen_word_of_a_kernel_setting(tmp_path: Path) -> None:
     setting = tmp_path / "shmem_enabled"
     setting.write_text("always within_size [advise] never\n")
-    assert findings._chosen_word(str(setting)) == "advise"
-    assert findings._chosen_word(str(tmp_path / "missing")) == ""
+    assert findings.chosen_word(str(setting)) == "advise"
+    assert findings.chosen_word(str(tmp_path / "missing")) == ""
 
 
 def test_a_full_disk_is_said_in_one_line() -> None:
@@ -164,7 +164,7 @@ def test_all_functions_are_looked_up() -> None:
 def test_missing_functions_are_named_with_what_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = open_runtime()
     monkeypatch.setattr(Runtime, "missing_functions", lambda self: ["aclrtCreateNotify", "HcclBatchGet"])
-    found = findings._functions(runtime)
+    found = findings.functions(runtime)
     assert (found.value, found.mark) == ("142 of 144", "warn")
     assert (
         "lack aclrtCreateNotify, HcclBatchGet, which EventLayerSynchronizer, every link cannot do without"

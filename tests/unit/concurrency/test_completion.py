@@ -23,6 +23,9 @@ class Work(Completion):
     def quiesce_seconds(self) -> float:
         return self.seconds
 
+    def end_as(self, state: TransferState) -> None:
+        self._end(state)
+
     def _cancel(self) -> bool:
         self.steps.append("cancel")
         if self.answers:
@@ -55,7 +58,7 @@ async def test_the_end_calls_back_before_tasks_go_on_and_late_callbacks_at_once(
     await anyio.wait_all_tasks_blocked()
     work.add_done_callback(fail)
     work.add_done_callback(lambda done: order.append(done.state.value))
-    work._end(TransferState.DONE)
+    work.end_as(TransferState.DONE)
     await task
     work.add_done_callback(lambda _: order.append("late"))
     assert order == ["done", "waited", "late"]
@@ -74,7 +77,7 @@ async def test_a_cancelled_wait_lasts_until_the_end() -> None:
         waiting.cancel()
         await anyio.wait_all_tasks_blocked()
     assert not waiting.done()
-    work._end(TransferState.CANCELLED)
+    work.end_as(TransferState.CANCELLED)
     await asyncio.wait([waiting])
     assert waiting.cancelled()
     assert work.steps == ["cancel", "let go"]
@@ -109,7 +112,7 @@ async def test_a_callback_that_asks_a_cancelled_one_for_its_result_concerns_no_o
     work.add_done_callback(ask)
     waiting = asyncio.create_task(work.join())
     await anyio.wait_all_tasks_blocked()
-    work._end(TransferState.CANCELLED)
+    work.end_as(TransferState.CANCELLED)
     await waiting
     assert "work: a done callback failed" in caplog.text
 

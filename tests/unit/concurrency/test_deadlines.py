@@ -66,12 +66,13 @@ async def test_what_has_ended_is_not_told_and_not_kept() -> None:
     for transfer in ended:
         transfer.end()
     assert len(deadlines) == 1
-    assert len(deadlines._alarms._heap) < 200
+    alarms = deadlines._alarms
+    assert len(alarms._heap) < 200
     del transfer, ended
     gc.collect()
     assert not any(ref() for ref in gone)
     kept.end()
-    assert deadlines._alarms._timer is None
+    assert alarms._timer is None
     assert not told
 
 

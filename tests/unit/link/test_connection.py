@@ -172,8 +172,9 @@ async def test_a_forked_child_leaves_the_last_word_to_its_parent(monkeypatch: py
         client.sendall(b"the last word")
         with monkeypatch.context() as child:
             child.setattr(forks, "generation", forks.generation + 1)
-            stream._reader._take_the_rest()
-        assert not stream._reader._has_unread()
+            reader = stream._reader
+            reader._take_the_rest()
+        assert not reader._has_unread()
         assert await stream.receive() == b"the last word"
 
 

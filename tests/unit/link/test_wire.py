@@ -19,6 +19,7 @@ from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.link.connection import Connection, connected
 from aiodatadist.link.wire import MAX_BACKLOG, PIECE, UNVERIFIED_BODY, Wire
+from aiodatadist.testing.views import gather_until
 from aiodatadist.wire.frames import MAX_BODY, Decoder, Unknown, encode
 from aiodatadist.wire.messages import MAX_INDEXES, Bye, Disconnect, Message, Note, Ping, Pong
 from tests.unit.wire.examples import EACH, digest, hello, pull
@@ -333,7 +334,7 @@ async def test_what_is_posted_together_is_sent_in_one_call() -> None:
             one.post(ping)
         assert stream.calls == []
     assert stream.calls == [pings[:3]]
-    one._gathers_until = 0.0  # time passes
+    gather_until(one, 0.0)  # time passes
     one.post(pings[3])
     assert stream.calls == [pings[:3], pings[3:4]]
     with one.together():
@@ -347,7 +348,7 @@ async def test_answers_to_messages_that_came_together_are_sent_in_one_call() -> 
     one = Wire(cast(anyio.abc.SocketStream, stream), stream.take)
     for number in range(1, 4):
         assert await one.receive() == Ping(call=number)
-        one._gathers_until = 0.0
+        gather_until(one, 0.0)
         one.post(Pong(call=number))
     assert stream.calls == []
     await anyio.lowlevel.checkpoint()
@@ -368,7 +369,7 @@ async def test_what_came_together_is_decoded_a_few_messages_at_a_time() -> None:
 async def test_a_forked_child_does_not_send_what_its_parent_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connections() as (client, server):
         one, other = client.wire(), server.wire()
-        one._gathers_until = math.inf
+        gather_until(one, math.inf)
         one.post(Ping(call=1))
         with monkeypatch.context() as child:
             child.setattr(forks, "generation", forks.generation + 1)

@@ -101,7 +101,7 @@ class Lost:
         return self._until.get(key, -math.inf) > time.monotonic()
 
 
-class _Shared:
+class Shared:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.store: Any = None
@@ -109,7 +109,7 @@ class _Shared:
         self.users = 0
 
 
-_shared = _Shared()
+shared = Shared()
 
 
 def borrow(settings: Settings) -> Any:
@@ -120,18 +120,18 @@ def borrow(settings: Settings) -> Any:
         ParamInvalid: another pool of this process has it with other settings.
         PoolUnreachable: the master refuses.
     """
-    with _shared.lock:
-        if _shared.store is None:
-            _shared.store, _shared.settings = _set_up(settings), settings
-        elif settings != _shared.settings:
-            theirs = _shared.settings or settings
+    with shared.lock:
+        if shared.store is None:
+            shared.store, shared.settings = _set_up(settings), settings
+        elif settings != shared.settings:
+            theirs = shared.settings or settings
             names = [name for name in settings._fields if getattr(settings, name) != getattr(theirs, name)]
             raise ParamInvalid(
                 f"this process has a Mooncake store with {theirs.described(*names)}, and there is only one: it cannot have "
                 f"{settings.described(*names)}, too"
             )
-        _shared.users += 1
-        return _shared.store
+        shared.users += 1
+        return shared.store
 
 
 def _set_up(settings: Settings) -> Any:
@@ -150,8 +150,8 @@ def _set_up(settings: Settings) -> Any:
 
 def give_back() -> None:
     """Blocks, about a second for the last user."""
-    with _shared.lock:
-        _shared.users -= 1
-        if _shared.users == 0:
-            store, _shared.store, _shared.settings = _shared.store, None, None
+    with shared.lock:
+        shared.users -= 1
+        if shared.users == 0:
+            store, shared.store, shared.settings = shared.store, None, None
             store.close()
