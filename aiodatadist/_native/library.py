@@ -30,7 +30,8 @@ SPELLED = (
     "aclrtContext *", "aclrtEvent *", "aclrtNotify *", "aclrtNotify[]",
     "aclrtPtrAttributes *", "aclrtStream *", "aclrtStreamStatus *", "heartbeats **", "heartbeats_news *", "int32_t *",
     "int32_t[3]", "int64_t *", "int64_t[]", "ring **", "ring_blocks", "ring_blocks *", "ring_completion *",
-    "ring_driver *", "ring_layers *", "ring_options *", "ring_step[]", "size_t *", "slots_class[]", "slots_values *",
+    "ring_driver *", "ring_layers *", "ring_options *", "ring_step[]", "ring_units *", "size_t *", "slots_class[]",
+    "slots_values *",
     "softnpu_counters", "softnpu_counters *", "uint16_t[]", "uint32_t *", "uint32_t[]", "uint64_t *", "uint64_t[]",
     "uintptr_t", "void *", "void **",
 )  # fmt: skip
