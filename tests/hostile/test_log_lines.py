@@ -209,7 +209,12 @@ def test_requests_with_a_name_that_is_in_use(lines: Lines, vllm: SimpleNamespace
         )  # fmt: skip
         side.allocated(request, [1], 0)
         side.matched_tokens(
-            SimpleNamespace(request_id="o", kv_transfer_params=offer(workers=[worker(host="10.0.0.9")])), 0
+            SimpleNamespace(
+                request_id="o",
+                kv_transfer_params=offer(workers=[worker(host="10.0.0.9")]),
+                num_prompt_tokens=160,
+            ),
+            0,
         )
     assert side.take_counters() == {"name_taken": MANY + 1, "offer_elsewhere": MANY + 2}
     assert len(lines.all) == 4
