@@ -128,7 +128,6 @@ MUTANTS = (
         "                        self._unanswered()\n                raise\n",
         "                        self._unanswered()\n",
         ("tests/unit/concurrency/test_completion.py",),
-        chaos="one-sided",
     ),
     Mutant(
         "deadline-ignored",
