@@ -211,7 +211,9 @@ class TestPreparing:
             assert status is LLMStatusCode.LLM_LINK_FAILED
             assert soft_counters()["comms"] == comms
         assert set(prepared.values()) == {1}
-        assert calls["HcclCommPrepare"] == calls["HcclCommInitClusterInfoMemConfig"] == calls["HcclCommDestroy"] >= 3
+        assert calls["HcclCommInitClusterInfoMemConfig"] == calls["HcclCommDestroy"]
+        # An attempt that the peer has given up meanwhile, because this end got no core, is not prepared.
+        assert 3 <= calls["HcclCommPrepare"] <= calls["HcclCommDestroy"]
 
     async def test_a_wait_that_cannot_be_called_off_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As on an NPU: the cancellation comes when HCCL gave up by itself, and nothing is left."""

@@ -167,6 +167,10 @@ async def test_llm_param_invalid_names_the_value_and_the_limit() -> None:
         )
 
 
+AT_LEAST = r"\b(0\.[2-9]\d*|[1-9]\d*(\.\d+)?) s"
+"""What a transfer says that had 0.2 s: a machine may be late, and no transfer is early."""
+
+
 @both_modes
 async def test_llm_timeout_says_after_how_long(one_sided: bool) -> None:
     options: dict[str, Any] = {"sync_kv_timeout": 200, "enable_remote_cache_accessible": one_sided}
@@ -174,7 +178,7 @@ async def test_llm_timeout_says_after_how_long(one_sided: bool) -> None:
         with soft_faults_cleared():
             soft_fault("HcclBatchGet:hang" if one_sided else "HcclBatchPut:hang")
             error = await refused(
-                pull(decoder.datadist.cache_manager, cache), LLMStatusCode.LLM_TIMEOUT, r"0\.2\d* s", TransferTimeout
+                pull(decoder.datadist.cache_manager, cache), LLMStatusCode.LLM_TIMEOUT, AT_LEAST, TransferTimeout
             )
         assert error.retryable
         assert error.peer == 1
