@@ -126,8 +126,16 @@ class Responder:
         """Serve a request, unless it came before, or was stopped before it came."""
         if len(self._running) >= MAX_SERVED:
             raise ProtocolError(f"{MAX_SERVED} requests are under way")
-        if self._served.is_new(message.call) and not self._write_at_once(message):
-            self._session.spawn(self._work_on(message))
+        if not self._served.is_new(message.call) or self._write_at_once(message):
+            return
+        try:
+            selection = _selection(message)
+        except LLMException as error:
+            self._say(_refusal(message.call, error))
+        else:
+            # Without its lists: thousands of requests may wait, and each list is walked whenever garbage is collected.
+            bare = message.model_copy(update={"src_blocks": [], "dst_blocks": [], "parts": None})
+            self._session.spawn(self._work_on(bare, selection))
 
     def _write_at_once(self, message: Pull) -> bool:
         """Put a request on the stream, or refuse it. Return False if it needs a task; nothing has begun then."""
@@ -162,7 +170,7 @@ class Responder:
             done = self._shortcuts.serve(*way, message.src_blocks, message.dst_blocks)
             if done is not None:
                 return done
-        grid = plan(_selection(message, slot), entry, target)
+        grid = plan(_selection(message), entry, target, src_slot=slot)
         transfer = session.submit("put", link_channel, entry, target, grid, message.seconds, "served", priority)
         if transfer.state is TransferState.DONE and message.is_whole_blocks:
             self._shortcuts.learn_served(*way)
@@ -186,7 +194,7 @@ class Responder:
         else:
             self._ended.append(ended)
 
-    def _work_on(self, message: Pull) -> Callable[[], Coroutine[Any, Any, None]]:
+    def _work_on(self, message: Pull, selection: Selection) -> Callable[[], Coroutine[Any, Any, None]]:
         scope = self._running[message.call] = Scope()
         target = self._session.catalogue.get(message.target)  # now: the peer may take it back in its next message
         if target is not None:
@@ -196,7 +204,7 @@ class Responder:
             answer: Pulled | None = None
             try:
                 with scope:
-                    answer = await self._answer(message, target)
+                    answer = await self._answer(message, selection, target)
             finally:
                 self._running.pop(message.call, None)
                 if target is not None:
@@ -220,26 +228,27 @@ class Responder:
         said = self._served.answer(call)
         self._session.post(said or _refusal(call, TransferError("it is not under way"), stopped=True))
 
-    async def _answer(self, message: Pull, target: RemoteCache | None) -> Pulled:
+    async def _answer(self, message: Pull, selection: Selection, target: RemoteCache | None) -> Pulled:
         try:
             self._session.check_ready()
             if target is None:
                 return _unknown(message)
             with self._session.serving_a_request() or nullcontext():
-                return await self._serve(message, target)
+                return await self._serve(message, selection, target)
         except LLMException as error:
             return _refusal(message.call, error)
 
-    async def _serve(self, message: Pull, target: RemoteCache) -> Pulled:
+    async def _serve(self, message: Pull, selection: Selection, target: RemoteCache) -> Pulled:
         entry, name, slot = self._find(message)
         if not self._registry.is_consumable(entry, name, slot):
-            return await self._write(message, target, entry, name, slot)
+            return await self._write(message, selection, target, entry, name, slot)
         async with self._registry.claim(entry, slot):  # who pulls at the same time finds the key, or that it is gone
-            return await self._write(message, target, *self._find(message))
+            return await self._write(message, selection, target, *self._find(message))
 
-    async def _write(self, message: Pull, target: RemoteCache, entry: Entry, name: Name, slot: int) -> Pulled:
-        selection = _selection(message, slot)
-        grid = plan(selection, entry, target)
+    async def _write(
+        self, message: Pull, selection: Selection, target: RemoteCache, entry: Entry, name: Name, slot: int
+    ) -> Pulled:
+        grid = plan(selection, entry, target, src_slot=slot)
         sums: list[int] = []
         entry.lease()
         try:
@@ -344,14 +353,15 @@ class Responder:
         return entry, name, slot
 
 
-def _selection(message: Pull, slot: int) -> Selection:
+def _selection(message: Pull) -> Selection:
+    """Return what a request wants. The source's slot is not in it: the name may stand for another one."""
     src, dst = (None if pair is None else range(*pair) for pair in (message.src_layers, message.dst_layers))
     parts = message.parts
     return Selection(
         Layers(src, dst, message.tensors_per_layer),
         array("Q", message.src_blocks),
         array("Q", message.dst_blocks),
-        slot,
+        0,
         message.dst_slot,
         message.nbytes,
         message.offsets,

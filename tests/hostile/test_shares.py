@@ -295,3 +295,36 @@ async def test_honest_pulls_of_repeated_blocks_stay_within_that(
     for task in tasks:
         await task
     assert owner.datadist.figures().budget_refusals == {}
+
+
+# ---- requests that wait ----
+
+
+def lists_of(count: int) -> int:
+    return sum(1 for each in gc.get_objects() if type(each) is list and len(each) == count)
+
+
+async def test_requests_that_wait_are_kept_without_lists_of_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of numbers takes five times the memory, and all that a peer keeps waiting is walked with the garbage."""
+    count, wanted = 1021, 6
+    desc = CacheDesc(2, [count, 64], DataType.DT_UINT8)
+    async with linked_pair(desc, enable_remote_cache_accessible=False) as (owner, peer, _, cache):
+        digester, all_wait, go_on = inside(owner.datadist).digester, asyncio.Event(), asyncio.Event()
+        sums, waiting = digester.digests, Counter[str]()
+
+        async def held(entry: Entry, side: Side, line: Hashable = None) -> array[int]:
+            waiting["now"] += 1
+            if waiting["now"] == wanted:
+                all_wait.set()
+            await go_on.wait()
+            return await sums(entry, side, line)
+
+        monkeypatch.setattr(digester, "digests", held)
+        before, blocks, pull = lists_of(count), range(count), peer.datadist.cache_manager.pull_blocks
+        tasks = [pull(BlocksCacheKey(1), cache, blocks, blocks, checksum=True) for _ in range(wanted)]
+        await all_wait.wait()
+        lists = lists_of(count) - before
+        go_on.set()
+        for task in tasks:
+            await task
+        assert lists <= 2  # of the message that came last

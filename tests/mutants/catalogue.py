@@ -851,6 +851,14 @@ MUTANTS = (
         ("tests/hostile/test_shares.py",),
     ),
     Mutant(
+        "waiting-request-keeps-its-lists",
+        "what a peer keeps waiting takes eight bytes for a number",
+        "aiodatadist/link/responder.py",
+        '            bare = message.model_copy(update={"src_blocks": [], "dst_blocks": [], "parts": None})\n',
+        "            bare = message\n",
+        ("tests/hostile/test_shares.py",),
+    ),
+    Mutant(
         "order-without-room",
         "an order keeps no more numbers of blocks than this end has room for",
         "aiodatadist/adapters/leased_blocks.py",
