@@ -89,18 +89,18 @@ class HalfLinks:
             half.began = now
             self._all[half] = None
             return True
-        # As many as wait: it may take long until nothing is left of one.
+        # As many as wait: it may take long until nothing is left of one. One in a turn of the loop: a hundred would hold it.
         leaving = sum(each.is_leaving for each in self._all)
-        while leaving < max(len(self._line), 1) and (oldest := self._oldest_of_most()) is not None:
+        if leaving < max(len(self._line), 1) and (oldest := self._oldest_of_most()) is not None:
             undisturbed = oldest.began + UNDISTURBED_SECONDS - now
             if undisturbed > 0:
                 asyncio.get_running_loop().call_later(undisturbed, self._line.call)
-                break
+                return None
             oldest.is_leaving = True
             self.displaced += 1
-            leaving += 1
             # In a callback of the loop: anyio describes a task that cancels in words, for longer than all else takes here.
             asyncio.get_running_loop().call_soon(self._tell, oldest)
+            asyncio.get_running_loop().call_soon(self._line.call)
         return None
 
     def _tell(self, half: _HalfLink) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import secrets
 import threading
@@ -265,6 +266,27 @@ async def test_the_place_with_most_links_gives_way_and_places_take_turns() -> No
         assert (len(made), made.displaced) == (FEW, len(left))
         group.cancel_scope.cancel()
     assert len(made) == 0
+
+
+async def test_links_give_way_one_in_each_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were as many as wait chosen at once, a hundred of them would hold the loop for milliseconds."""
+    monkeypatch.setattr(half_links, "UNDISTURBED_SECONDS", 1e6)
+    made, gone = HalfLinks(), list[int]()
+    async with AsyncExitStack() as stack, anyio.create_task_group() as group:
+        for number in range(FEW):
+            await stack.enter_async_context(made.room_for("10.0.0.1", partial(gone.append, number)))
+        for _ in range(FEW):
+            group.start_soon(made.room_for("10.0.0.2", lambda: None).__aenter__)
+        await turns()
+        monkeypatch.setattr(half_links, "UNDISTURBED_SECONDS", 0.0)
+        group.start_soon(made.room_for("10.0.0.2", lambda: None).__aenter__)  # the first in the line looks again
+        chosen = [made.displaced]
+        while len(gone) < FEW:
+            await anyio.lowlevel.checkpoint()
+            chosen.append(made.displaced)
+        assert all(later - earlier <= 1 for earlier, later in itertools.pairwise(chosen))
+        assert (made.displaced, gone) == (FEW, list(range(FEW)))
+        group.cancel_scope.cancel()
 
 
 async def test_a_link_is_undisturbed_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
