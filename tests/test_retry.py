@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -34,39 +35,49 @@ def first_time(name):
 """
 
 
+class Ended(NamedTuple):
+    """A run that is over."""
+
+    returncode: int
+    stdout: str
+
+
 class Project:
     """A folder of tests that is run through the retry."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
         self.flaky = folder / "out" / "flaky.txt"
+        self._monkeypatch = monkeypatch
+        self._capfd = capfd
         (folder / "conftest.py").write_text(CONFTEST)
         (folder / "pytest.ini").write_text("[pytest]\n")
 
-    def run(self, tests: str, *options: str, is_gate: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(self, tests: str, *options: str, is_gate: bool = True) -> Ended:
+        """Run the tests in processes, and the retry around them in this one."""
         (self.folder / "test_it.py").write_text(ONCE + tests)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        environment["PYTHONPATH"] = str(ROOT)
-        environment.pop(retry.FLAKY, None)
-        if is_gate:
-            environment[retry.FLAKY] = str(self.flaky)
-        pytest_command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:asyncio", *options]
-        return subprocess.run(
-            [sys.executable, "-m", "tests.retry", "--", *pytest_command],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        with self._monkeypatch.context() as patch:
+            patch.chdir(self.folder)
+            for name in (name for name in os.environ if name.startswith("PYTEST_")):
+                patch.delenv(name)
+            patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a start is twice as fast without them
+            patch.setenv("PYTHONPATH", str(ROOT))
+            patch.delenv(retry.FLAKY, raising=False)
+            if is_gate:
+                patch.setenv(retry.FLAKY, str(self.flaky))
+            pytest_command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
+            patch.setattr(sys, "argv", ["retry", "--", *pytest_command])
+            with pytest.raises(SystemExit) as ended:
+                retry.main()
+        return Ended(int(ended.value.code or 0), self._capfd.readouterr().out)
 
     def flaky_text(self) -> str:
         return self.flaky.read_text() if self.flaky.exists() else ""
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Project:
+    return Project(tmp_path, monkeypatch, capfd)
 
 
 PASSES_LATER = """
@@ -75,7 +86,7 @@ def test_good(): pass
 def test_moody():
     assert not first_time("moody"), "the first failure"
 """
-WORKERS = ("--dist", "load", "--tx", "2*popen")
+WORKERS = ("-p", "xdist.plugin", "--dist", "load", "--tx", "2*popen")
 
 
 @pytest.mark.parametrize("options", [(), WORKERS], ids=["one process", "workers"])
@@ -95,6 +106,15 @@ def test_test_that_fails_twice_fails_the_run(project: Project) -> None:
     ended = project.run(PASSES_LATER + "\ndef test_bad(): assert 0\n")
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED
     assert "failed twice: test_it.py::test_bad" in ended.stdout
+
+
+def test_the_command_is_a_program(project: Project) -> None:
+    (project.folder / "test_it.py").write_text("def test_bad(): assert 0")
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    environment.pop(retry.FLAKY, None)
+    command = [sys.executable, "-m", "tests.retry", "--", sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, check=False)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
 
 
 def test_without_a_file_for_flaky_tests_nothing_is_retried(project: Project) -> None:
@@ -186,7 +206,7 @@ def test_moody():
 def test_parent():
     inner = Path(__file__).with_name("test_inner.py")
     inner.write_text("def test_inner(): assert 0")
-    command = [sys.executable, "-m", "pytest", "-p", "no:asyncio", str(inner)]
+    command = [sys.executable, "-m", "pytest", str(inner)]
     assert subprocess.run(command, capture_output=True).returncode == 1
 """,
         "test_it.py",
