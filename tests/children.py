@@ -1,24 +1,28 @@
 """Python programs in processes of their own, which are forked with everything imported: a start costs a third of a second.
 
-``run`` and ``Popen`` are those of ``subprocess``, and what they start is a child of this process as any other. One thing
-differs: modules are imported already. So a program about imports, the interpreter or an entry point is for ``subprocess``.
-With options of Python other than ``-W`` an interpreter is started here, too. ``fork_server.py`` forks.
+``run`` and ``Popen`` are those of ``subprocess``, and ``create_subprocess_exec`` is asyncio's. What they start is a child of
+this process as any other. One thing differs: modules are imported already. So a program about imports, the interpreter or an
+entry point is for ``subprocess``. With options of Python other than ``-W`` an interpreter is started here, too.
+``fork_server.py`` forks.
 """
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import ctypes
 import functools
 import inspect
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, AnyStr
+from typing import IO, Any, AnyStr
 
 MOST_BYTES = 150_000
 """Of a request: an environment, a command, and numbers."""
@@ -60,6 +64,11 @@ class _Server:
             [sys.executable, "-c", text], cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
         )
         theirs.close()
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._channel.close()
+        self._process.wait()
 
     def descriptor(self) -> int:
         """Return the number of the open file over which this process talks to the server."""
@@ -177,3 +186,101 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+class _Listener(asyncio.StreamReaderProtocol):
+    """Reads a pipe, and lets the loop close it at its end."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        super().__init__(reader)
+        self.closed = asyncio.Event()
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.closed.set()
+
+
+class Process:
+    """``asyncio.subprocess.Process``, whose program is forked."""
+
+    def __init__(self, process: Popen[bytes]) -> None:
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(process.pid)
+        self._ended = asyncio.Event()
+        self._listeners: list[_Listener] = []
+        self.pid = process.pid
+        self.stdin: asyncio.StreamWriter | None = None
+        self.stdout: asyncio.StreamReader | None = None
+        self.stderr: asyncio.StreamReader | None = None
+
+    async def _open(self) -> None:
+        self._loop.add_reader(self._pidfd, self._has_ended)
+        if self._process.stdin is not None:
+            protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+            transport, _ = await self._loop.connect_write_pipe(lambda: protocol, self._process.stdin)
+            self.stdin = asyncio.StreamWriter(transport, protocol, None, self._loop)
+        self.stdout = await self._reader(self._process.stdout)
+        self.stderr = await self._reader(self._process.stderr)
+
+    async def _reader(self, pipe: IO[bytes] | None) -> asyncio.StreamReader | None:
+        if pipe is None:
+            return None
+        reader = asyncio.StreamReader()
+        listener = _Listener(reader)
+        self._listeners.append(listener)
+        await self._loop.connect_read_pipe(lambda: listener, pipe)
+        return reader
+
+    def _has_ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._process.wait()
+        if self.stdin is not None:
+            self.stdin.close()
+        self._ended.set()
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._process.returncode if self._ended.is_set() else None
+
+    async def wait(self) -> int:
+        """Return its status when it has ended, and its pipes are closed."""
+        await self._ended.wait()
+        for listener in self._listeners:
+            await listener.closed.wait()
+        return self._process.returncode
+
+    async def communicate(self) -> tuple[bytes, bytes]:
+        """Close its input, and return its output and errors when it has ended."""
+        if self.stdin is not None:
+            self.stdin.close()
+        out, errors = await asyncio.gather(_all_of(self.stdout), _all_of(self.stderr))
+        await self.wait()
+        return out, errors
+
+    def send_signal(self, number: int) -> None:
+        """Raise ProcessLookupError if it has ended."""
+        if self._ended.is_set():
+            raise ProcessLookupError
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+async def _all_of(stream: asyncio.StreamReader | None) -> bytes:
+    return b"" if stream is None else await stream.read()
+
+
+async def create_subprocess_exec(*command: str, **options: Any) -> Process:
+    """``asyncio.create_subprocess_exec``, whose Python programs are forked."""
+    process = Process(Popen(command, **options))
+    await process._open()
+    return process

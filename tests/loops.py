@@ -32,6 +32,7 @@ TOUCHES_THE_LOOP = (
     "tests/faults/test_timeouts.py",
     "tests/test_after_linking.py",
     "tests/test_checksums.py",
+    "tests/test_children.py",
     "tests/test_deadlines.py",
     "tests/test_giving_way.py",
     "tests/test_layered_checksums.py",

@@ -178,6 +178,33 @@ def test_a_failed_check_raises_and_a_time_limit_kills() -> None:
         children.run([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, timeout=0)
 
 
+@pytest.mark.usefixtures("no_leaks")
+async def test_a_coroutine_talks_to_it_and_waits_for_it() -> None:
+    command = [sys.executable, "-c", "print('hears ' + input(), flush=True); input()"]
+    process = await children.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"this\n")
+    assert await process.stdout.readline() == b"hears this\n"
+    process.kill()
+    assert await process.wait() == -signal.SIGKILL
+    assert process.returncode == -signal.SIGKILL
+    assert await process.stdout.read() == b""
+    with pytest.raises(ProcessLookupError):
+        process.kill()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+async def test_a_coroutine_reads_all_of_both_its_streams() -> None:
+    text = "import sys; sys.stderr.write('e' * 300_000); sys.stdout.write('o' * 300_000); sys.exit(5)"
+    process = await children.create_subprocess_exec(
+        sys.executable, "-c", text, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert await process.communicate() == (b"o" * 300_000, b"e" * 300_000)
+    assert process.returncode == 5
+
+
 def test_it_starts_in_the_root_unless_told() -> None:
     done = children.run(
         [sys.executable, "-c", "import os; print(os.getcwd())"], capture_output=True, text=True, cwd=ROOT

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 import pytest
 
 from aiodatadist import BlocksCacheKey, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole, LLMStatusCode
+from tests import children
 from tests.large_pool import BLOCKS, allocate, pool, resident_kib
 
 GIB = 1 << 30
@@ -23,7 +24,7 @@ LIMIT = 15_000
 class Peer:
     """A process of tests.large_pool."""
 
-    def __init__(self, process: asyncio.subprocess.Process, cluster_id: int) -> None:
+    def __init__(self, process: children.Process, cluster_id: int) -> None:
         self._process = process
         self.cluster_id = cluster_id
         self.info = LLMClusterInfo(cluster_id)
@@ -40,7 +41,7 @@ class Peer:
 
 @asynccontextmanager
 async def peer_process(cluster_id: int, nbytes: int) -> AsyncIterator[Peer]:
-    process = await asyncio.create_subprocess_exec(
+    process = await children.create_subprocess_exec(
         sys.executable, "-m", "tests.large_pool", str(cluster_id), str(nbytes),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip

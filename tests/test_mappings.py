@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
 from aiodatadist import LLMClusterInfo, LLMStatusCode, Placement
 from aiodatadist.testing import open_cluster
+from tests import children
 
 ROUNDS = 20
 FEW = 8
@@ -22,7 +22,7 @@ def mappings() -> int:
 
 async def test_links_leave_no_mapping_behind() -> None:
     """The peer is another process: memory of one's own process is mapped already."""
-    peer = await asyncio.create_subprocess_exec(
+    peer = await children.create_subprocess_exec(
         sys.executable, "-m", "tests.faults.peer", stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert peer.stdin is not None

@@ -18,6 +18,7 @@ from aiodatadist.device import Device
 from aiodatadist.errors import LinkError, LinkTimeout, LLMException, ParamInvalid
 from aiodatadist.testing import soft_counters, soft_fault, soft_faults_cleared
 from aiodatadist.transport.blob_exchange import BLOB, meet, validate
+from tests import children
 from tests.stopwatch import lasting
 
 names = (f"rendezvous-{os.getpid()}-{number}" for number in itertools.count())
@@ -143,7 +144,7 @@ class TestMeeting:
 
     async def test_a_member_in_another_process(self) -> None:
         name, text = next(names), json.dumps(table(2))
-        process = await asyncio.create_subprocess_exec(
+        process = await children.create_subprocess_exec(
             sys.executable, "-m", __name__, name, text, stdout=asyncio.subprocess.PIPE
         )
         async with open_devices(1) as (device,):

@@ -21,6 +21,7 @@ from aiodatadist import (
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.testing import cluster_info, open_cluster
+from tests import children
 
 HOST = CacheDesc(2, [4, 4096], DataType.DT_UINT8, Placement.HOST)
 DEVICE = CacheDesc(2, [4, 4096], DataType.DT_UINT8)
@@ -98,7 +99,7 @@ REFUSED = {
 )
 @pytest.mark.parametrize("mode", ["one_sided", "asking"])
 async def test_a_peers_host_memory(mode: str, strict: str, words: dict[str, list[str]]) -> None:
-    process = await asyncio.create_subprocess_exec(
+    process = await children.create_subprocess_exec(
         sys.executable,
         "-m",
         __name__,

@@ -24,6 +24,7 @@ from aiodatadist import (
 from aiodatadist.device import Device
 from aiodatadist.transport import Region, open_transport
 from aiodatadist.transport.hccl import PINNED
+from tests import children
 from tests.strict.marks import any_memory
 
 PAGE = 2 << 20
@@ -72,7 +73,7 @@ REFUSED = (
     ("strict", "refused"), [("", set[int]()), ("roce", set[int]()), ("hccs", {2, 5, 7})], ids=["free", "roce", "hccs"]
 )
 async def test_memory_that_does_not_start_with_a_page(strict: str, refused: set[int]) -> None:
-    process = await asyncio.create_subprocess_exec(
+    process = await children.create_subprocess_exec(
         sys.executable,
         "-m",
         __name__,
@@ -129,7 +130,7 @@ UNPINNED = (
     ("strict", "said"), [("", "taken"), ("roce", "taken"), ("hccs", UNPINNED), ("aicpu", UNPINNED)]
 )
 async def test_host_memory_that_is_not_pinned(strict: str, said: str) -> None:
-    process = await asyncio.create_subprocess_exec(
+    process = await children.create_subprocess_exec(
         sys.executable,
         "-m",
         __name__,

@@ -16,6 +16,7 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMClusterInfo, LLMException, LLMRole
 from aiodatadist.testing import Cluster, open_cluster
+from tests import children
 from tests.held import let_pass
 
 LINKS = 16
@@ -32,7 +33,7 @@ DEFAULTS: dict[str, Any] = {}
 class Clients:
     """So many clusters in a process of their own, each linked to the one of this process."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: children.Process) -> None:
         self._process = process
 
     async def ask(self) -> tuple[int, int, list[str]]:
@@ -52,7 +53,7 @@ async def linked_by_many(busy: int, **options: Any) -> AsyncIterator[tuple[Clust
         assert cluster.datadist.listen_address is not None
         host, port = cluster.datadist.listen_address
         kind = type(asyncio.get_running_loop()).__module__
-        process = await asyncio.create_subprocess_exec(
+        process = await children.create_subprocess_exec(
             sys.executable, "-m", "tests.faults.test_idle_links", kind, host, str(port), str(busy), json.dumps(options),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
@@ -94,7 +95,7 @@ async def test_idle_links_are_not_lost_in_a_long_time(options: dict[str, Any], s
 async def busy_machine() -> AsyncIterator[None]:
     """So many processes that never wait as there are processors."""
     endless = [
-        await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+        await children.create_subprocess_exec(sys.executable, "-c", "while True: pass")
         for _ in range(os.cpu_count() or 1)
     ]
     try:

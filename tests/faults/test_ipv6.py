@@ -16,6 +16,7 @@ import uvloop
 from aiodatadist import BlocksCacheKey, LLMClusterInfo, LLMConfig, LLMDataDist, LLMException, LLMRole, LLMStatusCode
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, verify
 from benchmarks.ports import free_port
+from tests import children
 from tests.faults.peer import DESC
 from tests.test_pull import moved
 
@@ -33,9 +34,9 @@ pytestmark = pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1"
 
 
 @asynccontextmanager
-async def listening_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, LLMClusterInfo]]:
+async def listening_process() -> AsyncIterator[tuple[children.Process, LLMClusterInfo]]:
     """Cluster 1 in a process of its own, on the same kind of loop."""
-    process = await asyncio.create_subprocess_exec(
+    process = await children.create_subprocess_exec(
         sys.executable, "-m", "tests.faults.test_ipv6", type(asyncio.get_running_loop()).__module__,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip

@@ -40,6 +40,7 @@ from aiodatadist.testing import (
     soft_fault,
     soft_faults_cleared,
 )
+from tests import children
 from tests.faults.test_liveness import BRISK, DESC, DETECTED, POOL, gone, linked_to, puppet
 from tests.stopwatch import lasting
 
@@ -244,7 +245,7 @@ async def test_a_pull_that_meets_a_deallocation_brings_the_old_bytes_or_none(one
 @pytest.mark.parametrize("whose", ["own", "owner"])
 async def test_memory_that_the_device_does_not_let_go_of_is_never_handed_out_again(whose: str) -> None:
     """In a process of its own, which it spoils."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.faults.test_leases", whose)
+    process = await children.create_subprocess_exec(sys.executable, "-m", "tests.faults.test_leases", whose)
     with anyio.fail_after(30):
         assert await process.wait() == 0
 

@@ -32,6 +32,7 @@ from aiodatadist import (
     PeerLost,
 )
 from aiodatadist.testing import Cluster, SoftHold, inside, open_cluster, soft_fault, soft_faults_cleared, stamp, verify
+from tests import children
 from tests.stopwatch import lasting
 
 DESC = CacheDesc(2, [16, 1 << 20], DataType.DT_UINT8)  # 32 MiB: several windows
@@ -47,7 +48,7 @@ DETECTED = 0.5 + 0.3
 class Puppet:
     """A peer in a process of its own, from the test's end."""
 
-    def __init__(self, process: asyncio.subprocess.Process, info: LLMClusterInfo) -> None:
+    def __init__(self, process: children.Process, info: LLMClusterInfo) -> None:
         self._process = process
         self.info = info
         self.pid = process.pid
@@ -75,7 +76,7 @@ class Puppet:
 @asynccontextmanager
 async def puppet(cluster_id: int = 1, **options: Any) -> AsyncIterator[Puppet]:
     """It is alive until the end, unless the test says otherwise."""
-    process = await asyncio.create_subprocess_exec(
+    process = await children.create_subprocess_exec(
         sys.executable, "-m", "tests.faults.test_liveness", str(cluster_id), json.dumps(options),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip

@@ -13,15 +13,14 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, LLMClusterInfo, LLMRole, LLMStatusCode, NotLinked, PeerLost
 from aiodatadist.testing import Cluster, open_cluster, soft_counters, soft_fault, soft_faults_cleared, verify
+from tests import children
 from tests.faults.peer import DESC
 from tests.stopwatch import lasting
 
 
 @asynccontextmanager
-async def peer_process(
-    cluster_id: int = 1, which: int = 0
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, LLMClusterInfo]]:
-    process = await asyncio.create_subprocess_exec(
+async def peer_process(cluster_id: int = 1, which: int = 0) -> AsyncIterator[tuple[children.Process, LLMClusterInfo]]:
+    process = await children.create_subprocess_exec(
         sys.executable, "-m", "tests.faults.peer", str(cluster_id), str(which),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from aiodatadist.device import Device
 from aiodatadist.transport import Endpoint
 from aiodatadist.transport.link_kind import LinkKind, link_kind, may_use_hccs, unfolds_by_itself, vendor_link_kind
+from tests import children
 
 A2, A3, OTHER = "Ascend910B3", "Ascend910_9392", "Ascend310P3"
 NO_MORE = {"HCCL_INTRA_ROCE_ENABLE": "1"}
@@ -78,7 +79,7 @@ async def _say() -> None:
     ],
 )
 async def test_softnpu_says_what_it_is_and_has_a_chip_that_agrees(strict: str, said: str) -> None:
-    process = await asyncio.create_subprocess_exec(
+    process = await children.create_subprocess_exec(
         sys.executable,
         "-m",
         __name__,
