@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from math import ceil
@@ -26,7 +27,8 @@ from aiodatadist.link.pull_requests import MOST_BLOCKS, WINDOW
 from aiodatadist.link.served_requests import ServedRequests
 from aiodatadist.testing import Cluster, inside, linked_pair, verify
 from aiodatadist.values.foreign import SMALL
-from aiodatadist.values.selection import Layers, Selection
+from aiodatadist.values.selection import BlockParts, Layers, Selection
+from aiodatadist.wire import frames
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, encode, sealed
 from aiodatadist.wire.messages import (
     MAX_INDEXES,
@@ -205,6 +207,24 @@ async def test_requests_of_one_turn_are_few_blocks_in_a_message(
         await task
     assert max(message.count_blocks() for message in said.requests()) == 3 * each
     assert len(said.requests()) == ceil(WINDOW / 3)
+
+
+async def test_a_request_that_is_too_long_to_be_said_fails_alone_and_at_once(
+    requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few blocks may have many parts, whose numbers make the message long."""
+    _, decoder, _, cache = requesting
+    local = inside(decoder.datadist).registry.local(cache, "cache")
+    link, parts = inside(decoder.datadist).links.find(1), range(64)
+    few = array("Q", [0])
+    selection = Selection(Layers(), few, few, parts=BlockParts(1, parts, parts))
+    long = TransferSpec(local, BlocksCacheKey(1), selection, "get", 20.0, is_request=True)
+    monkeypatch.setattr(frames, "MAX_BODY", 600)
+    transfer = link.start(long, "pull_leased")
+    await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [1])
+    assert transfer.is_done
+    assert isinstance(transfer.error, ParamInvalid)
+    assert "the limit is 600" in str(transfer.error)
 
 
 # ---- which requests are alike ----

@@ -140,7 +140,10 @@ class _Together:
             return
         self.post()
         message = spec.message(number)
-        if count > MOST_BLOCKS or self._session.peer_minor < TOGETHER_SINCE:
+        is_alone = (
+            count > MOST_BLOCKS or spec.selection.parts is not None
+        )  # it may be too long, which is its own failure
+        if is_alone or self._session.peer_minor < TOGETHER_SINCE:
             self._session.post(message)
         else:
             self._spec, self._message, self._room = spec, message, MOST_BLOCKS - count
