@@ -411,8 +411,10 @@ class LinkInitiator:
         scope, half_links, room = anyio.CancelScope(), self._half_links, AsyncExitStack()
 
         async def take_room() -> None:
+            before = attempt.waits_for
             attempt.now_waits_for(f"it found no room, {half_links.words}")
             await room.enter_async_context(half_links.room_for(address[0], scope.cancel))
+            attempt.now_waits_for(before)
 
         with scope:
             async with room:

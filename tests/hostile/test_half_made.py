@@ -17,6 +17,7 @@ import pytest
 
 from aiodatadist import LinkTimeout, LLMClusterInfo, LLMException, LLMStatusCode
 from aiodatadist.cluster import client_slots, half_links, link_table
+from aiodatadist.cluster.dial import Steps
 from aiodatadist.cluster.half_links import HalfLinks
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, soft_faults_cleared, soft_hold
@@ -159,6 +160,20 @@ async def test_a_peer_that_stops_half_way_gives_way_to_one_that_links() -> None:
         assert "at most 3 links are made at a time" in str(errors[0])
         assert silent.refusals == ["cluster 91 does not wait any longer"]
         group.cancel_scope.cancel()
+
+
+class Limited(Steps):
+    """Of a caller that limits how many of its attempts are connecting."""
+
+    are_limited = True
+
+
+async def test_an_attempt_that_has_room_says_what_it_waits_for_then() -> None:
+    """A place that keeps the connection is no lack of room."""
+    async with open_cluster(90, auth_key=KEY) as cluster, silence(cluster) as silent:
+        place = "127.0.1.1", silent.port
+        with pytest.raises(LinkTimeout, match=f"{place[0]}:{place[1]} took the connection, and did not link"):
+            await inside(cluster.datadist).initiator.link(place, 1, 0.2, steps=Limited(1))
 
 
 # ---- links that peers ask for ----
