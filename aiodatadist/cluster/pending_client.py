@@ -19,7 +19,7 @@ from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import AttachHeartbeats, Hello, Message
 
 HANDSHAKE_TIMEOUT = 60.0
-"""Seconds that a client has, from its proof to the end of the handshake, whatever it asks for."""
+"""Seconds that a client has from its proof until it asks for a link, and again from then until the link is made."""
 CLIENT_TIMEOUT = 5.0
 """Seconds that a client has for saying who it is, and for proving that if there is a key."""
 LAST_LOOK = 0.2
@@ -66,7 +66,7 @@ class PendingClient:
             self.scope.cancel()
 
     def is_known(self) -> None:
-        """It has its link, or heartbeats, or is gone: it takes no room from other clients any more."""
+        """Note that it has room for its link, or heartbeats, or is gone: it takes no room from other clients any more."""
         self._timer.cancel()
         slot, self._slot = self._slot, None
         if slot is not None:
