@@ -517,14 +517,15 @@ class LinkInitiator:
 
     async def _look_for(self, address: tuple[str, int], cluster_id: int, patience: float) -> None:
         """Wait until the cluster has proved at an address that it is there. One connection at a time. If one was
-        kept in vain, the next one has twice its time."""
+        kept in vain, the next one has twice its time, and comes as soon: the cluster may listen by then."""
+        seconds = patience
         while True:
             await anyio.sleep(patience)
             try:
-                await self.meet(address, cluster_id, patience)
+                await self.meet(address, cluster_id, seconds)
             except LinkError as error:
                 logger.debug("cluster %d: cluster %d is not met: %s", self._engine.cluster_id, cluster_id, error)
-                patience *= 2 if isinstance(error, LinkTimeout) else 1
+                seconds *= 2 if isinstance(error, LinkTimeout) else 1
             else:
                 return
 
