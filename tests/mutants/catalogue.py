@@ -503,6 +503,14 @@ MUTANTS = (
         ("tests/faults/test_slow_peers.py",),
     ),
     Mutant(
+        "kept-connections-put-off-the-next",
+        "a connection that an impostor keeps does not make the next one come later",
+        "aiodatadist/cluster/initiator.py",
+        "            await anyio.sleep(patience)\n",
+        "            await anyio.sleep(seconds)\n",
+        ("tests/faults/test_slow_peers.py",),
+    ),
+    Mutant(
         "answer-makes-room",
         "a bootstrap server's answer is kept while requests name servers that have none",
         "aiodatadist/adapters/rendezvous_asks.py",
