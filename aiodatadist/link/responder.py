@@ -26,8 +26,9 @@ from aiodatadist.errors import (
     TransferTimeout,
 )
 from aiodatadist.link.served_requests import ServedRequests
+from aiodatadist.values import peer_budget
 from aiodatadist.values.grid import Side
-from aiodatadist.values.peer_budget import CHECKSUM_CACHES
+from aiodatadist.values.peer_budget import CHECKSUM_CACHES, Budget
 from aiodatadist.values.selection import BlockParts, Layers, Selection
 from aiodatadist.values.transfer_priority import TransferPriority
 from aiodatadist.wire.messages import MAX_INDEXES, Digest, Digests, Found, Lookup, OtherPulled, Pull, Pulled
@@ -81,6 +82,7 @@ class Responder:
         self._running: dict[int, _Stoppable] = {}
         self._served = ServedRequests()
         self._ended: list[OtherPulled] | None = None  # of the requests of one message
+        self._waiting_blocks = 0  # numbers in the requests that have a task
         self._digested = 0
         self._summing = 0  # bytes, of all questions
         self._to_sum = FairQueue()
@@ -130,12 +132,23 @@ class Responder:
             return
         try:
             selection = _selection(message)
+            self._check_room(selection)
         except LLMException as error:
             self._say(_refusal(message.call, error))
         else:
             # Without its lists: thousands of requests may wait, and each list is walked whenever garbage is collected.
             bare = message.model_copy(update={"src_blocks": [], "dst_blocks": [], "parts": None})
             self._session.spawn(self._work_on(bare, selection))
+
+    def _check_room(self, selection: Selection) -> None:
+        """Raise TransferError if the requests that wait would name too many blocks with this one."""
+        numbers = self._waiting_blocks + selection.count_blocks()
+        if numbers > peer_budget.REQUEST_BLOCKS:
+            self._session.totals.budget_refusals[Budget.REQUEST_BLOCKS.value] += 1
+            raise TransferError(
+                f"requests that wait would name {numbers} blocks with this one: the limit is {peer_budget.REQUEST_BLOCKS}",
+                hint="pull again when some of them have ended",
+            )
 
     def _write_at_once(self, message: Pull) -> bool:
         """Put a request on the stream, or refuse it. Return False if it needs a task; nothing has begun then."""
@@ -196,6 +209,8 @@ class Responder:
 
     def _work_on(self, message: Pull, selection: Selection) -> Callable[[], Coroutine[Any, Any, None]]:
         scope = self._running[message.call] = Scope()
+        blocks = selection.count_blocks()
+        self._waiting_blocks += blocks
         target = self._session.catalogue.get(message.target)  # now: the peer may take it back in its next message
         if target is not None:
             target.use()
@@ -207,6 +222,7 @@ class Responder:
                     answer = await self._answer(message, selection, target)
             finally:
                 self._running.pop(message.call, None)
+                self._waiting_blocks -= blocks
                 if target is not None:
                     target.release()
             self._say(answer or _refusal(message.call, TransferError("it was stopped"), stopped=True))

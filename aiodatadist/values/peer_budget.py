@@ -18,6 +18,7 @@ class Budget(StrEnum):
     EARLY_CLAIMS = "early_claims"
     WANTS = "wants"
     WANT_BLOCKS = "want_blocks"
+    REQUEST_BLOCKS = "request_blocks"
 
 
 EARLY_CLAIMS = 256
@@ -44,6 +45,9 @@ DROPPED_NAMES = 1024
 """Pushes that a peer dropped before this engine named them, and that wait less for a peer then: as many as it may want."""
 DROPPED_BY_GONE = 4096
 """The same of all peers together whose links have ended: of four such peers."""
+REQUEST_BLOCKS = 1 << 23
+"""Numbers of blocks in requests that wait here (request/response mode), 64 MiB: 256 pulls, which an engine of this version
+sends at a time, of 16384 blocks each. What is planned for them takes four times as much beside it."""
 CHECKSUM_CACHES = 4
 """Bytes that are being summed up for a peer, in sizes of the caches that it was told of: two pulls of all blocks that are
 compared while two more arrive. Further questions wait for these; older peers do not count what they ask for."""

@@ -119,6 +119,11 @@ class Selection:
         """Blocks of all tensors go to as many."""
         return len(self.src_blocks) > 0 and self.parts is None and self.layers.src is None and self.layers.dst is None
 
+    def count_blocks(self) -> int:
+        """Return how many numbers of blocks, and of parts, it holds."""
+        parts = 0 if self.parts is None else 2 * len(self.parts.src)
+        return len(self.src_blocks) + len(self.dst_blocks) + parts
+
     def __str__(self) -> str:
         if self.parts is not None:
             what = f"{len(self.parts.src)} parts of {len(self.src_blocks)} blocks"

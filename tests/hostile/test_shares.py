@@ -26,6 +26,7 @@ from aiodatadist.cache import digester as digesting
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.counting import Totals
 from aiodatadist.device.checksums import add_checksums
+from aiodatadist.errors import TransferError
 from aiodatadist.link.block_leases import BlockLeases, LeaseEnd
 from aiodatadist.link.peer_claim import PeerClaim
 from aiodatadist.testing import Cluster, inside, linked_pair, open_cluster
@@ -308,7 +309,12 @@ async def test_requests_that_wait_are_kept_without_lists_of_their_blocks(monkeyp
     """A list of numbers takes five times the memory, and all that a peer keeps waiting is walked with the garbage."""
     count, wanted = 1021, 6
     desc = CacheDesc(2, [count, 64], DataType.DT_UINT8)
-    async with linked_pair(desc, enable_remote_cache_accessible=False) as (owner, peer, _, cache):
+    async with linked_pair(desc, enable_remote_cache_accessible=False, sync_kv_timeout=60_000) as (
+        owner,
+        peer,
+        _,
+        cache,
+    ):
         digester, all_wait, go_on = inside(owner.datadist).digester, asyncio.Event(), asyncio.Event()
         sums, waiting = digester.digests, Counter[str]()
 
@@ -328,3 +334,40 @@ async def test_requests_that_wait_are_kept_without_lists_of_their_blocks(monkeyp
         for task in tasks:
             await task
         assert lists <= 2  # of the message that came last
+
+
+async def test_the_blocks_of_requests_that_wait_are_bounded_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request beyond the limit is refused, and counted. What it would have taken is there for later ones."""
+    count, most = 8, 3
+    monkeypatch.setattr(peer_budget, "REQUEST_BLOCKS", most * 2 * count + 1)
+    desc = CacheDesc(2, [count, 64], DataType.DT_UINT8)
+    async with linked_pair(desc, enable_remote_cache_accessible=False, sync_kv_timeout=60_000) as (
+        owner,
+        peer,
+        _,
+        cache,
+    ):
+        digester, go_on = inside(owner.datadist).digester, asyncio.Event()
+        sums = digester.digests
+
+        async def held(entry: Entry, side: Side, line: Hashable = None) -> array[int]:
+            await go_on.wait()
+            return await sums(entry, side, line)
+
+        monkeypatch.setattr(digester, "digests", held)
+        blocks, pull = range(count), peer.datadist.cache_manager.pull_blocks
+
+        async def pull_all() -> None:
+            go_on.clear()
+            tasks = [pull(BlocksCacheKey(1), cache, blocks, blocks, checksum=True) for _ in range(most)]
+            refused = pull(BlocksCacheKey(1), cache, blocks, blocks, checksum=True)
+            with pytest.raises(TransferError, match=f"would name {(most + 1) * 2 * count} blocks"):
+                await refused
+            await pull(BlocksCacheKey(1), cache, blocks, blocks)  # it waits for nothing, so it takes no room
+            go_on.set()
+            for task in tasks:
+                await task
+
+        await pull_all()
+        await pull_all()
+        assert owner.datadist.figures().budget_refusals == {"request_blocks": 2}

@@ -867,6 +867,14 @@ MUTANTS = (
         ("tests/hostile/test_shares.py",),
     ),
     Mutant(
+        "waiting-requests-take-all",
+        "the blocks of requests that wait are bounded",
+        "aiodatadist/link/responder.py",
+        "        if numbers > peer_budget.REQUEST_BLOCKS:\n",
+        "        if False:\n",
+        ("tests/hostile/test_shares.py",),
+    ),
+    Mutant(
         "order-without-room",
         "an order keeps no more numbers of blocks than this end has room for",
         "aiodatadist/adapters/leased_blocks.py",
