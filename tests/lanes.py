@@ -36,6 +36,7 @@ TESTS = (
     "tests/blocking/test_calls.py",
     "tests/unit/link/test_leases.py",
     "tests/unit/link/test_wire.py",
+    "tests/unit/test_import_warnings.py",
     "tests/context_caching/test_loops.py",
     "tests/context_caching/test_ems.py",
     "tests/telemetry",

@@ -85,7 +85,8 @@ class Settings(BaseModel):
         heartbeat_interval, heartbeat_misses, transfer_checksum: see :class:`~aiodatadist.LLMConfig`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # model_id: pydantic before 2.10 keeps names that begin with model_ for itself, and warns.
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)

@@ -24,7 +24,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.loop_service import LoopService
@@ -53,6 +53,8 @@ class CacheSettings(PoolSettings):
         load_seconds: that a request's blocks may take; what is not there by then is computed.
         save_seconds: that saving what one step computed may take.
     """
+
+    model_config = ConfigDict(protected_namespaces=())  # as in Settings of block_service.py
 
     model_id: str | None = Field(default=None, min_length=1, max_length=256)
     lookup_seconds: float = Field(default=0.5, gt=0, le=60)

@@ -10,7 +10,8 @@ from aiodatadist.cli.bench.workload import Case
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # model_id: pydantic before 2.10 keeps names that begin with model_ for itself, and warns.
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     def payload(self) -> bytes:
         return self.model_dump_json().encode()
