@@ -46,14 +46,14 @@ class WantShares(Generic[Asked]):
         return len(self._shares)
 
     def fits(self, peer: int, asked: Asked | None, blocks: int) -> bool:
-        """Return True if so many more blocks have room once all other wants that may give way have done so."""
+        """Return True if ``blocks`` more have room once all other wants that may give way have done so."""
         share = self._shares.get(peer)
         if share is not None:
             blocks += share.known_blocks + (0 if asked is None else share.waiting.get(asked, 0))
         return blocks <= peer_budget.WANT_BLOCKS
 
     def add(self, peer: int, asked: Asked, blocks: int, is_known: bool = False) -> dict[Asked, Budget]:
-        """Count so many more blocks, which must fit, and return what gave way for them, with the limit."""
+        """Count ``blocks`` more, which must fit, and return the wants that gave way for them, with the limit."""
         share = self._shares.setdefault(peer, _Share())
         if is_known:
             share.known[asked] = blocks

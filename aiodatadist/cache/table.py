@@ -193,7 +193,7 @@ class Entry:
         return f"cache {self.cache_id}, for {time.monotonic() - self.pinned_at:.3g} s, by {', '.join(users)}"
 
     async def wait_change(self) -> None:
-        """Until the last lease, or a holder or writer, is gone, a holder became a writer, or it is poisoned."""
+        """Wait until the last lease, a holder or a writer is gone, a holder became a writer, or the cache is poisoned."""
         if self._change is None:
             self._change = Signal()
         await self._change.wait()

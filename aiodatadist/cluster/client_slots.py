@@ -78,7 +78,7 @@ def open_files() -> int:
 
 
 def place_of(host: str) -> str:
-    """Return what has a share of its own: an address, or a /64 network with IPv6."""
+    """Return the key of a share: an address, or a /64 network with IPv6."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

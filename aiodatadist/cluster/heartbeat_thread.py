@@ -19,7 +19,7 @@ from aiodatadist.concurrency import forks
 
 CLOSED = "its heartbeat connection was closed"
 _CLOSED_UNREAD = {errno.ECONNRESET, errno.EPIPE}
-"""What the kernel says if the peer closed it before it had read our last beats."""
+"""Errors of the kernel if the peer closed the connection before it had read the last beats."""
 
 
 class HeartbeatThread:

@@ -66,7 +66,7 @@ class PendingClient:
             self.scope.cancel()
 
     def is_known(self) -> None:
-        """Note that it has room for its link, or heartbeats, or is gone: it takes no room from other clients any more."""
+        """Note that it has room for its link, or heartbeats, or is gone: it no longer takes room from other clients."""
         self._timer.cancel()
         slot, self._slot = self._slot, None
         if slot is not None:
