@@ -1,0 +1,68 @@
+"""Docstrings are sentences: none continues the name of what it describes."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+FRAGMENTS = {
+    *("As", "How", "If", "It", "No", "None", "Not", "Nothing", "Of", "One", "So", "That", "They", "This"),
+    *("Those", "Until", "What", "Where", "Whether", "Which", "Who", "Whose"),
+}
+"""First words of docstrings that need the name in front of them to be understood."""
+
+
+def unread() -> list[str]:
+    """Return the patterns of files whose docstrings have not been rewritten, as ruff's configuration lists them."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        ignored = tomllib.load(file)["tool"]["ruff"]["lint"].get("per-file-ignores", {})
+    return [pattern for pattern, rules in ignored.items() if "D401" in rules]
+
+
+def fragments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and first line of each docstring that begins in the middle of a sentence."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            continue
+        words = ast.get_docstring(node)
+        if words and words.split()[0].strip(",.:;") in FRAGMENTS and not words.startswith("As :meth:"):
+            yield getattr(node, "lineno", 1), words.splitlines()[0]
+
+
+def test_docstrings_are_sentences() -> None:
+    waiting = unread()
+    found = [
+        f"{path}:{line}: {words}"
+        for path in (file.relative_to(ROOT) for file in sorted((ROOT / "aiodatadist").rglob("*.py")))
+        if not any(matches(path, pattern) for pattern in waiting)
+        for line, words in fragments((ROOT / path).read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+def matches(path: PurePath, pattern: str) -> bool:
+    """Return True if a pattern of ruff's configuration covers the path: a file, or a folder with ``/**`` behind it."""
+    folder = pattern.removesuffix("/**")
+    return path == PurePath(pattern) or (folder != pattern and path.is_relative_to(folder))
+
+
+@pytest.mark.parametrize(
+    ("words", "is_fragment"),
+    [
+        ("Of one step.", True),
+        ("What it reads.", True),
+        ("None: there is none.", True),
+        ("As :meth:`pull`.", False),
+        ("Return the peer.", False),
+        ("Notify the peer.", False),
+    ],
+)
+def test_fragments_are_found(words: str, is_fragment: bool) -> None:
+    found = [line for _, line in fragments(f'def f():\n    """{words}"""\n')]
+    assert found == ([words] if is_fragment else [])
