@@ -1,4 +1,4 @@
-"""The README's programs run as they stand there, on a port that is free."""
+"""Programs of the README and of pages that need a second process, a free port, or a cache that is down."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.ports import free_port
 
-README = Path(__file__).resolve().parent.parent / "README.md"
-
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+QUICKSTART, CACHING = DOCS / "quickstart.md", DOCS / "context-caching.md"
 
 DECODE_SAYS, PREFILL_SAYS = "LLM_SUCCESS 32768 [1, 2, 3, 4]", "cluster 2: request 7 is here"
 PYTHON = [sys.executable, "-X", "dev", "-W", "error", "-c"]
@@ -30,27 +30,39 @@ def found(page: Path, name: str) -> str:
 
 
 def program(name: str, port: int) -> str:
-    text = found(README, name)
+    text = found(QUICKSTART, name)
     assert "26001" in text
     return text.replace("26001", str(port))
 
 
-@pytest.mark.parametrize("name", ["prefill.py", "decode.py", "prompts.py"])
-def test_programs_of_the_readme_are_short(name: str) -> None:
-    lines = [line for line in found(README, name).splitlines() if line.strip() and not line.startswith("#")]
+README = DOCS.parent / "README.md"
+
+
+def test_readme_is_short() -> None:
+    """A reader knows after a minute what this is, and its program has at most 25 lines."""
+    lines = [line for line in found(README, "handover.py").splitlines() if line.strip() and not line.startswith("#")]
+    assert len(lines) <= 25
+    assert len(README.read_text(encoding="utf-8").split()) <= 900
+
+
+@pytest.mark.parametrize(
+    ("page", "name"), [(QUICKSTART, "prefill.py"), (QUICKSTART, "decode.py"), (CACHING, "prompts.py")]
+)
+def test_first_programs_are_short(page: Path, name: str) -> None:
+    lines = [line for line in found(page, name).splitlines() if line.strip() and not line.startswith("#")]
     assert len(lines) <= 30
 
 
-def test_context_caching_of_the_readme_computes_nothing_twice() -> None:
+def test_context_caching_computes_nothing_twice() -> None:
     done = subprocess.run(
-        [*PYTHON, found(README, "prompts.py")], capture_output=True, text=True, check=False, timeout=30
+        [*PYTHON, found(CACHING, "prompts.py")], capture_output=True, text=True, check=False, timeout=30
     )
     assert (complaints(done.stderr), done.returncode) == ([], 0)
     assert [line.partition(" did")[0] for line in done.stdout.splitlines()] == ["0 of 2 blocks", "2 of 3 blocks"]
 
 
-def test_context_caching_of_the_readme_goes_on_without_its_cache() -> None:
-    text = found(README, "prompts.py")
+def test_context_caching_goes_on_without_its_cache() -> None:
+    text = found(CACHING, "prompts.py")
     broken = text.replace("    try:\n", "    await cache.aclose()\n    try:\n", 1)
     assert broken != text
     done = subprocess.run([*PYTHON, broken], capture_output=True, text=True, check=False, timeout=30)
@@ -61,26 +73,28 @@ def test_context_caching_of_the_readme_goes_on_without_its_cache() -> None:
 
 
 def test_layer_groups_of_the_guide_are_found_as_far_as_both_are_there() -> None:
-    guide = README.parent / "docs" / "context-caching.md"
-    done = subprocess.run([*PYTHON, found(guide, "hybrid.py")], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(
+        [*PYTHON, found(CACHING, "hybrid.py")], capture_output=True, text=True, check=False, timeout=30
+    )
     assert (complaints(done.stderr), done.returncode) == ([], 0)
     assert done.stdout == "3 of 4 blocks were loaded, 3 asked for\n"
 
 
 def test_ems_program_of_the_migration_guide() -> None:
-    guide = README.parent / "docs" / "migrating.md"
-    done = subprocess.run([*PYTHON, found(guide, "worker.py")], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(
+        [*PYTHON, found(DOCS / "migrating.md", "worker.py")], capture_output=True, text=True, check=False, timeout=30
+    )
     assert (complaints(done.stderr), done.returncode) == ([], 0)
     assert done.stdout == "2 blocks of 3 are there\n"
 
 
-@pytest.mark.parametrize("page", [README, README.with_suffix(".zh.md")], ids=["english", "chinese"])
-def test_readme_says_what_prefill_and_decode_print(page: Path) -> None:
+@pytest.mark.parametrize("page", [QUICKSTART, QUICKSTART.with_suffix(".zh.md")], ids=["english", "chinese"])
+def test_quick_start_says_what_prefill_and_decode_print(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert [line for line in ("ready", DECODE_SAYS, PREFILL_SAYS) if f"`{line}`" not in text] == []
 
 
-def test_prefill_and_decode_of_the_readme_share_blocks() -> None:
+def test_prefill_and_decode_share_blocks() -> None:
     port = free_port()
     with subprocess.Popen([*PYTHON, program("prefill.py", port)], stdout=subprocess.PIPE, text=True) as prefill:
         assert prefill.stdout is not None
