@@ -567,7 +567,7 @@ def _claim_id(cluster_id: int, resident: Resident) -> None:
         other = _live.get(cluster_id)
         if other is not None and other.is_alive:
             raise ParamInvalid(
-                f"cluster {cluster_id} is initialised in this process already: ids have to be unique",
+                f"cluster {cluster_id} is initialised in this process already: ids must be unique",
                 hint="finalize() the other one first, or choose another id",
             )
         _live[cluster_id] = resident
@@ -595,7 +595,7 @@ def _refusal(name: str, misuse: Misuse, reason: str | None) -> LLMException:
 
 def _seconds(timeout: int) -> float:
     if checks.integer(timeout, "timeout", checks.INT32) <= 0:
-        raise ParamInvalid(f"timeout is {timeout}: it has to be above 0 milliseconds")
+        raise ParamInvalid(f"timeout is {timeout}: must be above 0 milliseconds")
     return timeout / 1000
 
 

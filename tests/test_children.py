@@ -80,7 +80,7 @@ def test_nothing_is_started_anew_for_it() -> None:
     assert children.run([sys.executable, "-c", loaded], capture_output=True, text=True).stdout == "True\n"
     for options in (["-X", "dev"], ["-S"], ["-I"]):
         done = children.run([sys.executable, *options, "-c", loaded], capture_output=True, text=True)
-        assert done.stdout == "False\n", "an interpreter with other options has to be started"
+        assert done.stdout == "False\n", "an interpreter with other options must be started"
     for variable in ("PYTHONHASHSEED", "LD_PRELOAD"):
         environment = {**os.environ, variable: "0" if variable.startswith("PYTHON") else ""}
         done = children.run([sys.executable, "-c", loaded], capture_output=True, text=True, env=environment)

@@ -1189,7 +1189,7 @@ async def test_synchronizers_and_configs_of_the_right_kind(one_sided: bool) -> N
         )
         for synchronizer in (None, object(), Immediate):
             if synchronizer is not Immediate:
-                with pytest.raises(TypeError, match=r"layer_synchronizer is .*it has to have synchronize_layer\(\)"):
+                with pytest.raises(TypeError, match=r"layer_synchronizer is .*must have synchronize_layer\(\)"):
                     made.blocks(synchronizer, [right])
         name = type(right).__name__
         with pytest.raises(TypeError, match=rf"transfer_configs\[1\] is .* not {name}"):
@@ -1219,7 +1219,7 @@ async def test_configs_that_do_not_fit_the_source(one_sided: bool) -> None:
             own = TransferWithCacheKeyConfig(BlocksCacheKey(1), range(2), range(2))
             away = TransferWithCacheKeyConfig(BlocksCacheKey(9), range(2), range(2))
         else:
-            with pytest.raises(ParamInvalid, match="3 dst_addrs for 1 layers: there have to be 2 for each"):
+            with pytest.raises(ParamInvalid, match="3 dst_addrs for 1 layers: there must be 2 for each"):
                 made.blocks(Never(), [TransferConfig(2, [1, 2, 3], range(1))])
             own, away = TransferConfig(1, [1, 2], range(1)), TransferConfig(9, [1, 2], range(1))  # type: ignore[assignment]
         with pytest.raises(ParamInvalid, match="names this cluster itself"):

@@ -195,7 +195,7 @@ async def test_a_lease_keeps_as_many_blocks_as_a_ticket_has_and_no_more() -> Non
         assert two.datadist.figures().leases == 0
         lease = manager.lease_blocks(theirs, range(1, MAX_TICKET_BLOCKS + 1), MINUTE)
         ticket = lease.ticket().model_dump(mode="json")
-        with pytest.raises(ParamInvalid, match="65537 block numbers: there have to be 1 to 65536"):
+        with pytest.raises(ParamInvalid, match="65537 block numbers: there must be 1 to 65536"):
             one.datadist.cache_manager.pull_leased({**ticket, "blocks": [0, *ticket["blocks"]]}, mine, [0])
         report = await one.datadist.cache_manager.pull_leased(ticket, mine, range(MAX_TICKET_BLOCKS))
         assert report.bytes == MAX_TICKET_BLOCKS * 16

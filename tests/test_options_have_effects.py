@@ -97,8 +97,8 @@ async def test_what_hccl_would_not_take_is_kept_and_named(caplog: pytest.LogCapt
     async with LLMDataDist(LLMRole.MIX, 3, LLMConfig.from_options(config.generate_options())):
         pass
     assert warnings(caplog) == [
-        "cluster 3: rdma_traffic_class has no effect: it is 133, and has to be a multiple of 4 in [0, 255]",
-        "cluster 3: rdma_service_level has no effect: it is 4294967295, and has to be in [0, 7]",
+        "cluster 3: rdma_traffic_class has no effect: it is 133, and must be a multiple of 4 in [0, 255]",
+        "cluster 3: rdma_service_level has no effect: it is 4294967295, and must be in [0, 7]",
         "cluster 3: option 'llm.Nonsense' has no effect: it is not known here",
     ]
 

@@ -232,7 +232,7 @@ async def test_links_by_rank_table_are_not_made_again_and_a_warning_says_so(capl
     assert await rest(changes) == []
     warned = [record.getMessage() for record in caplog.records if "relink has no effect" in record.getMessage()]
     assert warned == [
-        f"cluster {n}: relink has no effect on links by rank table: all members have to link() again" for n in (1, 2)
+        f"cluster {n}: relink has no effect on links by rank table: all members must link() again" for n in (1, 2)
     ]
 
 

@@ -75,7 +75,7 @@ def test_the_environment_and_what_is_installed_choose(
 
 
 @pytest.mark.parametrize(
-    ("runtime", "words"), [("ascend", "libacl_rt.so: cannot open"), ("cuda", "it has to be auto, ascend or soft")]
+    ("runtime", "words"), [("ascend", "libacl_rt.so: cannot open"), ("cuda", "must be auto, ascend or soft")]
 )
 def test_what_cannot_be_opened_is_said(tmp_path: Path, runtime: str, words: str) -> None:
     done = run(SHOW, tmp_path, runtime)

@@ -67,7 +67,7 @@ def test_one_number_is_a_shape_as_it_is_for_numpy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
-        ({"shape": (0, 4)}, ParamInvalid, r"shape is \(0, 4\): every size has to be above 0"),
+        ({"shape": (0, 4)}, ParamInvalid, r"shape is \(0, 4\): every size must be above 0"),
         ({"shape": (4.0,)}, TypeError, "shape"),
         ({"dtype": "no type"}, TypeError, "no type"),
         ({"placement": 1}, TypeError, "placement"),

@@ -162,10 +162,10 @@ async def test_a_cluster_that_is_finalized_lets_none_wait() -> None:
 @pytest.mark.parametrize(
     ("timeout", "error", "words"),
     [
-        ("1", TypeError, "timeout is '1' of type str: it has to be a number of seconds"),
+        ("1", TypeError, "timeout is '1' of type str: must be a number of seconds"),
         (True, TypeError, "timeout is True of type bool"),
-        (-0.5, ValueError, "timeout is -0.5: it has to be at least 0 seconds"),
-        (math.nan, ValueError, "timeout is nan: it has to be at least 0 seconds"),
+        (-0.5, ValueError, "timeout is -0.5: must be at least 0 seconds"),
+        (math.nan, ValueError, "timeout is nan: must be at least 0 seconds"),
     ],
 )
 async def test_a_timeout_is_a_number_of_seconds(timeout: Any, error: type[Exception], words: str) -> None:

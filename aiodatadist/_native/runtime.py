@@ -392,7 +392,7 @@ def _open(choice: str) -> Runtime:
     if choice == "soft":
         return _start(_load_soft())
     if choice != "auto":
-        raise ParamInvalid(f"AIODATADIST_RUNTIME is {choice!r}: it has to be auto, ascend or soft")
+        raise ParamInvalid(f"AIODATADIST_RUNTIME is {choice!r}: must be auto, ascend or soft")
     try:
         return _start(_load_ascend())
     except RuntimeUnavailable as error:

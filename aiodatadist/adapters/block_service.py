@@ -161,7 +161,7 @@ def groups_of_layers(layers: Sequence[Sequence[Any]], blocks: int) -> list[Tenso
     sizes = [[int(tensor.nbytes) for tensor in layer] for layer in layers]
     if not sizes or any(each != sizes[0] for each in sizes) or any(size % blocks or not size for size in sizes[0]):
         raise ParamInvalid(
-            f"layers have tensors of {sorted({tuple(each) for each in sizes})} bytes: all layers have to have the same, "
+            f"layers have tensors of {sorted({tuple(each) for each in sizes})} bytes: all layers must have the same, "
             f"multiples of {blocks} blocks"
         )
     groups = []
@@ -197,7 +197,7 @@ class BlockService:
 
     def __init__(self, settings: Settings, rank: int = 0, ranks: int = 1) -> None:
         if not 0 <= rank < ranks:
-            raise ParamInvalid(f"rank is {rank}: it has to be from 0 to {ranks - 1}")
+            raise ParamInvalid(f"rank is {rank}: must be from 0 to {ranks - 1}")
         self._settings = settings
         self._rank, self._ranks = rank, ranks
         self._lock = threading.Lock()

@@ -418,7 +418,7 @@ class LeasedBlocks:
         if max(mine, theirs) % min(mine, theirs) or here.heads * mine != there.heads * theirs:
             raise IncompatiblePeer(
                 f"{here.heads} heads in each of {mine} workers here and {there.heads} in each of {theirs} at "
-                f"{source.place}: one number of workers has to be a multiple of the other, and all heads as many"
+                f"{source.place}: one number of workers must be a multiple of the other, and all heads as many"
             )
         target = End(here.tokens, range(here.heads * self._rank, here.heads * (self._rank + 1)))
         origin = End(there.tokens, range(there.heads * rank, there.heads * (rank + 1)))

@@ -345,7 +345,7 @@ def _pieces(cache: Cache, name: str, blocks: bool) -> int:
     """How many blocks, or slots, a cache has. Raises TypeError, ParamInvalid: it is none of this kind."""
     if checks.instance(cache, name, Cache).is_blocks_cache is not blocks:
         kind, other = ("blocks", "contiguous") if blocks else ("contiguous", "blocks")
-        raise ParamInvalid(f"{name} is a {other} cache: it has to be a {kind} cache here")
+        raise ParamInvalid(f"{name} is a {other} cache: must be a {kind} cache here")
     return cache.cache_desc.shape[0]
 
 

@@ -66,5 +66,5 @@ def _key_in(file: str) -> bytes:
     except OSError as error:
         raise ParamInvalid(f"{KEY_FILE} is {file!r}, which cannot be read: {error}") from error
     if not key:
-        raise ParamInvalid(f"{KEY_FILE} is {file!r}, which is empty: it has to hold the key")
+        raise ParamInvalid(f"{KEY_FILE} is {file!r}, which is empty: must hold the key")
     return key

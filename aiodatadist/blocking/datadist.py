@@ -140,9 +140,9 @@ class LLMDataDist:
             The handles that were not drained. All have ended: what did not succeed is failed or cancelled.
         """
         if not isinstance(drain, (int, float)):
-            raise TypeError(f"drain is {drain!r} of type {type(drain).__name__}: it has to be a number of seconds")
+            raise TypeError(f"drain is {drain!r} of type {type(drain).__name__}: must be a number of seconds")
         if not drain >= 0:
-            raise ValueError(f"drain is {drain}: it has to be 0 seconds or more")
+            raise ValueError(f"drain is {drain}: must be 0 seconds or more")
         submissions = self._end(drain, "close")
         return [] if submissions is None else submissions.drain()
 

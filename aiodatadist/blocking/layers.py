@@ -126,7 +126,7 @@ def _wait_of(event: Any) -> Callable[[], object] | None:
         wait = getattr(event, name, None)
         if callable(wait):
             return wait  # type: ignore[no-any-return]
-    raise TypeError(f"event is {event!r} of type {type(event).__name__}: it has to have synchronize() or wait()")
+    raise TypeError(f"event is {event!r} of type {type(event).__name__}: must have synchronize() or wait()")
 
 
 class LayerReceiver:

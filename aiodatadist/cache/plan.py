@@ -83,7 +83,7 @@ def _tensors(source: Geometry, target: Geometry, layers: Layers) -> tuple[array[
     """The tensor addresses of both ends, paired: destination, source."""
     src, dst = layers.of_source(source), layers.of_target(target)
     if len(src) != len(dst):
-        raise ParamInvalid(f"{len(src)} source tensors for {len(dst)} destination tensors: they have to be as many")
+        raise ParamInvalid(f"{len(src)} source tensors for {len(dst)} destination tensors: they must be as many")
     return target.addresses[dst.start : dst.stop], source.addresses[src.start : src.stop]
 
 
@@ -108,7 +108,7 @@ def check_once(values: array[int], name: str) -> None:
 def _want_kind(cache: Geometry, blocks: bool, whose: str) -> None:
     if cache.blocks != blocks:
         kind, other = ("blocks", "contiguous") if blocks else ("contiguous", "blocks")
-        raise ParamInvalid(f"the {whose} cache {cache.cache_id} is a {other} cache: it has to be a {kind} cache here")
+        raise ParamInvalid(f"the {whose} cache {cache.cache_id} is a {other} cache: must be a {kind} cache here")
 
 
 def blocks_to_blocks(
@@ -120,11 +120,11 @@ def blocks_to_blocks(
     stride = target.stride
     if source.stride != stride:
         raise ParamInvalid(
-            f"a block has {source.stride} bytes at the source and {stride} at the destination: they have to be equal"
+            f"a block has {source.stride} bytes at the source and {stride} at the destination: they must be equal"
         )
     sources, targets = indexes(src, "src_blocks"), indexes(dst, "dst_blocks")
     if len(sources) != len(targets):
-        raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many")
+        raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they must be as many")
     check_below(sources, source.pieces, "src_blocks", "source")
     check_below(targets, target.pieces, "dst_blocks", "destination")
     check_once(targets, "dst_blocks")

@@ -617,7 +617,7 @@ def _fills_freed() -> bool:
     """Whether freed memory of pools is filled. Raises ParamInvalid: the variable says neither yes nor no."""
     value = os.environ.get(DEBUG_VARIABLE, "")
     if value not in {"", "0", "1"}:
-        raise ParamInvalid(f"{DEBUG_VARIABLE} is {value!r}: it has to be 1, 0 or nothing")
+        raise ParamInvalid(f"{DEBUG_VARIABLE} is {value!r}: must be 1, 0 or nothing")
     return value == "1"
 
 

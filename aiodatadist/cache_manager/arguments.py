@@ -29,7 +29,7 @@ def check_offset(value: int | None, which: str) -> int:
     if value is None:
         return 0
     if checks.integer(value, f"{which}cache_offset", checks.INT64) < 0:
-        raise ValueError(f"{which}cache_offset is {value}: it has to be at least 0")
+        raise ValueError(f"{which}cache_offset is {value}: must be at least 0")
     return value
 
 
@@ -43,7 +43,7 @@ def blocks_to_pull(key: Key, src_blocks: Sequence[int], dst_blocks: Sequence[int
     if isinstance(key, CacheKey) and sources:
         raise ParamInvalid(f"src_blocks has {len(sources)} numbers: the slot of a CacheKey has no blocks")
     if sources and len(sources) != len(targets):
-        raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many")
+        raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they must be as many")
     check_once(targets, "dst_blocks")
     return sources, targets
 
@@ -52,9 +52,7 @@ def blocks_to_push(src_blocks: Sequence[int], dst_blocks: Sequence[int]) -> tupl
     """The same of a ``push_blocks``."""
     sources, targets = indexes(src_blocks, "src_blocks"), indexes(dst_blocks, "dst_blocks")
     if not targets or len(sources) != len(targets):
-        raise ParamInvalid(
-            f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they have to be as many, and some"
-        )
+        raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they must be as many, and some")
     check_once(targets, "dst_blocks")
     return sources, targets
 

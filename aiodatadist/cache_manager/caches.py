@@ -324,7 +324,7 @@ class Caches:
         if req_id is not None:
             checks.integer(req_id, "req_id", checks.UINT64)
         if checks.integer(size, "size", checks.INT64) != -1 and size <= 0:
-            raise ParamInvalid(f"size is {size}: it has to be -1 or above 0")
+            raise ParamInvalid(f"size is {size}: must be -1 or above 0")
         nbytes = source.stride - offset if size == -1 else size
         selection = Selection(
             src_slot=src_batch_index, dst_slot=dst_batch_index, nbytes=nbytes, offsets=(offset, offset)
@@ -371,7 +371,7 @@ class Caches:
         """
         source, target = self._swappable(src_cache, "src_cache"), self._swappable(dst_cache, "dst_cache")
         if source.placement is target.placement:
-            raise ParamInvalid(f"both caches are {source.placement}: one has to be HOST, the other DEVICE")
+            raise ParamInvalid(f"both caches are {source.placement}: one must be HOST, the other DEVICE")
         checks.instance(src_to_dst, "src_to_dst", dict)
         for pair in src_to_dst.items():
             checks.sequence(pair, "src_to_dst", int)
@@ -417,11 +417,11 @@ class Caches:
         """
         infos = [mem_infos] if isinstance(mem_infos, MemInfo) else mem_infos
         if not isinstance(infos, (list, tuple)) or not all(isinstance(info, MemInfo) for info in infos):
-            raise ParamInvalid(f"mem_infos is a {type(mem_infos).__name__}: it has to be a MemInfo or a list of them")
+            raise ParamInvalid(f"mem_infos is a {type(mem_infos).__name__}: must be a MemInfo or a list of them")
         for info in infos:
             if info.mem_type is not Memtype.MEM_TYPE_DEVICE or info.addr == 0 or info.size <= 0:
                 raise ParamInvalid(
-                    f"mem_infos has {info.mem_type.name} at {info.addr:#x}, {info.size} bytes: it has to be device memory"
+                    f"mem_infos has {info.mem_type.name} at {info.addr:#x}, {info.size} bytes: must be device memory"
                 )
         if not self._engine.links.has_any:
             raise NotLinked("nothing is linked: there is no memory to map anew")

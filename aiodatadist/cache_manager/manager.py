@@ -154,7 +154,7 @@ class CacheManager(Caches):
         entry = self._destination(cache, "cache")
         checks.integer(batch_index, "batch_index", checks.UINT32)
         if checks.integer(size, "size", checks.INT64) != -1 and size <= 0:
-            raise ParamInvalid(f"size is {size}: it has to be -1 or above 0")
+            raise ParamInvalid(f"size is {size}: must be -1 or above 0")
         if entry.blocks:
             raise ParamInvalid("cache is a blocks cache: pull_cache fills a batch slot, use pull_blocks")
         src_offset, dst_offset = check_offset(src_cache_offset, "src_"), check_offset(dst_cache_offset, "dst_")
@@ -285,7 +285,7 @@ class CacheManager(Caches):
         if millis is None:
             return max(LEASED_SECONDS, 2 * self._engine.timeout)
         if checks.integer(millis, name, checks.UINT32) == 0:
-            raise ParamInvalid(f"{name} is 0: it has to be at least 1")
+            raise ParamInvalid(f"{name} is 0: must be at least 1")
         return millis / 1000
 
     def pull_leased(
@@ -353,7 +353,7 @@ class CacheManager(Caches):
             check_once(array("Q", checks.instance(now, "parts", BlockParts).dst), "parts.dst")
         check_below(targets, entry.pieces, "dst_blocks", "destination")
         if not 1 <= checks.integer(takers, "takers", checks.UINT32) <= MAX_TAKERS:
-            raise ParamInvalid(f"takers is {takers}: it has to be from 1 to {MAX_TAKERS}")
+            raise ParamInvalid(f"takers is {takers}: must be from 1 to {MAX_TAKERS}")
         layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
         engine, link = self._engine, self._link_or_wait(kept.key)
@@ -463,7 +463,7 @@ class CacheManager(Caches):
         entry = self._pushable(src_cache)
         checks.integer(src_batch_index, "src_batch_index", checks.UINT32)
         if checks.integer(size, "size", checks.INT64) != -1:
-            raise ParamInvalid(f"size is {size}: it has to be -1")
+            raise ParamInvalid(f"size is {size}: must be -1")
         if entry.blocks:
             raise ParamInvalid("src_cache is a blocks cache: push_cache takes a batch slot, use push_blocks")
         if src_batch_index >= entry.pieces:

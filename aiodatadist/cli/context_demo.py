@@ -82,7 +82,7 @@ def _check_length(tokens: int) -> None:
 
     if tokens <= BLOCK:
         raise wrong_input(
-            f"the prompt has {tokens} bytes, each a token: it has to have at least {BLOCK + 1}, because whole blocks of "
+            f"the prompt has {tokens} bytes, each a token: must have at least {BLOCK + 1}, because whole blocks of "
             f"{BLOCK} tokens are saved and loaded, and the last token is always computed"
         )
 

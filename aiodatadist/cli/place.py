@@ -85,7 +85,7 @@ def _words(arguments: argparse.Namespace, name: str, count: int) -> list[str]:
     words = text.split(",")
     if len(words) != count:
         wanted = "one" if count == 1 else f"{count}, with commas between them"
-        raise wrong_input(f"{_flag(name)} {text} names {len(words)}: it has to name {wanted}")
+        raise wrong_input(f"{_flag(name)} {text} names {len(words)}: must name {wanted}")
     return words
 
 

@@ -83,7 +83,7 @@ def own_address(rank_table: str, rank: int) -> str:
     try:
         return str(ipaddress.ip_address(given if isinstance(given, str) else ""))
     except ValueError:
-        raise ParamInvalid(f"host_ip of the server of rank {rank} is {given!r}: it has to be an IP address") from None
+        raise ParamInvalid(f"host_ip of the server of rank {rank} is {given!r}: must be an IP address") from None
 
 
 class RankGroups:
@@ -106,14 +106,14 @@ class RankGroups:
         if self._link_total_time or text is None:
             return float(self._link_total_time or CONNECT_TIMEOUT)
         if not (text.isdecimal() and 1 <= int(text) <= MAX_CONNECT_TIMEOUT):
-            raise ParamInvalid(f"HCCL_CONNECT_TIMEOUT={text}: it has to be 1 to {MAX_CONNECT_TIMEOUT} whole seconds")
+            raise ParamInvalid(f"HCCL_CONNECT_TIMEOUT={text}: must be 1 to {MAX_CONNECT_TIMEOUT} whole seconds")
         return float(text)
 
     async def link(self, name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
         """Meet all members; links are made from then on in the background. See ``LLMDataDist.link``."""
         if self._engine.relinker.is_on:
             logger.warning(
-                "cluster %d: relink has no effect on links by rank table: all members have to link() again",
+                "cluster %d: relink has no effect on links by rank table: all members must link() again",
                 self._engine.cluster_id,
             )
         rank, ranks = validate(name, cluster_rank_info, rank_table, self._engine.cluster_id)

@@ -55,9 +55,7 @@ def parse_address(text: str, name: str) -> tuple[str, int]:
         is_address = not in_brackets and is_host_name(host)
     is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) in checks.UINT16
     if not is_address or not is_port:
-        raise ParamInvalid(
-            f"{name} is {text!r}: it has to be ip:port, [ipv6]:port or name:port with a port in [0, 65535]"
-        )
+        raise ParamInvalid(f"{name} is {text!r}: must be ip:port, [ipv6]:port or name:port with a port in [0, 65535]")
     return host, int(port)
 
 
@@ -282,7 +280,7 @@ class LLMConfig(BaseModel):
     def _check_combination(self) -> None:
         self.check_kept()
         if self.local_comm_res is not None and not self.enable_cache_manager:
-            raise ParamInvalid("llm.EnableCacheManager is 0: with llm.LocalCommRes it has to be 1, or absent")
+            raise ParamInvalid("llm.EnableCacheManager is 0: with llm.LocalCommRes it must be 1, or absent")
         if self.transfer_backend is None:
             return
         for key, is_on in (
@@ -290,9 +288,9 @@ class LLMConfig(BaseModel):
             ("llm.EnableRemoteCacheAccessible", self.enable_remote_cache_accessible),
         ):
             if not is_on:
-                raise ParamInvalid(f"{key} is 0: with llm.TransferBackend it has to be 1")
+                raise ParamInvalid(f"{key} is 0: with llm.TransferBackend it must be 1")
         if not self.listen_ip_info:
-            raise ParamInvalid("llm.listenIpInfo is not set: with llm.TransferBackend it has to be given")
+            raise ParamInvalid("llm.listenIpInfo is not set: with llm.TransferBackend it must be given")
 
     def without_effect(self) -> list[str]:
         """A line for each option that was given and changes nothing: its name, and the reason."""
@@ -318,7 +316,7 @@ class LLMConfig(BaseModel):
         )
         given = [(name, getattr(self, name), allowed, rule) for name, allowed, rule in rdma]
         return [
-            f"{name} has no effect: it is {value}, and has to be {rule}"
+            f"{name} has no effect: it is {value}, and must be {rule}"
             for name, value, allowed, rule in given
             if value is not None and value not in allowed
         ]
@@ -364,7 +362,7 @@ class LLMConfig(BaseModel):
                 not go together.
         """
         if not isinstance(options, Mapping):
-            raise TypeError(f"options is a {type(options).__name__}: it has to be a dict of str to str")
+            raise TypeError(f"options is a {type(options).__name__}: must be a dict of str to str")
         rules.count_options(options, "options")
         values: dict[str, Any] = {}
         spelling: dict[str, str] = {}
@@ -444,7 +442,7 @@ class _Option(NamedTuple):
         try:
             return self.kind.read(text)
         except ValueError:
-            raise ParamInvalid(f"option {key!r} is {text!r}: it has to be {self.kind.rule}") from None
+            raise ParamInvalid(f"option {key!r} is {text!r}: must be {self.kind.rule}") from None
 
 
 _OPTIONS: Final = (

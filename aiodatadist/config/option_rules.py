@@ -92,7 +92,7 @@ def one_device(value: int | list[int]) -> int:
 
 def _device(value: Any) -> int:
     if checks.integer(value, "device_id", checks.INT32) < 0:
-        raise ParamInvalid(f"device_id is {value}: it has to be at least 0")
+        raise ParamInvalid(f"device_id is {value}: must be at least 0")
     return int(value)
 
 
@@ -100,10 +100,10 @@ def milliseconds(value: Any) -> int:
     """``sync_kv_timeout``: int32 above 0, or its digits."""
     if isinstance(value, str):
         if not (value.isascii() and value.isdecimal()):
-            raise ParamInvalid(f"sync_kv_timeout is {value!r}: it has to be digits, in milliseconds")
+            raise ParamInvalid(f"sync_kv_timeout is {value!r}: must be digits, in milliseconds")
         value = int(value)
     if checks.integer(value, "sync_kv_timeout", checks.INT32) <= 0:
-        raise ParamInvalid(f"sync_kv_timeout is {value}: it has to be above 0 milliseconds")
+        raise ParamInvalid(f"sync_kv_timeout is {value}: must be above 0 milliseconds")
     return int(value)
 
 
@@ -112,13 +112,13 @@ def bounded(name: str, low: int, high: int, *, step: int = 1, kind: range | None
 
     def check(value: Any) -> int:
         if not isinstance(value, int):
-            raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: it has to be an int")
+            raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: must be an int")
         if kind is not None:
             checks.integer(value, name, kind)
         if not low <= value <= high:
-            raise ParamInvalid(f"{name} is {value}: it has to be in [{low}, {high}]")
+            raise ParamInvalid(f"{name} is {value}: must be in [{low}, {high}]")
         if value % step:
-            raise ParamInvalid(f"{name} is {value}: it has to be a multiple of {step}")
+            raise ParamInvalid(f"{name} is {value}: must be a multiple of {step}")
         return value
 
     return check
@@ -139,9 +139,9 @@ def share(name: str) -> Check:
 
     def check(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (float, int)):
-            raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: it has to be a float")
+            raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: must be a float")
         if not 0 <= value <= 1:  # false for a NaN, too
-            raise ParamInvalid(f"{name} is {value}: it has to be in [0.0, 1.0]")
+            raise ParamInvalid(f"{name} is {value}: must be in [0.0, 1.0]")
         return float(value)
 
     return check
@@ -180,7 +180,7 @@ def secret(value: Any) -> SecretBytes | None:
     elif isinstance(value, (bytes, str)):
         key = SecretBytes(value.encode() if isinstance(value, str) else value)
     else:
-        raise TypeError(f"auth_key is of type {type(value).__name__}: it has to be bytes or str")
+        raise TypeError(f"auth_key is of type {type(value).__name__}: must be bytes or str")
     if key is not None and not key.get_secret_value():
         raise ParamInvalid("auth_key is empty: a key has at least 1 byte; without authentication it is None")
     return key
@@ -202,7 +202,7 @@ def ge_options(value: Any) -> dict[str, str]:
         lower = checks.instance(key, "a key of ge_options", str).lower()
         checks.instance(entry, f"ge_options[{key!r}]", str)
         if not lower.startswith(VENDORS):
-            raise ParamInvalid(f"ge_options has {key!r}: its keys have to begin with 'ge.' or 'llm.'")
+            raise ParamInvalid(f"ge_options has {key!r}: its keys must begin with 'ge.' or 'llm.'")
         if lower in DEVICE_KEYS:
             device_id(_devices(key, entry))
     return entries
@@ -233,7 +233,7 @@ def _devices(key: str, entry: str) -> tuple[int, ...]:
     try:
         return read_devices(entry)
     except ValueError:
-        raise ParamInvalid(f"ge_options[{key!r}] is {entry!r}: it has to be the number of a device") from None
+        raise ParamInvalid(f"ge_options[{key!r}] is {entry!r}: must be the number of a device") from None
 
 
 def read_devices(text: str) -> tuple[int, ...]:
@@ -253,7 +253,7 @@ def pool_size(entries: Mapping[str, str]) -> int | None:
     for key, entry in entries.items():
         if key.lower() == POOL_SIZE:
             if not (entry.isascii() and entry.isdecimal()):
-                raise ParamInvalid(f"ge_options[{key!r}] is {entry!r}: it has to be digits only, in bytes")
+                raise ParamInvalid(f"ge_options[{key!r}] is {entry!r}: must be digits only, in bytes")
             return int(entry)
     return None
 
@@ -295,14 +295,14 @@ def cluster_info(value: Any) -> str | None:
         return None
     cluster = load(value, "cluster_info")
     if not isinstance(cluster, dict):
-        raise ParamInvalid(f"cluster_info is {shortened(cluster)}: it has to be a JSON object")
+        raise ParamInvalid(f"cluster_info is {shortened(cluster)}: must be a JSON object")
     listeners = cluster.get("listen_ip_info", [])
     if not isinstance(listeners, list):
-        raise ParamInvalid(f"cluster_info: listen_ip_info is {shortened(listeners)}: it has to be a list")
+        raise ParamInvalid(f"cluster_info: listen_ip_info is {shortened(listeners)}: must be a list")
     for i, listener in enumerate(listeners):
         where = f"cluster_info: listen_ip_info[{i}]"
         if not isinstance(listener, dict) or "ip" not in listener:
-            raise ParamInvalid(f"{where} is {shortened(listener)}: it has to be an object with an ip")
+            raise ParamInvalid(f"{where} is {shortened(listener)}: must be an object with an ip")
         listener["ip"] = _ip_number(listener["ip"], f"{where}.ip")
     return json.dumps(cluster)
 
@@ -313,7 +313,7 @@ def _ip_number(ip: object, name: str) -> int:
     try:
         return int.from_bytes(ipaddress.IPv4Address(ip if isinstance(ip, str) else "").packed, "little")
     except ValueError:
-        raise ParamInvalid(f"{name} is {shortened(ip)}: it has to be an IPv4 address, or its uint32") from None
+        raise ParamInvalid(f"{name} is {shortened(ip)}: must be an IPv4 address, or its uint32") from None
 
 
 class JsonOption(BaseModel):
@@ -346,12 +346,12 @@ def _first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
     where = ".".join(map(str, problem["loc"])) or "the text"
     if problem["type"] == "missing":
-        return f"{where} is missing: it has to be given"
+        return f"{where} is missing: must be given"
     if problem["type"] == "extra_forbidden":
         return f"{where} is {shortened(problem['input'])}: there is no such field"
     if problem["type"] == "model_type":
-        return f"{where} is {shortened(problem['input'])}: it has to be an object"
-    rule = problem["msg"].replace("Input should be", "it has to be")
+        return f"{where} is {shortened(problem['input'])}: must be an object"
+    rule = problem["msg"].replace("Input should be", "must be")
     return f"{where} is {shortened(problem['input'])}: {rule}"
 
 
@@ -383,11 +383,11 @@ class PoolConfig(WholeOption):
     @model_validator(mode="after")
     def _count_pages(self) -> Self:
         if self.pages == 0:
-            raise ParamInvalid(f"memory_size is {self.memory_size}: it has to be at least a page, {self.page} bytes")
+            raise ParamInvalid(f"memory_size is {self.memory_size}: must be at least a page, {self.page} bytes")
         if self.pages >= MAX_PAGES:
             raise ParamInvalid(
                 f"memory_size is {self.memory_size}: these are {self.pages} pages of {self.page} bytes, "
-                f"there have to be fewer than {MAX_PAGES}"
+                f"there must be fewer than {MAX_PAGES}"
             )
         return self
 
@@ -419,11 +419,11 @@ class BufferClass(JsonOption):
     def _fit_together(self) -> Self:
         total, block, largest = self.total_size, self.blk_size, self.max_buf_size
         if block & (block - 1):  # a power of two up to 2 MiB divides every total_size
-            raise ParamInvalid(f"blk_size is {block}: it has to be a power of two")
+            raise ParamInvalid(f"blk_size is {block}: must be a power of two")
         if largest < block:
-            raise ParamInvalid(f"max_buf_size is {largest}: it has to be at least blk_size, {block}")
+            raise ParamInvalid(f"max_buf_size is {largest}: must be at least blk_size, {block}")
         if largest >= total:
-            raise ParamInvalid(f"max_buf_size is {largest}: it has to be below total_size, {total}")
+            raise ParamInvalid(f"max_buf_size is {largest}: must be below total_size, {total}")
         return self
 
 
@@ -436,11 +436,11 @@ class BufferPoolConfig(JsonOption):
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.buf_cfg is None and self.buf_pool_size is None:
-            raise ParamInvalid("buf_cfg is missing: it has to be given, or buf_pool_size")
+            raise ParamInvalid("buf_cfg is missing: must be given, or buf_pool_size")
         sizes = [size.max_buf_size for size in self.buf_cfg or ()]
         for i, (before, size) in enumerate(pairwise(sizes), 1):
             if size <= before:
-                raise ParamInvalid(f"buf_cfg.{i}.max_buf_size is {size}: it has to be above that before it, {before}")
+                raise ParamInvalid(f"buf_cfg.{i}.max_buf_size is {size}: must be above that before it, {before}")
         return self
 
 

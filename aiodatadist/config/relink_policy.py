@@ -38,9 +38,7 @@ class RelinkPolicy(WholeOption):
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         if self.max_delay < self.first_delay:
-            raise ParamInvalid(
-                f"max_delay is {self.max_delay:g}: it has to be at least first_delay, {self.first_delay:g}"
-            )
+            raise ParamInvalid(f"max_delay is {self.max_delay:g}: must be at least first_delay, {self.first_delay:g}")
         return self
 
     def delay(self, attempt: int) -> float:

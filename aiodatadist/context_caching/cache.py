@@ -131,13 +131,11 @@ class ContextCache:
             EmsInternalError: the memory cannot be had.
         """
         if not isinstance(config, CcConfig):
-            raise EmsInvalidArgument(
-                f"config is of type {type(config).__name__}: it has to be a CcConfig_v1 or CcConfig"
-            )
+            raise EmsInvalidArgument(f"config is of type {type(config).__name__}: must be a CcConfig_v1 or CcConfig")
         if not isinstance(pool, (KVPool, str)):
-            raise EmsInvalidArgument(f"pool is of type {type(pool).__name__}: it has to be a KVPool or a URL")
+            raise EmsInvalidArgument(f"pool is of type {type(pool).__name__}: must be a KVPool or a URL")
         if gate is not None and not isinstance(gate, HealthGate):
-            raise EmsInvalidArgument(f"gate is of type {type(gate).__name__}: it has to be a HealthGate")
+            raise EmsInvalidArgument(f"gate is of type {type(gate).__name__}: must be a HealthGate")
         check_access(access_id, None)
         cache = cls(config, CcCacheConfig(read_cache_bytes, fill_on_read, bytes_in_flight), access_id)
         try:

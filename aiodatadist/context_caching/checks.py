@@ -31,26 +31,26 @@ def on_a_loop(what: str) -> None:
 def integer(value: Any, name: str, least: int, most: int | None = None) -> int:
     """A whole number, not a ``bool``, at least ``least`` and at most ``most``."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise EmsInvalidArgument(f"{name} is {_shown(value)}: it has to be an int")
+        raise EmsInvalidArgument(f"{name} is {_shown(value)}: must be an int")
     if value < least or (most is not None and value > most):
         rule = f"at least {least}" if most is None else f"in [{least}, {most}]"
-        raise EmsInvalidArgument(f"{name} is {value}: it has to be {rule}")
+        raise EmsInvalidArgument(f"{name} is {value}: must be {rule}")
     return value
 
 
 def flag(value: Any, name: str) -> bool:
     """True or False and nothing that merely counts as one."""
     if not isinstance(value, bool):
-        raise EmsInvalidArgument(f"{name} is {_shown(value)}: it has to be True or False")
+        raise EmsInvalidArgument(f"{name} is {_shown(value)}: must be True or False")
     return value
 
 
 def text(value: Any, name: str, least: int, most: int) -> str:
     """A string of so many characters, none of them a control character."""
     if not isinstance(value, str):
-        raise EmsInvalidArgument(f"{name} is {_shown(value)}: it has to be a str")
+        raise EmsInvalidArgument(f"{name} is {_shown(value)}: must be a str")
     if not least <= len(value) <= most:
-        raise EmsInvalidArgument(f"{name} has {len(value)} characters: it has to have {least} to {most}")
+        raise EmsInvalidArgument(f"{name} has {len(value)} characters: must have {least} to {most}")
     if not value.isprintable():
         raise EmsInvalidArgument(f"{name} is {value!r}: it must not have control characters")
     return value
@@ -61,9 +61,9 @@ def seconds(value: Any, name: str = "timeout") -> float:
     if value is None:
         return math.inf
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise EmsInvalidArgument(f"{name} is {_shown(value)}: it has to be seconds, or None")
+        raise EmsInvalidArgument(f"{name} is {_shown(value)}: must be seconds, or None")
     if not value >= 0:
-        raise EmsInvalidArgument(f"{name} is {value}: it has to be at least 0")
+        raise EmsInvalidArgument(f"{name} is {value}: must be at least 0")
     return math.inf if value > 1e300 else float(value)
 
 
@@ -71,9 +71,9 @@ def some(values: Any, name: str) -> Sequence[Any]:
     """A list or tuple, or an array of numpy's, that is not empty."""
     listed = values.tolist() if hasattr(values, "tolist") and not isinstance(values, array) else values
     if not isinstance(listed, (list, tuple, range, array)):
-        raise EmsInvalidArgument(f"{name} is {_shown(values)}: it has to be a list or tuple")
+        raise EmsInvalidArgument(f"{name} is {_shown(values)}: must be a list or tuple")
     if not len(listed):
-        raise EmsInvalidArgument(f"{name} is empty: there has to be at least one")
+        raise EmsInvalidArgument(f"{name} is empty: there must be at least one")
     return listed
 
 
@@ -81,12 +81,12 @@ def whole_numbers(values: Sequence[Any], name: str) -> array[int]:
     """All of them as C reads them; none a float or a ``bool``, and none outside int64."""
     if not isinstance(values, (array, range)) and bool in set(map(type, values)):
         at = next(i for i, value in enumerate(values) if isinstance(value, bool))
-        raise EmsInvalidArgument(f"{name}[{at}] is {_shown(values[at])}: it has to be an int")
+        raise EmsInvalidArgument(f"{name}[{at}] is {_shown(values[at])}: must be an int")
     try:
         return array("q", values)
     except TypeError:
         at = next(i for i, value in enumerate(values) if not hasattr(value, "__index__"))
-        raise EmsInvalidArgument(f"{name}[{at}] is {_shown(values[at])}: it has to be an int") from None
+        raise EmsInvalidArgument(f"{name}[{at}] is {_shown(values[at])}: must be an int") from None
     except OverflowError:
         at = next(i for i, value in enumerate(values) if not -(2**63) <= value < 2**63)
         raise EmsInvalidArgument(f"{name}[{at}] is {values[at]}: it does not fit 64 bits") from None
@@ -103,7 +103,7 @@ def plain(array: Any, name: str) -> None:
     dtype = getattr(array, "dtype", None)
     if _refers(array.format) if dtype is None else getattr(dtype, "hasobject", False):
         kind = f"format {array.format}" if dtype is None else f"dtype {dtype}"
-        raise EmsInvalidArgument(f"{name} has the {kind}: its items have to be values, and not references to them")
+        raise EmsInvalidArgument(f"{name} has the {kind}: its items must be values, and not references to them")
 
 
 def distinct(values: Sequence[T], name: str) -> None:
@@ -115,7 +115,7 @@ def distinct(values: Sequence[T], name: str) -> None:
         first = seen.setdefault(value, at)
         if first != at:
             raise EmsInvalidArgument(
-                f"{name}[{at}] is {value!r}, as {name}[{first}] is: they have to differ within one call"
+                f"{name}[{at}] is {value!r}, as {name}[{first}] is: they must differ within one call"
             )
 
 

@@ -42,7 +42,7 @@ def _check_seconds(value: Any, name: str) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 < value <= sys.float_info.max:
         shown = f"{reprlib.repr(value)} of type {type(value).__name__}"
-        raise EmsInvalidArgument(f"{name} is {shown}: it has to be a number of seconds above 0, and finite")
+        raise EmsInvalidArgument(f"{name} is {shown}: must be a number of seconds above 0, and finite")
 
 
 class HealthGate:
@@ -62,7 +62,7 @@ class HealthGate:
     def __init__(self, rules: HealthRules | None = None) -> None:
         if rules is not None and not isinstance(rules, HealthRules):
             raise EmsInvalidArgument(
-                f"rules is {reprlib.repr(rules)} of type {type(rules).__name__}: it has to be a HealthRules"
+                f"rules is {reprlib.repr(rules)} of type {type(rules).__name__}: must be a HealthRules"
             )
         self.rules = HealthRules() if rules is None else rules
         self.is_open = True

@@ -61,7 +61,7 @@ def torch_empty(
     """
     torch = _imported("torch")
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype is {dtype!r} of type {type(dtype).__name__}: it has to be a torch.dtype")
+        raise TypeError(f"dtype is {dtype!r} of type {type(dtype).__name__}: must be a torch.dtype")
     sizes = _sizes(shape)
     if placement is Placement.DEVICE and not open_runtime().is_soft:
         _imported("torch_npu")
@@ -75,7 +75,7 @@ def _sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
         shape = (shape,)
     sizes = tuple(checks.integer(size, "shape", checks.INT64) for size in shape)
     if any(size <= 0 for size in sizes):
-        raise ParamInvalid(f"shape is {sizes}: every size has to be above 0")
+        raise ParamInvalid(f"shape is {sizes}: every size must be above 0")
     return sizes
 
 

@@ -69,12 +69,10 @@ def spans(values: Sequence[Any], name: str, desc: CacheDesc, *, host_as_device: 
         ParamInvalid: any other rule is broken, or an address is 0 or leaves the address space.
     """
     if not isinstance(values, (list, tuple)):
-        raise TypeError(
-            f"{name} is of type {type(values).__name__}: it has to be a list or tuple of tensors or addresses"
-        )
+        raise TypeError(f"{name} is of type {type(values).__name__}: must be a list or tuple of tensors or addresses")
     readers = [_reader(value, f"{name}[{i}]") for i, value in enumerate(values)]
     if not values or len(values) != desc.num_tensors:
-        raise ParamInvalid(f"{len(values)} {name} for {desc.num_tensors} tensors: they have to be as many, and some")
+        raise ParamInvalid(f"{len(values)} {name} for {desc.num_tensors} tensors: they must be as many, and some")
     rules = _Rules(desc, desc.size, host_as_device)
     found = [read(value, f"{name}[{i}]", rules) for i, (read, value) in enumerate(zip(readers, values, strict=True))]
     for i, span in enumerate(found):
@@ -123,7 +121,7 @@ def _reader(value: Any, where: str) -> Callable[[Any, str, _Rules], Span]:
             return _of_array
         if _is_buffer(value):
             return _of_buffer
-    raise TypeError(f"{where} is {reprlib.repr(value)} of type {type(value).__name__}: it has to be {_WANTED}")
+    raise TypeError(f"{where} is {reprlib.repr(value)} of type {type(value).__name__}: must be {_WANTED}")
 
 
 def _is_buffer(value: Any) -> bool:
@@ -144,7 +142,7 @@ def _of_tensor(value: Any, where: str, rules: _Rules) -> Span:
     rules.check_device(where, value.device.type)
     layout = str(getattr(value, "layout", "torch.strided"))
     if layout != "torch.strided":
-        raise ParamInvalid(f"{where} has the layout {layout}: it has to be torch.strided")
+        raise ParamInvalid(f"{where} has the layout {layout}: must be torch.strided")
     try:
         contiguous, nbytes = value.is_contiguous(), value.numel() * value.element_size()
         address = value.data_ptr()
@@ -161,9 +159,9 @@ def _of_array(value: Any, where: str, rules: _Rules) -> Span:
     address, readonly = interface["data"]
     rules.check_device(where, "cpu")
     if interface.get("strides") is not None:
-        raise ParamInvalid(f"{where} has strides {interface['strides']}: it has to be C-contiguous")
+        raise ParamInvalid(f"{where} has strides {interface['strides']}: must be C-contiguous")
     if readonly:
-        raise ParamInvalid(f"{where} is a read-only {type(value).__name__}: it has to be writable")
+        raise ParamInvalid(f"{where} is a read-only {type(value).__name__}: must be writable")
     rules.check_contents(where, str(value.dtype), value.nbytes)
     return Span(address, value.nbytes, value)
 
@@ -176,9 +174,9 @@ def _of_buffer(value: Any, where: str, rules: _Rules) -> Span:
         raise ParamInvalid(f"{where} is a {type(value).__name__} that shows no memory: {problem}") from problem
     rules.check_device(where, "cpu")
     if not view.c_contiguous:
-        raise ParamInvalid(f"{where} has strides {view.strides}: it has to be C-contiguous")
+        raise ParamInvalid(f"{where} has strides {view.strides}: must be C-contiguous")
     if view.readonly:
-        raise ParamInvalid(f"{where} is a read-only {type(value).__name__}: it has to be writable")
+        raise ParamInvalid(f"{where} is a read-only {type(value).__name__}: must be writable")
     rules.check_contents(where, _element_of(view), view.nbytes)
     return Span(ctypes.addressof(ctypes.c_char.from_buffer(view)), view.nbytes, view)
 
@@ -282,7 +280,7 @@ def npu_tensors(desc: CacheDesc, addresses: Sequence[int]) -> list[Any]:
 def _check_view(view: memoryview, desc: CacheDesc, offsets: Sequence[int]) -> None:
     checks.instance(view, "view", memoryview)
     if view.readonly or not view.c_contiguous:
-        raise ParamInvalid("view is read-only or not C-contiguous: it has to be writable and in one piece")
+        raise ParamInvalid("view is read-only or not C-contiguous: must be writable and in one piece")
     _element_name(desc)
     size = desc.size
     for i, offset in enumerate(checks.sequence(offsets, "offsets", int)):

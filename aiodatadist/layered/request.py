@@ -171,7 +171,7 @@ class LayeredRequest:
             key, dst_layers = config.cache_key, config.dst_layer_range
             if dst_layers is not None and len(dst_layers) != len(layers):
                 raise ParamInvalid(
-                    f"src_layer_range {layers} and dst_layer_range {dst_layers}: they have to be equally long"
+                    f"src_layer_range {layers} and dst_layer_range {dst_layers}: they must be equally long"
                 )
             selection = self._selection(slot, Layers(layers, dst_layers, self.tensors))
             first = 0 if dst_layers is None else dst_layers.start
@@ -187,7 +187,7 @@ class LayeredRequest:
         addresses = array("Q", config.dst_addrs)
         if len(addresses) != self.tensors * len(layers):
             raise ParamInvalid(
-                f"{len(addresses)} dst_addrs for {len(layers)} layers: there have to be {self.tensors} for each"
+                f"{len(addresses)} dst_addrs for {len(layers)} layers: there must be {self.tensors} for each"
             )
         check_once(addresses, "dst_addrs")
         key = AddressKey(config.dst_cluster_id, addresses[0])

@@ -37,7 +37,7 @@ def check_synchronizer(value: Any) -> None:
     """Raises TypeError: it cannot say when a layer is final."""
     method = getattr(value, "synchronize_layer", None)
     if not callable(method):
-        raise TypeError(f"layer_synchronizer is {shown(value)}: it has to have synchronize_layer()")
+        raise TypeError(f"layer_synchronizer is {shown(value)}: must have synchronize_layer()")
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
         raise TypeError(
             f"layer_synchronizer is {shown(value)}: its synchronize_layer() is a generator function: must return True or"

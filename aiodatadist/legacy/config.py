@@ -62,7 +62,7 @@ def engine_config(of: config.LLMConfig) -> config.LLMConfig:
     nbytes = _pool_bytes(of)
     if nbytes is not None:
         if nbytes < 1 << PAGE_SHIFT:
-            raise ParamInvalid(f"the KV pool has {nbytes} bytes: it has to have at least {1 << PAGE_SHIFT}")
+            raise ParamInvalid(f"the KV pool has {nbytes} bytes: must have at least {1 << PAGE_SHIFT}")
         mine.mem_pool_cfg = PoolConfig(memory_size=nbytes, page_shift=PAGE_SHIFT).model_dump_json()
     return mine
 

@@ -71,7 +71,7 @@ class LLMDataDist(datadist.LLMDataDist):
         if not self._is_v1:
             return super()._engine_config()
         if self._role is LLMRole.PROMPT and not self._config.listen_ip_info:
-            raise ParamInvalid("listen_ip_info is not set: PROMPT has to listen")
+            raise ParamInvalid("listen_ip_info is not set: PROMPT must listen")
         return engine_config(self._config)
 
     async def finalize(self) -> None:
@@ -152,7 +152,7 @@ class LLMDataDist(datadist.LLMDataDist):
             if role is self._role:
                 raise ParamInvalid(f"role is {role}: this cluster has that role")
             if role is LLMRole.PROMPT and not any(str(key).lower() == "llm.listenipinfo" for key in options):
-                raise ParamInvalid("switch_options has no llm.listenIpInfo: PROMPT has to listen")
+                raise ParamInvalid("switch_options has no llm.listenIpInfo: PROMPT must listen")
         await super().switch_role(role, switch_options)
         if self._manager is not None:
             self._manager.switch_role(role)
@@ -262,7 +262,7 @@ class LLMDataDist(datadist.LLMDataDist):
     async def _alone(self, timeout: int) -> AsyncIterator[bool]:
         """While no other call links or unlinks; False: one did for as long as the timeout."""
         if checks.integer(timeout, "timeout", checks.INT32) <= 0:
-            raise ParamInvalid(f"timeout is {timeout}: it has to be above 0 milliseconds")
+            raise ParamInvalid(f"timeout is {timeout}: must be above 0 milliseconds")
         with anyio.move_on_after(timeout / 1000) as limit:
             await self._linking.acquire()
         if limit.cancelled_caught:
@@ -353,7 +353,7 @@ class LLMDataDist(datadist.LLMDataDist):
         manager = self._v1("check_capacity")
         manager.want_role(LLMRole.PROMPT, "check_capacity")
         if checks.integer(seq_len, "seq_len", checks.INT64) < 1:
-            raise ParamInvalid(f"seq_len is {seq_len}: it has to be above 0")
+            raise ParamInvalid(f"seq_len is {seq_len}: must be above 0")
         if not self._models:
             raise ParamInvalid("there is no model: add_model() says how large a token is")
         return self._models[0].capacity(seq_len)

@@ -63,10 +63,10 @@ class KvCache(Cache):
             TypeError, ValueError, ParamInvalid: an argument is wrong, lists are mixed with addresses, or too few.
         """
         if not isinstance(addrs, (list, tuple)):
-            raise TypeError(f"addrs is of type {type(addrs).__name__}: it has to be a list of addresses, or of lists")
+            raise TypeError(f"addrs is of type {type(addrs).__name__}: must be a list of addresses, or of lists")
         given: list[Any] = list(addrs)
         if not given:
-            raise ParamInvalid("addrs is empty: there has to be an address per tensor")
+            raise ParamInvalid("addrs is empty: there must be an address per tensor")
         lists = [each for each in given if isinstance(each, (list, tuple))]
         if lists and len(lists) != len(given):
             raise ParamInvalid(f"addrs has {len(lists)} lists among {len(given)} elements: all are lists, or none")

@@ -262,9 +262,7 @@ class KvCacheManager:
             if not checks.instance(blocks, name, list):
                 raise ParamInvalid(f"{name} is empty: there is nothing to pull")
         if decoder_kv_cache.cache_desc.stride >= MAX_BLOCK:
-            raise ParamInvalid(
-                f"a block has {decoder_kv_cache.cache_desc.stride} bytes: it has to be below {MAX_BLOCK}"
-            )
+            raise ParamInvalid(f"a block has {decoder_kv_cache.cache_desc.stride} bytes: must be below {MAX_BLOCK}")
         return self._exclusive(
             "pull_blocks",
             [prompt_cache_key.cluster_id],

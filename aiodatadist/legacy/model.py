@@ -320,7 +320,7 @@ class LLMModel:
                 hint="set ModelConfig.enable_shared_system_prefix; paged attention has none",
             )
         if not llm_req.has_prefix:
-            raise ParamInvalid(f"prefix_id is {llm_req.prefix_id}: it has to be below 2**64-1")
+            raise ParamInvalid(f"prefix_id is {llm_req.prefix_id}: must be below 2**64-1")
 
     async def release_prompt_prefix(self, llm_req: LLMReq) -> None:
         """PROMPT: give a shared prefix up. Requests that are predicted with it, or were, have their own copies.

@@ -120,7 +120,7 @@ class Layout:
         if len(shapes) != len(dtypes) or len(shapes) > MAX_TENSORS:
             raise ParamInvalid(f"{len(shapes)} shapes and {len(dtypes)} types: as many are needed, up to {MAX_TENSORS}")
         if len(set(shapes)) > 1 or len(set(dtypes)) > 1:
-            raise ParamInvalid(f"{SHAPES} and {DTYPES} name {set(shapes)} and {set(dtypes)}: all have to be alike")
+            raise ParamInvalid(f"{SHAPES} and {DTYPES} name {set(shapes)} and {set(dtypes)}: all must be alike")
         shape, tensor_format = shapes[0], options.get(FORMAT)
         if tensor_format is not None and len(tensor_format) != len(shape):
             raise ParamInvalid(f"{FORMAT} is {tensor_format!r}: the shape has {len(shape)} dimensions")
@@ -163,7 +163,7 @@ class Layout:
             raise ParamInvalid(f"{batch} requests: the model's batch has {shape[0]} slots")
         if self.is_dynamic:
             if tokens == 0:
-                raise ParamInvalid(f"prompt_length is 0: a model with the shape {self.shape} has to be told")
+                raise ParamInvalid(f"prompt_length is 0: a model with the shape {self.shape} must be told")
             shape[self.seq_dim] = tokens
         elif self.slot_tokens and tokens > self.slot_tokens and not self.has_paged_attention:
             raise ParamInvalid(f"prompt_length is {tokens}: a slot has {self.slot_tokens} tokens")
@@ -173,7 +173,7 @@ class Layout:
 def _wanted(options: Mapping[str, str], key: str) -> str:
     text = options.get(key)
     if not text:
-        raise ParamInvalid(f"model_options has no {key}: it has to be given")
+        raise ParamInvalid(f"model_options has no {key}: must be given")
     return text
 
 
@@ -191,7 +191,7 @@ def _data_type(text: str) -> DataType:
     try:
         return DataType(int(text))
     except ValueError:
-        raise ParamInvalid(f"{DTYPES} has {text!r}: it has to be the number of a DataType") from None
+        raise ParamInvalid(f"{DTYPES} has {text!r}: must be the number of a DataType") from None
 
 
 def _seq_dim(options: Mapping[str, str], shape: tuple[int, ...], tensor_format: str | None) -> int:
@@ -202,7 +202,7 @@ def _seq_dim(options: Mapping[str, str], shape: tuple[int, ...], tensor_format: 
         named = (tensor_format or "").upper().find("S", 1)
         return dynamic if dynamic >= 0 else named
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) < len(shape):
-        raise ParamInvalid(f"{SEQ_LEN_DIM} is {text!r}: it has to be a dimension of {shape} behind the batch")
+        raise ParamInvalid(f"{SEQ_LEN_DIM} is {text!r}: must be a dimension of {shape} behind the batch")
     if dynamic not in {-1, int(text)}:
         raise ParamInvalid(f"{SEQ_LEN_DIM} is {text}: dimension {dynamic} of {shape} is the one that a request decides")
     return int(text)
@@ -211,5 +211,5 @@ def _seq_dim(options: Mapping[str, str], shape: tuple[int, ...], tensor_format: 
 def _flag(options: Mapping[str, str], key: str) -> bool:
     text = options.get(key, "0")
     if text not in {"0", "1"}:
-        raise ParamInvalid(f"{key} is {text!r}: it has to be '0' or '1'")
+        raise ParamInvalid(f"{key} is {text!r}: must be '0' or '1'")
     return text == "1"

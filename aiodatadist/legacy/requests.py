@@ -91,7 +91,7 @@ def check_requests(llm_req: Any) -> list[LLMReq]:
     if isinstance(llm_req, LLMReq):
         return [llm_req]
     if not isinstance(llm_req, (list, tuple)):
-        raise TypeError(f"llm_req is of type {type(llm_req).__name__}: it has to be an LLMReq, or a list of them")
+        raise TypeError(f"llm_req is of type {type(llm_req).__name__}: must be an LLMReq, or a list of them")
     return list(checks.sequence(llm_req, "llm_req", LLMReq))
 
 

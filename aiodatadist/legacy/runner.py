@@ -30,7 +30,7 @@ class ModelRunner:
         Nothing in here may keep ``kv_cache`` or arrays over it for longer than the call, on PROMPT. Where ``predict`` is
         cancelled, ``async def`` is cancelled with it; a thread cannot be, and is waited for.
         """
-        raise NotImplementedError(f"{type(self).__name__} has to override run_model()")
+        raise NotImplementedError(f"{type(self).__name__} must override run_model()")
 
     def on_cache_allocated(self, kv_cache: KvCache) -> Any:
         """The cache of a model on DECODER is there. What this raises ends ``add_model``, and the cache."""

@@ -118,7 +118,7 @@ class Tensor:
 
     def _take_address(self, address: int, desc: TensorDesc | None) -> None:
         if desc is None:
-            raise TypeError("tensor_desc is None: with an address it has to say what is there")
+            raise TypeError("tensor_desc is None: with an address it must say what is there")
         if checks.integer(address, "data", checks.UINT64) == 0:
             raise ParamInvalid("data is 0: no tensor starts there")
         if desc.dtype is DataType.DT_STRING:
@@ -129,11 +129,9 @@ class Tensor:
     def _take_array(self, data: Any, desc: TensorDesc | None) -> None:
         np = _numpy()
         if not isinstance(data, np.ndarray):
-            raise TypeError(
-                f"data is of type {type(data).__name__}: it has to be a numpy array, a Tensor or an address"
-            )
+            raise TypeError(f"data is of type {type(data).__name__}: must be a numpy array, a Tensor or an address")
         if not data.flags.c_contiguous:
-            raise RuntimeError(f"data has strides {data.strides}: it has to be C-contiguous")
+            raise RuntimeError(f"data has strides {data.strides}: must be C-contiguous")
         if data.dtype.kind in "SU":
             self._check(DataType.DT_STRING, list(data.shape), desc)
             self._words = data.copy()

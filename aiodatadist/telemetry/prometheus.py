@@ -102,7 +102,7 @@ class MetricsCollector(Collector):
             ValueError: another one has this name.
         """
         if not callable(getattr(source, "figures", None)):
-            raise TypeError(f"source is {source!r}: it has to be an LLMDataDist or a ContextCache")
+            raise TypeError(f"source is {source!r}: must be an LLMDataDist or a ContextCache")
         figures = source.figures()
         if name is None:
             name = str(figures.cluster_id) if isinstance(figures, Figures) else "context"

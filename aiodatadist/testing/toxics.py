@@ -11,7 +11,7 @@ from aiodatadist.errors import ParamInvalid
 def _at_least(what: object, name: str, value: float, least: float) -> None:
     """Raises ParamInvalid: it is less, or no number."""
     if not least <= value < math.inf:
-        raise ParamInvalid(f"{type(what).__name__}.{name} is {value}: it has to be a finite number from {least:g} on")
+        raise ParamInvalid(f"{type(what).__name__}.{name} is {value}: must be a finite number from {least:g} on")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class _OfAShare:
     def __post_init__(self) -> None:
         _at_least(self, "share", self.share, 0)
         if self.share > 1:
-            raise ParamInvalid(f"{type(self).__name__}.share is {self.share}: it has to be from 0 to 1")
+            raise ParamInvalid(f"{type(self).__name__}.share is {self.share}: must be from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,7 @@ class Slicer:
         _at_least(self, "average", self.average, 1)
         _at_least(self, "seconds", self.seconds, 0)
         if not 0 <= self.variation < self.average:
-            raise ParamInvalid(
-                f"Slicer.variation is {self.variation}: it has to be from 0 to below average, {self.average}"
-            )
+            raise ParamInvalid(f"Slicer.variation is {self.variation}: must be from 0 to below average, {self.average}")
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,9 @@ def validate(comm_name: Any, cluster_rank_info: Any, rank_table: Any, cluster_id
 
 def _check_name(name: str) -> None:
     if not 1 <= len(name) < NAME_LENGTH:
-        raise ParamInvalid(f"comm_name has {len(name)} characters: it has to have 1 to {NAME_LENGTH - 1}")
+        raise ParamInvalid(f"comm_name has {len(name)} characters: must have 1 to {NAME_LENGTH - 1}")
     if not (name.isascii() and name.isprintable()):
-        raise ParamInvalid(f"comm_name is {name!r}: it has to be printable ASCII")
+        raise ParamInvalid(f"comm_name is {name!r}: must be printable ASCII")
 
 
 def _check_ranks(given: dict[Any, Any], cluster_id: int) -> dict[int, int]:
@@ -73,15 +73,13 @@ def _check_ranks(given: dict[Any, Any], cluster_id: int) -> dict[int, int]:
         raise ParamInvalid(f"cluster_rank_info has {len(ranks)} entries: {MEMBERS[0]} to {MEMBERS[-1]} can be linked")
     for one, other in itertools.pairwise(ranks.values()):
         if one >= other:
-            raise ParamInvalid(f"cluster_rank_info has rank {other} after {one}: ranks have to ascend")
+            raise ParamInvalid(f"cluster_rank_info has rank {other} after {one}: ranks must ascend")
     if list(ranks.values()) != list(range(len(ranks))):
         raise ParamInvalid(
             f"cluster_rank_info has ranks {list(ranks.values())}: HCCL wants 0 to {len(ranks) - 1}, none left out"
         )
     if cluster_id not in ranks:
-        raise ParamInvalid(
-            f"cluster_rank_info has clusters {list(ranks)}: our own, {cluster_id}, has to be one of them"
-        )
+        raise ParamInvalid(f"cluster_rank_info has clusters {list(ranks)}: our own, {cluster_id}, must be one of them")
     return ranks
 
 
@@ -102,12 +100,12 @@ def _check_table(text: str, ranks: dict[int, int]) -> None:
         for j, device in enumerate(_member(server, "device", list, where)):
             rank_id = _member(device, "rank_id", str, f"{where}.device[{j}]")
             if not (rank_id.isascii() and rank_id.isdigit() and len(rank_id) <= len(str(checks.UINT32[-1]))):
-                raise ParamInvalid(f"{where}.device[{j}].rank_id is {rank_id!r}: it has to be a rank, in digits")
+                raise ParamInvalid(f"{where}.device[{j}].rank_id is {rank_id!r}: must be a rank, in digits")
             found[int(rank_id)] += 1
     for cluster, rank in ranks.items():
         if found[rank] != 1:
             times = f"{found[rank]} times" if found[rank] else "not"
-            raise ParamInvalid(f"rank_table has rank {rank}, of cluster {cluster}, {times}: it has to be there once")
+            raise ParamInvalid(f"rank_table has rank {rank}, of cluster {cluster}, {times}: must be there once")
     surplus = sorted(found.keys() - ranks.values())
     if surplus:
         raise ParamInvalid(f"rank_table has ranks {surplus}, of no cluster in cluster_rank_info: they would never come")
@@ -118,7 +116,7 @@ def _member(of: Any, name: str, kind: type, where: str) -> Any:
         raise ParamInvalid(f"{where} has no {name!r}")
     if not isinstance(of[name], kind):
         wanted = "an array" if kind is list else "a string"
-        raise ParamInvalid(f"{where}.{name} is of type {type(of[name]).__name__}: it has to be {wanted}")
+        raise ParamInvalid(f"{where}.{name} is of type {type(of[name]).__name__}: must be {wanted}")
     return of[name]
 
 
@@ -173,7 +171,7 @@ def _check_meeting(name: str, rank: int, members: int, blob: bytes) -> None:
     if members not in MEMBERS:
         raise ParamInvalid(f"{members} members: {MEMBERS[0]} to {MEMBERS[-1]} can meet")
     if rank not in range(members):
-        raise ParamInvalid(f"our own rank is {rank}: it has to be 0 to {members - 1}")
+        raise ParamInvalid(f"our own rank is {rank}: must be 0 to {members - 1}")
     if len(blob) > BLOB or 0 in blob:
         raise ParamInvalid(f"a blob of {len(blob)} bytes: {BLOB} is the limit, and none of them may be zero")
 

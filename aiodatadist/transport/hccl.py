@@ -139,7 +139,7 @@ class HcclTransport(Transport):
             if past and region.address % HUGE_PAGE:
                 raise ParamInvalid(
                     f"{region.nbytes} bytes of DEVICE memory at {region.address:#x} start {past} bytes behind the start of a "
-                    f"page of {page or HUGE_PAGE}: over HCCS every tensor has to start with a page",
+                    f"page of {page or HUGE_PAGE}: over HCCS every tensor must start with a page",
                     hint="align each tensor to 2 MiB, take memory of a pool, or set HCCL_INTRA_ROCE_ENABLE=1 at both ends",
                 )
 
@@ -159,7 +159,7 @@ class HcclTransport(Transport):
             if may_use_hccs(self._runtime):
                 raise ParamInvalid(
                     f"{region.nbytes} bytes of HOST memory at {region.address:#x} are not pinned: where links may be over "
-                    "HCCS, HOST memory has to be from aclrtMallocHost",
+                    "HCCS, HOST memory must be from aclrtMallocHost",
                     hint=PINNED,
                 )
             logger.warning(

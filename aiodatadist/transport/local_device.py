@@ -52,10 +52,10 @@ def parse_resource(resource: str) -> dict[str, str]:
     table = _object(table, "local_comm_res")
     version = _text(table, "version", "local_comm_res", "1.0")
     if version not in VERSIONS:
-        raise ParamInvalid(f"local_comm_res.version is {version!r}: it has to be 1.0 (A2) or 1.2 (A3)")
+        raise ParamInvalid(f"local_comm_res.version is {version!r}: must be 1.0 (A2) or 1.2 (A3)")
     status = _text(table, "status", "local_comm_res", "completed")
     if status != "completed":
-        raise ParamInvalid(f"local_comm_res.status is {status!r}: it has to be completed")
+        raise ParamInvalid(f"local_comm_res.status is {status!r}: must be completed")
     server, where = _only(table, "server_list", "local_comm_res")
     device, at = _only(server, "device", where)
     found = {
@@ -79,7 +79,7 @@ def parse_resource(resource: str) -> dict[str, str]:
 
 def _object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ParamInvalid(f"{where} is {_shown(value)}: it has to be an object")
+        raise ParamInvalid(f"{where} is {_shown(value)}: must be an object")
     return value
 
 
@@ -88,7 +88,7 @@ def _only(table: dict[str, Any], name: str, where: str) -> tuple[dict[str, Any],
     values = table.get(name)
     if not isinstance(values, list) or len(values) != 1:
         has = f"has {len(values)} elements" if isinstance(values, list) else f"is {_shown(values)}"
-        raise ParamInvalid(f"{where}.{name} {has}: it has to be a list of one, because it describes this device alone")
+        raise ParamInvalid(f"{where}.{name} {has}: must be a list of one, because it describes this device alone")
     at = f"{where}.{name}[0]"
     return _object(values[0], at), at
 
@@ -99,7 +99,7 @@ def _text(table: dict[str, Any], name: str, where: str, default: str | None = No
         raise ParamInvalid(f"{where} has no {name}")
     is_plain = isinstance(value, (str, int)) and not isinstance(value, bool)
     if not is_plain or len(str(value)) > MAX_VALUE:
-        raise ParamInvalid(f"{where}.{name} is {_shown(value)}: it has to be text of at most {MAX_VALUE} characters")
+        raise ParamInvalid(f"{where}.{name} is {_shown(value)}: must be text of at most {MAX_VALUE} characters")
     return str(value)
 
 
@@ -108,7 +108,7 @@ def _number(table: dict[str, Any], name: str, where: str, least: int, most: int,
     if text == default:
         return text
     if not re.fullmatch(r"[0-9]{1,10}", text) or not least <= int(text) <= most:
-        raise ParamInvalid(f"{where}.{name} is {_shown(text)}: it has to be a number from {least} to {most}")
+        raise ParamInvalid(f"{where}.{name} is {_shown(text)}: must be a number from {least} to {most}")
     return text
 
 
@@ -118,7 +118,7 @@ def _address(table: dict[str, Any], name: str, where: str) -> str:
         try:
             ipaddress.ip_address(text)
         except ValueError:
-            raise ParamInvalid(f"{where}.{name} is {_shown(text)}: it has to be an IP address") from None
+            raise ParamInvalid(f"{where}.{name} is {_shown(text)}: must be an IP address") from None
     return text
 
 

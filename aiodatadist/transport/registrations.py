@@ -166,6 +166,6 @@ def _tell(device: Device, region: Region) -> Handle:
         except ParamInvalid as error:
             raise ParamInvalid(
                 f"{region} on device {device.index}: {error.args[0]}",
-                hint="has other code of this process registered memory with HCCL? Ranges have to be equal or apart",
+                hint="has other code of this process registered memory with HCCL? Ranges must be equal or apart",
             ) from error
     return handle[0]

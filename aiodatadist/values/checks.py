@@ -22,7 +22,7 @@ _NAMES.update({id(INT32): "int32", id(INT64): "int64"})
 def integer(value: Any, name: str, allowed: range) -> int:
     """An ``int`` (``bool`` counts) within ``allowed``, one of the ranges above."""
     if not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: it has to be an int")
+        raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: must be an int")
     if not allowed.start <= value < allowed.stop:
         kind = _NAMES.get(id(allowed), "allowed")
         raise ValueError(f"{name} is {value}: the {kind} range is {allowed.start} to {allowed.stop - 1}")
@@ -32,9 +32,9 @@ def integer(value: Any, name: str, allowed: range) -> int:
 def seconds(value: Any, name: str) -> float:
     """An ``int`` or ``float`` of at least 0; ``math.inf`` is for ever."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: it has to be a number of seconds")
+        raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: must be a number of seconds")
     if math.isnan(value) or value < 0:
-        raise ValueError(f"{name} is {value}: it has to be at least 0 seconds")
+        raise ValueError(f"{name} is {value}: must be at least 0 seconds")
     return value
 
 
@@ -43,14 +43,14 @@ def instance(value: Any, name: str, kind: type[T] | tuple[type[T], ...]) -> T:
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         wanted = " or ".join(k.__name__ for k in kinds)
-        raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: it has to be {wanted}")
+        raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: must be {wanted}")
     return value
 
 
 def sequence(value: Any, name: str, kind: type[T]) -> Sequence[T]:
     """A list or tuple whose elements are all of one class."""
     if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{name} is of type {type(value).__name__}: it has to be a list or tuple of {kind.__name__}")
+        raise TypeError(f"{name} is of type {type(value).__name__}: must be a list or tuple of {kind.__name__}")
     for i, element in enumerate(value):
         if not isinstance(element, kind):
             raise TypeError(f"{name}[{i}] is {element!r} of type {type(element).__name__}, not {kind.__name__}")

@@ -20,7 +20,7 @@ def _as_kept(ip: str | int, name: str) -> int | str:
     except ValueError:
         if is_host_name(ip):
             return ip
-        raise RuntimeError(f"{name} is {ip!r}: it has to be an IPv4 or IPv6 address, or the name of a host") from None
+        raise RuntimeError(f"{name} is {ip!r}: must be an IPv4 or IPv6 address, or the name of a host") from None
     return str(address) if isinstance(address, IPv6Address) else int.from_bytes(address.packed, "little")
 
 

@@ -466,7 +466,7 @@ class Status:
 def check_cache_key(cache_key: CacheKey) -> None:
     """Exactly one of ``req_id`` and ``prefix_id`` has to be valid when a key is pulled."""
     if (cache_key.req_id == UNSET) == (cache_key.prefix_id == UNSET):
-        raise ParamInvalid(f"{cache_key}: exactly one of req_id and prefix_id has to be below 2**64-1")
+        raise ParamInvalid(f"{cache_key}: exactly one of req_id and prefix_id must be below 2**64-1")
 
 
 __all__ = [

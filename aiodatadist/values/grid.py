@@ -145,7 +145,7 @@ def indexes(values: Sequence[int], name: str) -> array[int]:
         ValueError: an element is negative or does not fit 64 bits.
     """
     if not isinstance(values, (list, tuple, range, array)):
-        raise TypeError(f"{name} is a {type(values).__name__}: it has to be a list or tuple of int")
+        raise TypeError(f"{name} is a {type(values).__name__}: must be a list or tuple of int")
     try:
         return array("Q", values)
     except OverflowError:

@@ -34,10 +34,10 @@ def _numbers(value: Any, _: object) -> tuple[int, ...]:
 
     The first one that is wrong is told: telling of all takes seconds."""
     if not isinstance(value, (list, tuple)):
-        raise PydanticCustomError("blocks", "it has to be a list of block numbers")
+        raise PydanticCustomError("blocks", "must be a list of block numbers")
     if not 1 <= len(value) <= MAX_TICKET_BLOCKS:
         words = {"count": len(value), "limit": MAX_TICKET_BLOCKS}
-        raise PydanticCustomError("blocks", "{count} block numbers: there have to be 1 to {limit}", words)
+        raise PydanticCustomError("blocks", "{count} block numbers: there must be 1 to {limit}", words)
     try:
         if set(map(type, value)) == {int}:
             array("Q", value), array("q", value)  # no negative one, and none of 2**63 or more
@@ -60,7 +60,7 @@ def new_lease_name() -> str:
 def check_lease_name(name: str | None) -> str | None:
     """Raises TypeError, ParamInvalid: it is no name of a lease."""
     if name is not None and not re.fullmatch(NAME, checks.instance(name, "name", str)):
-        raise ParamInvalid(f"name is {name[:64]!r}: it has to be 32 hexadecimal digits, in small letters")
+        raise ParamInvalid(f"name is {name[:64]!r}: must be 32 hexadecimal digits, in small letters")
     return name
 
 
@@ -91,9 +91,7 @@ class LeaseTicket(BaseModel):
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
-            raise TypeError(
-                f"ticket is a {type(value).__name__}: it has to be a LeaseTicket, or what model_dump() gave"
-            )
+            raise TypeError(f"ticket is a {type(value).__name__}: must be a LeaseTicket, or what model_dump() gave")
         try:
             return read_foreign(dict(value), cls, limit_bytes=MAX_TICKET, limit_chars=MAX_TEXT)
         except Unreadable as error:

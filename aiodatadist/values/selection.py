@@ -85,7 +85,7 @@ class BlockParts:
         for name in ("src", "dst"):
             object.__setattr__(self, name, indexes(getattr(self, name), name))
         if not self.src or len(self.src) != len(self.dst):
-            raise ParamInvalid(f"{len(self.src)} src for {len(self.dst)} dst: they have to be as many, and some")
+            raise ParamInvalid(f"{len(self.src)} src for {len(self.dst)} dst: they must be as many, and some")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,5 +156,5 @@ def whole_layers(source: Geometry, src: range | None, dst: range | None, tensors
         raise ParamInvalid(f"{count} tensors are not a whole number of layers of {tensors_per_layer}")
     layers.of_source(source)
     if src is not None and dst is not None and len(src) != len(dst):
-        raise ParamInvalid(f"src_layer_range {src} and dst_layer_range {dst}: they have to be equally long")
+        raise ParamInvalid(f"src_layer_range {src} and dst_layer_range {dst}: they must be equally long")
     return layers

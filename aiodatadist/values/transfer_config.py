@@ -111,7 +111,7 @@ class TransferWithCacheKeyConfig(_Destination):
         self.dst_layer_range = dst_layer_range
         if src_layer_range is not None and dst_layer_range is not None and len(src_layer_range) != len(dst_layer_range):
             raise ParamInvalid(
-                f"src_layer_range {src_layer_range} and dst_layer_range {dst_layer_range}: they have to be equally long"
+                f"src_layer_range {src_layer_range} and dst_layer_range {dst_layer_range}: they must be equally long"
             )
         self.src_batch_index = src_batch_index
 
@@ -148,5 +148,5 @@ class TransferWithCacheKeyConfig(_Destination):
     def src_batch_index(self, src_batch_index: int) -> None:
         checks.integer(src_batch_index, "src_batch_index", checks.UINT32)
         if src_batch_index and isinstance(self._cache_key, BlocksCacheKey):
-            raise ParamInvalid(f"src_batch_index is {src_batch_index}: it has to be 0 with a BlocksCacheKey")
+            raise ParamInvalid(f"src_batch_index is {src_batch_index}: must be 0 with a BlocksCacheKey")
         self._src_batch_index = src_batch_index

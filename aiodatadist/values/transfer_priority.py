@@ -44,7 +44,7 @@ def check_deadline(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"deadline is {value!r} of type {type(value).__name__}: it has to be seconds, or None")
+        raise TypeError(f"deadline is {value!r} of type {type(value).__name__}: must be seconds, or None")
     if not 0 < value <= MAX_DEADLINE or math.isnan(value):
-        raise ParamInvalid(f"deadline is {value}: it has to be above 0 seconds, and at most {MAX_DEADLINE:g}")
+        raise ParamInvalid(f"deadline is {value}: must be above 0 seconds, and at most {MAX_DEADLINE:g}")
     return float(value)

@@ -35,7 +35,7 @@ from aiodatadist.wire.frames import Unknown, check_version
 from aiodatadist.wire.messages import MINOR, PROTOCOL, Accept, Connect, Hello, Message, Proof, Ready, Refuse
 from aiodatadist.wire.reasons import reason_of
 
-SAME_KEY = "LLMConfig.auth_key has to be the same at both ends"
+SAME_KEY = "LLMConfig.auth_key must be the same at both ends"
 
 
 class OwnListener(IncompatiblePeer):
@@ -169,7 +169,7 @@ class Handshake:
         if theirs.instance == mine.instance:
             raise OwnListener(f"cluster {mine.cluster_id} met itself")
         if theirs.cluster_id == mine.cluster_id:
-            raise IncompatiblePeer(f"both ends have cluster id {mine.cluster_id}: ids have to be unique")
+            raise IncompatiblePeer(f"both ends have cluster id {mine.cluster_id}: ids must be unique")
         if self._expected is not None and theirs.cluster_id != self._expected:
             raise IncompatiblePeer(f"cluster {self._expected} was asked for, {theirs.cluster_id} answered")
         if theirs.has_key != mine.has_key:
@@ -220,7 +220,7 @@ class Handshake:
 
     def _ask(self) -> list[Message]:
         if self._wanted is None or self.peer is None:
-            raise ProtocolError("a client has to start() first")
+            raise ProtocolError("a client must start() first")
         self._before_asking(self.peer)
         self.state = State.ACCEPT
         return [self._wanted]

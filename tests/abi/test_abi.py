@@ -52,7 +52,7 @@ def test_the_pinned_wheel_has_all_but_the_one_sided_family(headers: HeaderSet) -
     assert report.count("structs") == {Status.IDENTICAL: 9, Status.HIDDEN: 5}
     assert report.names(Status.HIDDEN) == HIDDEN_FUNCTIONS
     for name in HIDDEN_FUNCTIONS:
-        assert name in str(report), "what was not checked has to be said"
+        assert name in str(report), "what was not checked must be said"
 
 
 HIDDEN_FUNCTIONS = [
@@ -151,7 +151,7 @@ def test_a_folder_without_the_header_cannot_be_checked(one_sided: Path) -> None:
 def altered(change: Change, folder: Path) -> list[Path]:
     copies = [Path(shutil.copy(path, folder)) for path in SOURCES]
     before = {path: path.read_text(encoding="utf-8") for path in copies}
-    assert sum(text.count(change.old) for text in before.values()) == 1, f"{change.old!r} has to stand once"
+    assert sum(text.count(change.old) for text in before.values()) == 1, f"{change.old!r} must stand once"
     for path, text in before.items():
         path.write_text(text.replace(change.old, change.new), encoding="utf-8")
     return copies

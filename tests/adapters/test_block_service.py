@@ -416,5 +416,5 @@ def test_a_cache_that_the_device_does_not_let_go_of_is_told(words: tuple[str, ..
 
 
 def test_a_rank_that_is_none() -> None:
-    with pytest.raises(ParamInvalid, match="rank is 2: it has to be from 0 to 1"):
+    with pytest.raises(ParamInvalid, match="rank is 2: must be from 0 to 1"):
         BlockService(Settings(), 2, 2)

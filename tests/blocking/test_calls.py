@@ -297,7 +297,7 @@ print(datadist.check_link_status.__name__)
 def test_hixl_needs_the_cache_manager_and_implies_remote_access() -> None:
     hixl = {"ge.exec.deviceId": "0", "llm.TransferBackend": "hixl", "llm.listenIpInfo": "127.0.0.1:0"}
     datadist = LLMDataDist(LLMRole.DECODER, 1)
-    with pytest.raises(LLMException, match=r"llm\.EnableCacheManager is 0: with llm\.TransferBackend it has to be 1"):
+    with pytest.raises(LLMException, match=r"llm\.EnableCacheManager is 0: with llm\.TransferBackend it must be 1"):
         datadist.init(hixl)
     datadist.init({**hixl, "llm.EnableCacheManager": "1"})
     try:

@@ -64,7 +64,7 @@ async def program() -> None:
 
 
 REFUSED = (
-    "4096 bytes of DEVICE memory:over HCCS every tensor has to start with a page (align each tensor to 2 MiB, take memory of "
+    "4096 bytes of DEVICE memory:over HCCS every tensor must start with a page (align each tensor to 2 MiB, take memory of "
     "a pool, or set HCCL_INTRA_ROCE_ENABLE=1 at both ends)"
 )
 
@@ -121,7 +121,7 @@ async def host() -> None:
 
 
 UNPINNED = (
-    "65536 bytes of HOST memory at ADDRESS are not pinned: where links may be over HCCS, HOST memory has to be from "
+    "65536 bytes of HOST memory at ADDRESS are not pinned: where links may be over HCCS, HOST memory must be from "
     f"aclrtMallocHost ({PINNED})"
 )
 

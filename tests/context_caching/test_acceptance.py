@@ -348,7 +348,7 @@ async def test_values_in_device_memory(pool_factory: OpenStore) -> None:
 async def test_an_address_of_nothing_is_an_error_and_no_crash(pool_factory: OpenStore) -> None:
     async with pool_factory(ROOM) as store, opened(await store.client()) as cache:
         here, nothing = KvBufferWrapper.from_buffer(bytearray(b"ab" * 2500)), KvBufferWrapper(4096, 5000)
-        words = r"buffers\[1\]\[0\] is 5000 bytes from 0x1000: they have to be memory of this process"
+        words = r"buffers\[1\]\[0\] is 5000 bytes from 0x1000: they must be memory of this process"
         with pytest.raises(EmsInvalidArgument, match=words) as wrong:
             await cache.save_values(["a", "b"], [[here], [nothing]])
         assert wrong.value.partial == CcResult(0, 2)

@@ -76,14 +76,14 @@ CHUNKS: list[tuple[Any, str]] = [
     ([[(0, 4), (8, 4)], [(0, 4), (8, 4)]], "chunks has 2 lists for 1 layer groups"),
     (
         [[(0, 4)]],
-        r"chunks\[0\] has 1 pairs for 2 hashes: it has to be a list of \(start_slot, length\) pairs, one for each",
+        r"chunks\[0\] has 1 pairs for 2 hashes: must be a list of \(start_slot, length\) pairs, one for each",
     ),
     (
         [(0, 4)],
-        r"chunks\[0\] is \(0, 4\) of type tuple: it has to be a list of \(start_slot, length\) pairs, one for each",
+        r"chunks\[0\] is \(0, 4\) of type tuple: must be a list of \(start_slot, length\) pairs, one for each",
     ),
-    ([(0, 4, 8)], r"chunks\[0\] is \(0, 4, 8\) of type tuple: it has to be a list"),
-    ([[(0, 4), 8]], r"chunks\[0\]\[1\] is 8: it has to be \(start_slot, length\)"),
+    ([(0, 4, 8)], r"chunks\[0\] is \(0, 4, 8\) of type tuple: must be a list"),
+    ([[(0, 4), 8]], r"chunks\[0\]\[1\] is 8: must be \(start_slot, length\)"),
     ([[(0, 4), (8, 4, 1)]], r"chunks\[0\]\[1\]"),
     ([[(0, 4), (8, "4")]], r"lengths of chunks\[0\]\[1\] is '4'"),
     ([[(0, 4), (8, -1)]], r"chunks\[0\]\[1\] has the length -1"),
@@ -232,7 +232,7 @@ LAYERS: list[tuple[Callable[[Kv], tuple[Any, Any]], str]] = [
     (lambda kv: ([kv.layers[0], [np.zeros((16, 8, 3))]], None), r"layers\[1\]\[0\] has 16 blocks of 8 tokens"),
     (lambda kv: (kv.layers, []), "groups is empty"),
     (lambda kv: (kv.layers, [[0, 1]]), r"groups have the layers \[0, 1\]"),
-    (lambda kv: (kv.layers, [[0, 1], [1, 2]]), "each of the 3 layers has to be in one group"),
+    (lambda kv: (kv.layers, [[0, 1], [1, 2]]), "each of the 3 layers must be in one group"),
     (lambda kv: (kv.layers, [[0, 1], [3]]), r"groups\[1\]\[0\] is 3"),
     (lambda kv: (kv.layers, [LayerGroup([0, 1]), LayerGroup([])]), r"groups\[1\] is empty"),
 ]
@@ -301,7 +301,7 @@ async def test_an_array_in_place_of_layers_is_not_read() -> None:
             raise AssertionError
 
     async with opened("memory:") as cache:
-        with pytest.raises(EmsInvalidArgument, match="layers is of type Enormous: it has to be a list"):
+        with pytest.raises(EmsInvalidArgument, match="layers is of type Enormous: must be a list"):
             await cache.register_kvcache(Enormous())  # type: ignore[arg-type]
 
 
@@ -398,7 +398,7 @@ def made(make: Any, *args: Any, **named: Any) -> object:
         (lambda: made(CcConfig, 0, 0, "m" * 513), "model_id has 513 characters"),
         (lambda: made(CcConfig, 0, 0, "a\nb"), "control characters"),
         (lambda: made(CcConfig, 0, 0, "m", tp_world_size=0), "tp_world_size is 0"),
-        (lambda: made(rank, tp_world_size=2, rank_in_tp_group=2), r"rank_in_tp_group is 2: it has to be in \[0, 1\]"),
+        (lambda: made(rank, tp_world_size=2, rank_in_tp_group=2), r"rank_in_tp_group is 2: must be in \[0, 1\]"),
         (lambda: made(rank, rank_in_pp_group=1), "rank_in_pp_group is 1"),
         (lambda: made(rank, kvcache_type="MLA"), "kvcache_type is 'MLA'"),
         (lambda: made(rank, llm_engine=""), "llm_engine has 0 characters"),
@@ -418,7 +418,7 @@ def made(make: Any, *args: Any, **named: Any) -> object:
         (lambda: made(KvBufferWrapper, len, 5), "data_ptr is a function: call it"),
         (lambda: made(KvBufferWrapper, 2**64 - 1, 2), "leave the address space"),
         (lambda: made(KvBufferWrapper.from_buffer, b"abc"), "writable"),
-        (lambda: made(EmsConfig, access_id="A"), r"access_id \('A'\) has to be"),
+        (lambda: made(EmsConfig, access_id="A"), r"access_id \('A'\) must be"),
         (lambda: made(EmsConfig, access_key="short"), r"access_key \(not shown\)"),
         (lambda: made(EmsConfig, cc_config=CcConfig(0, 0, "m"), cc_config_v1=rank()), "are both given"),
         (lambda: made(EmsConfig, cc_config=rank()), "cc_config is of type CcConfig_v1"),
@@ -436,7 +436,7 @@ def made(make: Any, *args: Any, **named: Any) -> object:
         *(
             (
                 lambda name=name, value=value: made(HealthRules, **{name: value}),
-                rf"^{name} is {value!r}.* it has to be {rule}",
+                rf"^{name} is {value!r}.*must be {rule}",
             )
             for name in ("successes", "changes")
             for value, rule in (
@@ -448,8 +448,8 @@ def made(make: Any, *args: Any, **named: Any) -> object:
                 (-1, "at least 1"),
             )
         ),
-        (lambda: made(HealthGate, "x"), "^rules is 'x' of type str: it has to be a HealthRules"),
-        (lambda: made(HealthGate, 0), "^rules is 0 of type int: it has to be a HealthRules"),
+        (lambda: made(HealthGate, "x"), "^rules is 'x' of type str: must be a HealthRules"),
+        (lambda: made(HealthGate, 0), "^rules is 0 of type int: must be a HealthRules"),
     ],
 )
 def test_small_types_check_themselves(make: Callable[[], object], match: str) -> None:
@@ -474,11 +474,11 @@ def test_small_types_are_values() -> None:
         ("memory:?bytes=none", "is no memory pool"),
         ("memory://host", "is no memory pool"),
         ("memory:?size=5", "is no memory pool"),
-        ("memory:?bytes=0", "bytes is 0 bytes: it has to be at least 1"),
-        ("memory:?bytes=-5", "bytes is -5 bytes: it has to be at least 1"),
+        ("memory:?bytes=0", "bytes is 0 bytes: must be at least 1"),
+        ("memory:?bytes=-5", "bytes is -5 bytes: must be at least 1"),
         (
             f"memory:?bytes={2**64}",
-            f"the memory pool has {2**64} bytes: it has to have at most [0-9]+, on this machine",
+            f"the memory pool has {2**64} bytes: must have at most [0-9]+, on this machine",
         ),
         (5, "url is of type int"),
     ],

@@ -106,12 +106,12 @@ def test_rendezvous_is_even_and_moves_only_what_it_must() -> None:
             "redis://127.0.0.1?memroy=64MiB",
             "option memroy is unknown: the options are cluster, connections, memory, or redis-py's connection options",
         ),
-        ("redis://127.0.0.1/db", "the path of the URL is /db: it has to be the number of a database"),
+        ("redis://127.0.0.1/db", "the path of the URL is /db: must be the number of a database"),
         ("redis://127.0.0.1/1/2", "the path of the URL is /1/2"),
-        ("redis://127.0.0.1?memory=1023KiB", "memory is 1047552 bytes: it has to be at least 1048576"),
-        ("redis://127.0.0.1?ssl_ca_certs=/ca.pem", "ssl_ca_certs is of TLS: the URL has to begin with rediss://"),
-        ("rediss://127.0.0.1?ssl_ca_certs=/no/ca", r"ssl_ca_certs is '/no/ca': it has to be a file .*\(No such file"),
-        ("rediss://127.0.0.1?ssl_keyfile=/", r"ssl_keyfile is '/': it has to be a file"),
+        ("redis://127.0.0.1?memory=1023KiB", "memory is 1047552 bytes: must be at least 1048576"),
+        ("redis://127.0.0.1?ssl_ca_certs=/ca.pem", "ssl_ca_certs is of TLS: the URL must begin with rediss://"),
+        ("rediss://127.0.0.1?ssl_ca_certs=/no/ca", r"ssl_ca_certs is '/no/ca': must be a file .*\(No such file"),
+        ("rediss://127.0.0.1?ssl_keyfile=/", r"ssl_keyfile is '/': must be a file"),
     ],
 )
 async def test_a_redis_url_that_makes_no_sense(redis_server: RedisServer, url: str, why: str) -> None:
@@ -131,11 +131,11 @@ async def test_a_redis_url_that_makes_no_sense(redis_server: RedisServer, url: s
         ("mooncake://127.0.0.1?memory=1MiB", "memory is 1048576 bytes"),
         (
             "mooncake://127.0.0.1?memory=9999999TiB",
-            "memory is [0-9]+ bytes: it has to be at most [0-9]+, on this machine",
+            "memory is [0-9]+ bytes: must be at most [0-9]+, on this machine",
         ),
-        ("mooncake://127.0.0.1?segment=16777215", "segment is 16777215 bytes: it has to be at least 16777216, or 0"),
-        ("mooncake://127.0.0.1?segment=9999999TiB", "segment is [0-9]+ bytes: it has to be at most [0-9]+"),
-        ("mooncake://127.0.0.1?protocol=ascend", "protocol is 'ascend': it has to be tcp or rdma"),
+        ("mooncake://127.0.0.1?segment=16777215", "segment is 16777215 bytes: must be at least 16777216, or 0"),
+        ("mooncake://127.0.0.1?segment=9999999TiB", "segment is [0-9]+ bytes: must be at most [0-9]+"),
+        ("mooncake://127.0.0.1?protocol=ascend", "protocol is 'ascend': must be tcp or rdma"),
         ("mooncake://127.0.0.1:19003?metrics=19003", "both 19003: .*RPC port, by default 50051, .*HTTP port"),
         ("mooncake://127.0.0.1:9003", "both 9003"),
     ],
@@ -207,7 +207,7 @@ def test_a_url_keeps_what_was_encoded() -> None:
 
 async def test_a_port_without_a_listener_is_named_as_what_it_is(mooncake_master: MooncakeMaster) -> None:
     closed = free_port()
-    with pytest.raises(PoolUnreachable, match=rf"RPC port, 127.0.0.1:{closed}.*has to be.*by default 50051") as caught:
+    with pytest.raises(PoolUnreachable, match=rf"RPC port, 127.0.0.1:{closed}.*must be.*by default 50051") as caught:
         await MooncakePool.open(f"mooncake://127.0.0.1:{closed}?metrics={mooncake_master.metrics}")
     assert "metrics=" not in str(caught.value)
     with pytest.raises(PoolUnreachable, match=rf"127.0.0.1:{closed}: .*is metrics={closed} its HTTP port"):

@@ -73,7 +73,7 @@ async def test_a_prompt_that_is_larger_than_the_pool_keeps_its_beginning(caplog:
         assert cache.statistics.rejected == 2 * (21 - ROOM)
     assert [message for message in caplog.messages if message.startswith("no room")][-1] == (
         "no room in the memory pool for 13 of 20 values, the largest of 1024 bytes: the pool has 8192 (bytes=), into which "
-        "all that a call saves has to fit"
+        "all that a call saves must fit"
     )
 
 

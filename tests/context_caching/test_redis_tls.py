@@ -109,7 +109,7 @@ async def refusal_of(port: int) -> str:
 
 
 async def test_a_redis_port_with_tls_is_recognised(tls_port: int) -> None:
-    assert "speaks TLS: the URL has to begin with rediss://" in await refusal_of(tls_port)
+    assert "speaks TLS: the URL must begin with rediss://" in await refusal_of(tls_port)
 
 
 @pytest.mark.parametrize("says", [b"\x15\x03\x01\x00\x02\x02\x46", b""], ids=["alert", "nothing"])
@@ -129,7 +129,7 @@ async def test_a_port_with_tls_that_stays_open_is_recognised_at_once(says: bytes
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as group:
         group.start_soon(listener.serve, serve)
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        assert "speaks TLS: the URL has to begin with rediss://" in await refusal_of(port)
+        assert "speaks TLS: the URL must begin with rediss://" in await refusal_of(port)
         group.cancel_scope.cancel()
 
 

@@ -68,9 +68,7 @@ def test_a_prompt_without_a_block_to_load_is_refused(tmp_path: Path, capsys: pyt
     command = ["demo", "--prompt", str(text), "--tokens", "2", "--context-cache"]
     text.write_bytes(b"x" * BLOCK)
     assert cli.main(command) == 2
-    assert (
-        "has 16 bytes, each a token: it has to have at least 17, because whole blocks of 16" in capsys.readouterr().err
-    )
+    assert "has 16 bytes, each a token: must have at least 17, because whole blocks of 16" in capsys.readouterr().err
     text.write_bytes(b"x" * (BLOCK + 1))
     assert cli.main(command) == 0
 

@@ -119,7 +119,7 @@ def test_output_without_a_terminal_is_a_few_plain_lines(start: Start) -> None:
     out, errors = demo.process.communicate(timeout=PATIENCE)
     assert (demo.process.returncode, errors) == (0, "")
     assert "\r" not in out
-    assert "\x1b" not in out, "bytes of the text have to be escaped"
+    assert "\x1b" not in out, "bytes of the text must be escaped"
     lines = out.splitlines()
     assert len(lines) <= 24
     assert "  >>>A\\x1b[31m\\x80ok" in lines

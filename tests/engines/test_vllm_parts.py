@@ -249,7 +249,7 @@ def test_what_cannot_be_is_refused_when_the_engine_starts(
         ({"window": True}, "the KV cache is a SlidingWindowSpec"),
         ({"ranks": 2}, "pool is memory:: it is in one process's memory"),
         ({"extra": {"pool": "nothing://x"}}, "nothing"),
-        ({"policy": "fail"}, "kv_load_failure_policy is 'fail': it has to be 'recompute'"),
+        ({"policy": "fail"}, "kv_load_failure_policy is 'fail': must be 'recompute'"),
     ],
 )
 def test_blocks_that_cannot_be_shared_are_refused(vllm: SimpleNamespace, changes: dict[str, Any], message: str) -> None:

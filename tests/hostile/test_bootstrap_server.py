@@ -244,7 +244,7 @@ async def test_ranks_of_one_engine_agree(server: RendezvousServer, door: Door, o
         assert await ranks(server) == []
     door.close()  # the engine is started again with other options
     await enrol(server, worker(other_door.port, 8, 1, 2, page_size=32))
-    assert await ranks(server) == [], "rank 0 has to register anew"
+    assert await ranks(server) == [], "rank 0 must register anew"
     await enrol(server, worker(9, 9, 0, 2, page_size=32), NOW + 1)
     assert [each.cluster_id for each in await ranks(server)] == [9, 8]
 

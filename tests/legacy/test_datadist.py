@@ -111,7 +111,7 @@ async def test_the_pool_is_as_large_as_the_options_say(given: dict[str, Any], po
 @pytest.mark.parametrize(
     ("role", "given", "words"),
     [
-        (LLMRole.PROMPT, {}, "listen_ip_info is not set: PROMPT has to listen"),
+        (LLMRole.PROMPT, {}, "listen_ip_info is not set: PROMPT must listen"),
         (LLMRole.DECODER, {"ge_options": {"ge.flowGraphMemMaxSize": "1000"}}, "the KV pool has 950 bytes"),
         (LLMRole.DECODER, {"transfer_backend": "hixl"}, "it needs enable_cache_manager"),
     ],
@@ -129,7 +129,7 @@ async def test_a_role_is_switched_if_that_is_enabled_and_nothing_is_linked() -> 
     where = {"llm.listenIpInfo": "127.0.0.1:0"}
     async with pair(enable_switch_role=True) as p:
         await refused(lambda: p.decoder.switch_role(LLMRole.DECODER), S.LLM_PARAM_INVALID, "has that role")
-        await refused(lambda: p.decoder.switch_role(LLMRole.PROMPT), S.LLM_PARAM_INVALID, "PROMPT has to listen")
+        await refused(lambda: p.decoder.switch_role(LLMRole.PROMPT), S.LLM_PARAM_INVALID, "PROMPT must listen")
         await refused(lambda: p.decoder.switch_role(LLMRole.PROMPT, where), S.LLM_EXIST_LINK)
         assert await p.decoder.unlink_clusters([info_of(p.prompt)]) == (OK, [OK])
         manager = p.decoder.kv_cache_manager

@@ -174,7 +174,7 @@ async def test_blocks_are_pulled() -> None:
         await refused(lambda: pull(BlocksCacheKey(1, 3), target, [1, 2], [1]), S.LLM_PARAM_INVALID, "as many")
         await refused(lambda: pull(BlocksCacheKey(1, 3), target, [16], [1]), S.LLM_PARAM_INVALID, "has 16 blocks")
         await refused(lambda: pull(BlocksCacheKey(1, 4), target, [1], [1]), S.LLM_KV_CACHE_NOT_EXIST)
-        with pytest.raises(TypeError, match="it has to be list"):
+        with pytest.raises(TypeError, match="must be list"):
             pull(BlocksCacheKey(1, 3), target, (1,), (1,))  # type: ignore[arg-type]
 
 
@@ -270,7 +270,7 @@ async def test_blocks_are_swapped_with_memory_of_the_host() -> None:
         two = KvCache.create_cpu_cache(desc, [addresses, addresses])
         assert two.per_device_tensor_addrs == [addresses, addresses]
         await refused(lambda: manager.swap_blocks(two, device, {0: 1}), S.LLM_PARAM_INVALID, "for 2 devices")
-        await refused(lambda: manager.swap_blocks(device, device, {0: 1}), S.LLM_PARAM_INVALID, "one has to be HOST")
+        await refused(lambda: manager.swap_blocks(device, device, {0: 1}), S.LLM_PARAM_INVALID, "one must be HOST")
 
 
 @pytest.mark.parametrize(

@@ -408,7 +408,7 @@ async def test_what_a_model_raises_is_raised_and_nothing_is_left(kind: type[Writ
 async def test_a_model_without_run_model_says_what_is_missing() -> None:
     async with open_one(LLMRole.PROMPT, 1) as prompt:
         model = await prompt.add_model(options(), ModelRunner())
-        with pytest.raises(NotImplementedError, match="ModelRunner has to override"):
+        with pytest.raises(NotImplementedError, match="ModelRunner must override"):
             await model.predict(request(1), [])
 
 
@@ -604,12 +604,12 @@ async def test_finalize_ends_a_model_that_runs_before_its_memory_goes(is_awaited
         ({"kv_shapes": None}, "has no llm.RefInputShapes"),
         ({"kv_dtypes": None}, "has no llm.RefInputDtypes"),
         ({"kv_shapes": [SHAPE]}, "1 shapes and 4 types"),
-        ({"kv_shapes": [SHAPE, SHAPE, SHAPE, "2,32,9"]}, "all have to be alike"),
+        ({"kv_shapes": [SHAPE, SHAPE, SHAPE, "2,32,9"]}, "all must be alike"),
         ({"kv_shapes": ["2,x,8"] * 4}, "whole numbers with commas"),
         ({"kv_shapes": ["2,0,8"] * 4}, "dimensions are above 0"),
         ({"kv_shapes": ["2,-1,-1"] * 4}, "one behind the batch may be -1"),
         ({"kv_shapes": ["2,32,-1"] * 4}, "dimension 2 of .* is the one that a request decides"),
-        ({"kv_seq_len_dim_index": 3}, "it has to be a dimension of"),
+        ({"kv_seq_len_dim_index": 3}, "must be a dimension of"),
         ({"kv_tensor_format": "BS"}, "the shape has 3 dimensions"),
         ({"kv_shapes": ["2,-1,8"] * 4}, "DECODER, and paged attention, need all dimensions"),
         ({"kv_shapes": ["-1,32,8"] * 4}, "DECODER, and paged attention, need all dimensions"),

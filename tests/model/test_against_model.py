@@ -569,8 +569,8 @@ class Reality:
             else:
                 outcome, nbytes = await self._outcome(op)
                 outcomes = [outcome]
-        assert set(outcomes) <= wanted, f"came to {outcomes}, has to be one of {sorted(wanted)}"
-        assert nbytes == plan.nbytes, f"{nbytes} bytes were reported, it has to be {plan.nbytes}"
+        assert set(outcomes) <= wanted, f"came to {outcomes}, must be one of {sorted(wanted)}"
+        assert nbytes == plan.nbytes, f"{nbytes} bytes were reported, it must be {plan.nbytes}"
         await self.compare(plan.frees)
 
     async def _later(self, turns: int, op: Op) -> tuple[str, int]:
@@ -617,11 +617,11 @@ class Reality:
             statistics = self.clusters[number].datadist.statistics()
             caches = sum(held.present for handle, held in cluster.caches.items() if handle > 0)
             if statistics.caches != caches:
-                return f"cluster {number} has {statistics.caches} caches, it has to be {caches}"
+                return f"cluster {number} has {statistics.caches} caches, it must be {caches}"
             for host, pool in cluster.pools.items():
                 now = statistics.pools[Placement(not host)]
                 if (now.total, now.free, now.largest) != pool.usage:
-                    return f"cluster {number}: {now}, total, free and largest have to be {pool.usage}"
+                    return f"cluster {number}: {now}, total, free and largest must be {pool.usage}"
         return ""
 
     # ---- caches ----

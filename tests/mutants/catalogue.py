@@ -424,7 +424,7 @@ MUTANTS = (
     ),
     Mutant(
         "no-room-made",
-        "a client that has to make room is closed",
+        "a client that must make room is closed",
         "aiodatadist/cluster/pending_client.py",
         "        if self._slot is not None:\n            self.scope.cancel()\n",
         "        pass\n",

@@ -222,7 +222,7 @@ def test_sources_come_and_go() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(TypeError, match="it has to be an LLMDataDist or a ContextCache"):
+    with pytest.raises(TypeError, match="must be an LLMDataDist or a ContextCache"):
         MetricsCollector(object())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="labels has cluster, status"):
         MetricsCollector(labels={"cluster": "x", "status": "y", "mine": "z"})

@@ -42,7 +42,7 @@ def test_both_ends_of_a_range_are_inside_and_their_neighbours_are_not(allowed: r
 
 @pytest.mark.parametrize("value", [None, "1", 1.0, b"1", [1]])
 def test_what_is_no_int_is_a_type_error(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^port is .* of type .*: it has to be an int$"):
+    with pytest.raises(TypeError, match=r"^port is .* of type .*: must be an int$"):
         checks.integer(value, "port", checks.UINT16)
 
 
@@ -52,7 +52,7 @@ def test_bool_is_an_int() -> None:
 
 @pytest.mark.parametrize("value", [None, 3, object()])
 def test_instance_of_something_else_is_a_type_error(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^name is .* of type .*: it has to be str or bytes$"):
+    with pytest.raises(TypeError, match=r"^name is .* of type .*: must be str or bytes$"):
         checks.instance(value, "name", (str, bytes))
 
 
@@ -63,7 +63,7 @@ def test_sequence_names_the_first_wrong_element() -> None:
 
 @pytest.mark.parametrize("value", [None, "12", {1}, iter([1]), range(2)])
 def test_sequence_is_a_list_or_a_tuple(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^addrs is of type .*: it has to be a list or tuple of int$"):
+    with pytest.raises(TypeError, match=r"^addrs is of type .*: must be a list or tuple of int$"):
         checks.sequence(value, "addrs", int)
 
 

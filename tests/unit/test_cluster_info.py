@@ -77,7 +77,7 @@ def test_lists_are_copies() -> None:
     ],
 )
 def test_text_that_is_no_address_is_a_runtime_error(ip: str) -> None:
-    with pytest.raises(RuntimeError, match="has to be an IPv4 or IPv6 address, or the name of a host"):
+    with pytest.raises(RuntimeError, match="must be an IPv4 or IPv6 address, or the name of a host"):
         LLMClusterInfo().append_remote_ip_info(ip, 1)
 
 

@@ -94,11 +94,11 @@ def test_shape_is_the_object_that_was_passed() -> None:
         (lambda: CacheDesc("4", [1], FP16), TypeError, "num_tensors is '4' of type str"),  # type: ignore[arg-type]
         (lambda: CacheDesc(-1, [1], FP16), ValueError, "num_tensors is -1: the uint32 range is 0 to 4294967295"),
         (lambda: CacheDesc(2**32, [1], FP16), ValueError, "num_tensors is 4294967296: the uint32 range"),
-        (lambda: CacheDesc(1, {2}, FP16), TypeError, "shape is of type set: it has to be a list or tuple"),  # type: ignore[arg-type]
+        (lambda: CacheDesc(1, {2}, FP16), TypeError, "shape is of type set: must be a list or tuple"),  # type: ignore[arg-type]
         (lambda: CacheDesc(1, [2, 1.5], FP16), TypeError, "shape[1] is 1.5 of type float, not int"),  # type: ignore[list-item]
         (lambda: CacheDesc(1, [2**63], FP16), ValueError, "shape is 9223372036854775808: the int64 range"),
-        (lambda: CacheDesc(1, [1], 1), TypeError, "data_type is 1 of type int: it has to be DataType"),  # type: ignore[arg-type]
-        (lambda: CacheDesc(1, [1], FP16, 1), TypeError, "placement is 1 of type int: it has to be Placement"),  # type: ignore[arg-type]
+        (lambda: CacheDesc(1, [1], 1), TypeError, "data_type is 1 of type int: must be DataType"),  # type: ignore[arg-type]
+        (lambda: CacheDesc(1, [1], FP16, 1), TypeError, "placement is 1 of type int: must be Placement"),  # type: ignore[arg-type]
         (lambda: CacheDesc(1, [], FP16), LLMException, "batch_dim_index is 0: shape [] has 0 dimensions"),
         (lambda: CacheDesc(1, [1], FP16, batch_dim_index=1), LLMException, "batch_dim_index is 1: shape [1] has 1"),
         (lambda: CacheDesc(1, [1], FP16, batch_dim_index=-1), LLMException, "batch_dim_index is -1"),

@@ -118,8 +118,8 @@ def test_the_base_says_what_is_ruined(ruined: type[LLMException], kinds: set[typ
 
 
 def test_message_says_where_what_why_and_what_to_do() -> None:
-    error = ParamInvalid("size is 0: it has to be above 0", operation="pull_cache", hint="use -1 for all")
-    assert str(error) == "pull_cache: size is 0: it has to be above 0 [LLM_PARAM_INVALID]; use -1 for all"
+    error = ParamInvalid("size is 0: must be above 0", operation="pull_cache", hint="use -1 for all")
+    assert str(error) == "pull_cache: size is 0: must be above 0 [LLM_PARAM_INVALID]; use -1 for all"
 
 
 def test_exception_without_words_names_its_class() -> None:

@@ -38,5 +38,5 @@ def test_without_a_route_only_members_on_the_same_server_are_reached(monkeypatch
 
 @pytest.mark.parametrize("host", ["xxxx", "", 7, "127.0.0.1:80"])
 def test_a_host_ip_that_is_no_address_is_refused(host: object) -> None:
-    with pytest.raises(ParamInvalid, match=r"^host_ip of the server of rank 0 is .*: it has to be an IP address"):
+    with pytest.raises(ParamInvalid, match=r"^host_ip of the server of rank 0 is .*: must be an IP address"):
         own_address(table({"server_id": "xxxx", "host_ip": host}), 0)

@@ -23,7 +23,7 @@ def test_clusters_do_not_come_back_at_the_same_moment() -> None:
 def test_what_is_wrong_is_one_sentence() -> None:
     with pytest.raises(ParamInvalid) as caught:
         RelinkPolicy(first_delay=2, max_delay=1)
-    assert caught.value.args[0] == "max_delay is 1: it has to be at least first_delay, 2"
+    assert caught.value.args[0] == "max_delay is 1: must be at least first_delay, 2"
     with pytest.raises(ParamInvalid) as caught:
         RelinkPolicy(wait=-1)
-    assert caught.value.args[0] == "wait is -1: it has to be greater than or equal to 0"
+    assert caught.value.args[0] == "wait is -1: must be greater than or equal to 0"

@@ -138,16 +138,16 @@ def test_the_last_tensor_of_the_address_space_is_fine() -> None:
 @pytest.mark.parametrize(
     ("values", "error", "words"),
     [
-        (None, TypeError, "addrs is of type NoneType: it has to be a list or tuple"),
+        (None, TypeError, "addrs is of type NoneType: must be a list or tuple"),
         ({4096, 8192}, TypeError, "addrs is of type set"),
         (np.zeros((2, 32), np.float16), TypeError, "addrs is of type ndarray"),
-        ([], ParamInvalid, "0 addrs for 2 tensors: they have to be as many, and some"),
+        ([], ParamInvalid, "0 addrs for 2 tensors: they must be as many, and some"),
         ([4096], ParamInvalid, "1 addrs for 2 tensors"),
         ([4096, 8192, 16384], ParamInvalid, "3 addrs for 2 tensors"),
         (
             [4096, True],
             TypeError,
-            "addrs[1] is True of type bool: it has to be an address (int), a numpy array, a torch",
+            "addrs[1] is True of type bool: must be an address (int), a numpy array, a torch",
         ),
         ([4096, 1.5], TypeError, "addrs[1] is 1.5 of type float"),
         ([4096, "8192"], TypeError, "addrs[1] is '8192' of type str"),
@@ -212,10 +212,10 @@ def test_bfloat16_comes_as_bfloat16() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (np.zeros((8, 4), np.float16).T, "has strides (2, 8): it has to be C-contiguous"),
-        (np.zeros((4, 16), np.float16)[:, ::2], "it has to be C-contiguous"),
-        (np.broadcast_to(np.float16(0), (4, 8)), "it has to be C-contiguous"),
-        (np.frombuffer(bytes(64), np.float16), "is a read-only ndarray: it has to be writable"),
+        (np.zeros((8, 4), np.float16).T, "has strides (2, 8): must be C-contiguous"),
+        (np.zeros((4, 16), np.float16)[:, ::2], "must be C-contiguous"),
+        (np.broadcast_to(np.float16(0), (4, 8)), "must be C-contiguous"),
+        (np.frombuffer(bytes(64), np.float16), "is a read-only ndarray: must be writable"),
         (np.zeros(32, np.int16), "has elements of int16: the cache has DT_FLOAT16"),
         (np.zeros(32, np.uint16), "has elements of uint16: the cache has DT_FLOAT16"),
         (np.zeros(64, np.uint8), "has elements of uint8: the cache has DT_FLOAT16"),
@@ -314,9 +314,9 @@ def released() -> memoryview:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (bytes(64), "is a read-only bytes: it has to be writable"),
+        (bytes(64), "is a read-only bytes: must be writable"),
         (memoryview(bytes(64)), "is a read-only memoryview"),
-        (memoryview(bytearray(128))[::2], "has strides (2,): it has to be C-contiguous"),
+        (memoryview(bytearray(128))[::2], "has strides (2,): must be C-contiguous"),
         (released(), "is a memoryview that shows no memory"),
         (bytearray(0), "has 0 bytes"),
         (array.array("h", bytes(64)), "has elements of int16: the cache has DT_FLOAT16"),
@@ -353,7 +353,7 @@ def test_bfloat16_fits_both_names(dtype: str) -> None:
         (FakeTensor(device="meta"), "is on meta"),
         (
             FakeTensor(device="cpu", layout="torch.sparse_coo"),
-            "has the layout torch.sparse_coo: it has to be torch.strided",
+            "has the layout torch.sparse_coo: must be torch.strided",
         ),
         (FakeTensor(device="cpu", contiguous=False), "is not contiguous"),
         (FakeTensor(device="cpu", dtype="bfloat16"), "has elements of bfloat16: the cache has DT_FLOAT16"),
@@ -468,8 +468,8 @@ def test_arrays_keep_the_memory_alive() -> None:
 @pytest.mark.parametrize(
     ("view", "data_type", "offsets", "error", "words"),
     [
-        (bytearray(64), DataType.DT_FLOAT16, [0], TypeError, "has to be memoryview"),
-        (memoryview(bytes(64)), DataType.DT_FLOAT16, [0], ParamInvalid, "has to be writable"),
+        (bytearray(64), DataType.DT_FLOAT16, [0], TypeError, "must be memoryview"),
+        (memoryview(bytes(64)), DataType.DT_FLOAT16, [0], ParamInvalid, "must be writable"),
         (memoryview(bytearray(128))[::2], DataType.DT_FLOAT16, [0], ParamInvalid, "in one piece"),
         (memoryview(bytearray(64)), DataType.DT_STRING, [0], ParamInvalid, "data_type is DT_STRING"),
         (memoryview(bytearray(64)), DataType.DT_FLOAT16, [1], ParamInvalid, "offsets[0] is 1: 64 bytes from there"),

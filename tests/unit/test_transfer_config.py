@@ -62,7 +62,7 @@ def test_positional_as_upstream() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "kind", "message"),
     [
-        ("dst_cluster_id", "2", TypeError, "dst_cluster_id is '2' of type str: it has to be an int"),
+        ("dst_cluster_id", "2", TypeError, "dst_cluster_id is '2' of type str: must be an int"),
         ("dst_cluster_id", None, TypeError, "dst_cluster_id is None"),
         ("dst_cluster_id", -1, ValueError, "dst_cluster_id is -1: the uint64 range"),
         ("dst_cluster_id", 2**64, ValueError, "dst_cluster_id is 18446744073709551616"),
@@ -109,7 +109,7 @@ def test_keys_are_checked_when_made_and_when_set(name: str, value: object, kind:
 
 @pytest.mark.parametrize("key", [CacheKey(2, 1), (2, 7, 1), 7], ids=str)
 def test_only_keys_of_caches_that_can_be_written_to(key: object) -> None:
-    with pytest.raises(TypeError, match=r"cache_key is .*it has to be BlocksCacheKey or CacheKeyByIdAndIndex"):
+    with pytest.raises(TypeError, match=r"cache_key is .*must be BlocksCacheKey or CacheKeyByIdAndIndex"):
         by_key(cache_key=key)
     config = by_key()
     with pytest.raises(TypeError, match="cache_key"):
@@ -150,7 +150,7 @@ def test_equally_many_layers() -> None:
 
 
 def test_blocks_have_no_batch_slots() -> None:
-    with pytest.raises(ParamInvalid, match="src_batch_index is 1: it has to be 0 with a BlocksCacheKey"):
+    with pytest.raises(ParamInvalid, match="src_batch_index is 1: must be 0 with a BlocksCacheKey"):
         by_key(cache_key=BlocksCacheKey(2, 0), src_batch_index=1)
     config = by_key(cache_key=BlocksCacheKey(2, 0))
     with pytest.raises(ParamInvalid, match="src_batch_index is 1"):

@@ -169,7 +169,7 @@ class AioDataDistL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     @staticmethod
     def _buffers(keys: Sequence[Any], objects: Sequence[Any]) -> list[memoryview]:
         if len(keys) != len(objects):
-            raise ValueError(f"{len(keys)} keys for {len(objects)} objects: there have to be as many")
+            raise ValueError(f"{len(keys)} keys for {len(objects)} objects: there must be as many")
         return [bytes_of(each) for each in objects]
 
     def _done(self, tasks: _Tasks, task: int) -> Any:

@@ -20,7 +20,7 @@ def groups_of(
     """
     if not len(addresses) == len(lengths) == len(item_bytes):
         counts = f"{len(addresses)} addresses, {len(lengths)} lengths and {len(item_bytes)} item lengths"
-        raise ValueError(f"{name}: {counts}: there have to be as many")
+        raise ValueError(f"{name}: {counts}: there must be as many")
     found: dict[tuple[int, int], list[int]] = {}
     for i, (address, length, nbytes) in enumerate(zip(addresses, lengths, item_bytes, strict=True)):
         if nbytes < 1 or length % nbytes or not length:

@@ -69,7 +69,7 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         """
         page_size, prefix = int(self.kv_mgr.kv_args.page_size), int(decode_prefix_len or 0)
         if prefix % page_size:
-            raise ValueError(f"decode_prefix_len is {prefix}: it has to be a multiple of the page size, {page_size}")
+            raise ValueError(f"decode_prefix_len is {prefix}: must be a multiple of the page size, {page_size}")
         if str(getattr(destination, "value", destination or "device")) != "device":
             raise ValueError(f"destination is {destination}: pages can only be received in device memory")
         if state_indices and any(each is not None and len(each) for each in state_indices):

@@ -46,7 +46,7 @@ class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ign
         policy = self._kv_transfer_config.kv_load_failure_policy
         if self._kv_transfer_config.is_kv_consumer and policy != "recompute":
             raise ValueError(
-                f"kv_load_failure_policy is {policy!r}: it has to be 'recompute', because what a cache had may be gone "
+                f"kv_load_failure_policy is {policy!r}: must be 'recompute', because what a cache had may be gone "
                 "when it is loaded"
             )
         config = config_of(settings, self._identity(vllm_config, settings, model), model.rank, model.ranks)
@@ -72,7 +72,7 @@ class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ign
         algorithm = vllm_config.cache_config.prefix_caching_hash_algo
         if algorithm not in _STABLE:
             raise ValueError(
-                f"prefix_caching_hash_algo is {algorithm}: other processes have to have the same hashes, "
+                f"prefix_caching_hash_algo is {algorithm}: other processes must have the same hashes, "
                 f"which {' and '.join(sorted(_STABLE))} give"
             )
 

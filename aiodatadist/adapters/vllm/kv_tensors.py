@@ -22,7 +22,7 @@ def tensors_of(name: str, kv: Any, blocks: int) -> list[Any]:
     if len(kv.shape) > 1 and kv.shape[1] == blocks:  # keys and values, one behind the other
         return list(kv)
     raise ParamInvalid(
-        f"the KV cache of {name} has the shape {tuple(kv.shape)}: the first or second dimension has to be the "
+        f"the KV cache of {name} has the shape {tuple(kv.shape)}: the first or second dimension must be the "
         f"{blocks} blocks"
     )
 

@@ -45,7 +45,7 @@ class Model:
             )
         parallel = vllm_config.parallel_config
         if parallel.pipeline_parallel_size > 1:
-            raise ValueError(f"pipeline_parallel_size is {parallel.pipeline_parallel_size}: it has to be 1 here")
+            raise ValueError(f"pipeline_parallel_size is {parallel.pipeline_parallel_size}: must be 1 here")
         ranks = parallel.tensor_parallel_size
         spec = groups[0].kv_cache_spec
         heads = getattr(spec, "num_kv_heads", 1)

@@ -88,7 +88,7 @@ def _address(text: str, option: str, host: str = "") -> tuple[str, int]:
     given, colon, port = text.rpartition(":")
     host = given.removeprefix("[").removesuffix("]") if colon else host
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise wrong_input(f"{option} {text}: it has to be HOST:PORT, with a port from 0 to 65535")
+        raise wrong_input(f"{option} {text}: must be HOST:PORT, with a port from 0 to 65535")
     return host, int(port)
 
 

@@ -42,7 +42,7 @@ def key_for(host: str) -> bytes:
         key = Path(file).read_bytes().strip()
         if key:
             return key
-        raise PermissionError(f"{KEY_FILE} names {file!r}, which is empty: it has to hold the key of both ends")
+        raise PermissionError(f"{KEY_FILE} names {file!r}, which is empty: must hold the key of both ends")
     if is_loopback(host):
         return b""
     raise PermissionError(
@@ -103,7 +103,7 @@ def welcome(link: socket.socket, key: bytes, host: str) -> float:
         _check(key, "near", mine, greeting.get("proof"))
         limit = float(greeting.get("limit", 0))
         if not 1 <= limit <= MAX_LIMIT:
-            raise ValueError(f"a limit of {limit} s: it has to be 1 to {MAX_LIMIT}")
+            raise ValueError(f"a limit of {limit} s: must be 1 to {MAX_LIMIT}")
     except (PermissionError, TypeError, ValueError) as error:
         lines.send(refused=str(error))
         raise PermissionError(str(error)) from error

@@ -114,7 +114,7 @@ class EmsConfig:
         ):
             is_left_out = value is None and name in {"cc_config", "cc_config_v1"}
             if not is_left_out and type(value) is not kind:
-                raise EmsInvalidArgument(f"{name} is of type {type(value).__name__}: it has to be a {kind.__name__}")
+                raise EmsInvalidArgument(f"{name} is of type {type(value).__name__}: must be a {kind.__name__}")
         if self.cc_config is not None and self.cc_config_v1 is not None:
             raise EmsInvalidArgument("cc_config and cc_config_v1 are both given: one of them chooses the interface")
 
@@ -238,7 +238,7 @@ class Ems:
                 opened, and calling again does not help. There is no client then.
         """
         if not isinstance(config, EmsConfig):
-            raise EmsInvalidArgument(f"config is of type {type(config).__name__}: it has to be an EmsConfig")
+            raise EmsInvalidArgument(f"config is of type {type(config).__name__}: must be an EmsConfig")
         with cls._lock:
             if cls._client is not None:
                 cls._client.check_pid()
@@ -297,7 +297,7 @@ class Ems:
 
 def _option(option: Any) -> CcKvOption:
     if not isinstance(option, CcKvOption):
-        raise EmsInvalidArgument(f"option is {option!r}: it has to be a CcKvOption")
+        raise EmsInvalidArgument(f"option is {option!r}: must be a CcKvOption")
     return option
 
 
@@ -533,7 +533,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
 
 def _future(value: Any) -> CcFuture:
     if not isinstance(value, CcFuture):
-        raise EmsInvalidArgument(f"ccfuture is {value!r}: it has to be what async_save or async_load returned")
+        raise EmsInvalidArgument(f"ccfuture is {value!r}: must be what async_save or async_load returned")
     return value
 
 

@@ -73,7 +73,7 @@ class CcConfig_v1(CcConfig):  # noqa: N801 - EMS's name
         rules.integer(self.rank_in_pp_group, "rank_in_pp_group", 0, self.pp_world_size - 1)
         rules.text(self.llm_engine, "llm_engine", 1, 512)
         if not isinstance(self.kvcache_type, KVCacheType):
-            raise EmsInvalidArgument(f"kvcache_type is {self.kvcache_type!r}: it has to be a KVCacheType")
+            raise EmsInvalidArgument(f"kvcache_type is {self.kvcache_type!r}: must be a KVCacheType")
 
 
 @dataclass(frozen=True)
@@ -104,4 +104,4 @@ def check_access(access_id: str | None, access_key: str | None) -> None:
     ):
         if value is not None and (not isinstance(value, str) or not form.fullmatch(value)):
             shown = repr(value) if name == "access_id" else "not shown"
-            raise EmsInvalidArgument(f"{name} ({shown}) has to be {rule}")
+            raise EmsInvalidArgument(f"{name} ({shown}) must be {rule}")

@@ -49,9 +49,9 @@ class PrimaryKey:
 
 def _check_part(part: Any, name: str) -> None:
     if not isinstance(part, str):
-        raise EmsInvalidArgument(f"{name} is of type {type(part).__name__}: it has to be a str")
+        raise EmsInvalidArgument(f"{name} is of type {type(part).__name__}: must be a str")
     if not part:
-        raise EmsInvalidArgument(f"{name} is empty: it has to have at least one character")
+        raise EmsInvalidArgument(f"{name} is empty: must have at least one character")
 
 
 def _nbytes(part: str) -> int:
@@ -66,10 +66,10 @@ def parts_of(key: Any, name: str) -> tuple[str, str]:
     if isinstance(key, PrimaryKey):
         return key.distribute_key, key.attribute_key
     if not isinstance(key, str):
-        raise EmsInvalidArgument(f"{name} is of type {type(key).__name__}: it has to be a PrimaryKey or a str")
+        raise EmsInvalidArgument(f"{name} is of type {type(key).__name__}: must be a PrimaryKey or a str")
     nbytes = _nbytes(key)
     if not 0 < nbytes <= MAX_KEY:
-        raise EmsInvalidArgument(f"{name} has {nbytes} bytes: it has to have 1 to {MAX_KEY}")
+        raise EmsInvalidArgument(f"{name} has {nbytes} bytes: must have 1 to {MAX_KEY}")
     return key, ""
 
 
@@ -95,7 +95,7 @@ def check_groups(groups: Any) -> Sequence[int]:
 def _whole(value: Any, name: str) -> Any:
     if isinstance(value, (bytes, bytearray)):
         raise EmsInvalidArgument(
-            f"{name} is of type {type(value).__name__}: it has to be an int, for instance int.from_bytes(digest[:8])"
+            f"{name} is of type {type(value).__name__}: must be an int, for instance int.from_bytes(digest[:8])"
         )
     is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
     return operator.index(value) if is_whole else value

@@ -108,7 +108,7 @@ class Layout:
         """Raises EmsInvalidArgument: it is no KV cache, or the groups do not fit."""
         if hasattr(layers, "dtype"):  # it would be read number by number
             raise EmsInvalidArgument(
-                f"layers is of type {type(layers).__name__}: it has to be a list with, for each layer, a list of tensors"
+                f"layers is of type {type(layers).__name__}: must be a list with, for each layer, a list of tensors"
             )
         tensors = [_layer(layer, f"layers[{i}]") for i, layer in enumerate(rules.some(layers, "layers"))]
         _check_apart([tensor for layer in tensors for tensor in layer])
@@ -152,7 +152,7 @@ def _group_numbers(groups: Any, layers: int) -> list[list[int]]:
         numbers.append(sorted(rules.integer(layer, f"{name}[{i}]", 0, layers - 1) for i, layer in enumerate(given)))
     used = sorted(layer for group in numbers for layer in group)
     if used != list(range(layers)):
-        raise EmsInvalidArgument(f"groups have the layers {used}: each of the {layers} layers has to be in one group")
+        raise EmsInvalidArgument(f"groups have the layers {used}: each of the {layers} layers must be in one group")
     return numbers
 
 
@@ -163,7 +163,7 @@ def _check_alike(layers: Sequence[Sequence[Tensor]], group: Sequence[int], g: in
             if tensor.shape[:2] != first.shape[:2]:
                 raise EmsInvalidArgument(
                     f"layers[{layer}][{i}] has {tensor.shape[0]} blocks of {tensor.shape[1]} tokens, but group {g} has "
-                    f"{first.shape[0]} of {first.shape[1]}: layers of one group have to agree"
+                    f"{first.shape[0]} of {first.shape[1]}: layers of one group must agree"
                 )
 
 
@@ -181,7 +181,7 @@ def _check_apart(tensors: Sequence[Tensor]) -> None:
 def _layer(layer: Any, name: str) -> list[Tensor]:
     given = rules.some(layer, name) if isinstance(layer, (list, tuple)) else None
     if given is None:
-        raise EmsInvalidArgument(f"{name} is of type {type(layer).__name__}: it has to be a list of tensors")
+        raise EmsInvalidArgument(f"{name} is of type {type(layer).__name__}: must be a list of tensors")
     return [_tensor(value, f"{name}[{i}]") for i, value in enumerate(given)]
 
 
@@ -193,11 +193,11 @@ def _tensor(value: Any, name: str) -> Tensor:
     else:
         found, contiguous, readonly = _of_buffer(value, name)
     if len(found.shape) < 2:
-        raise EmsInvalidArgument(f"{name} has the shape {found.shape}: it has to be [num_blocks, block_size, ...]")
+        raise EmsInvalidArgument(f"{name} has the shape {found.shape}: must be [num_blocks, block_size, ...]")
     if found.nbytes == 0:
         raise EmsInvalidArgument(f"{name} has the shape {found.shape}: it has no bytes")
     if not contiguous:
-        raise EmsInvalidArgument(f"{name} is not contiguous: consecutive slots have to be contiguous memory")
+        raise EmsInvalidArgument(f"{name} is not contiguous: consecutive slots must be contiguous memory")
     if readonly:
         raise EmsInvalidArgument(f"{name} is read-only: loads write into it")
     return found
@@ -238,7 +238,7 @@ def _of_buffer(value: Any, name: str) -> tuple[Tensor, bool, bool]:
         if hasattr(value, "__dlpack__"):
             return _of_dlpack(value, name)
         raise EmsInvalidArgument(
-            f"{name} is of type {type(value).__name__}: it has to be a torch tensor, a numpy array, another buffer or "
+            f"{name} is of type {type(value).__name__}: must be a torch tensor, a numpy array, another buffer or "
             "something with __dlpack__"
         ) from None
     rules.plain(view, name)

@@ -116,7 +116,7 @@ class SlotMemory(Memory):
         starts = rules.whole_numbers(rules.some(slots, "slots"), "slots")
         tokens = rules.whole_numbers(rules.some(offsets, "offsets"), "offsets").tolist()
         if len(tokens) != count:
-            raise EmsInvalidArgument(f"{len(tokens)} offsets for {count} hashes: they have to be as many")
+            raise EmsInvalidArgument(f"{len(tokens)} offsets for {count} hashes: they must be as many")
         for i, number in enumerate(tokens):
             if number < 1:
                 raise EmsInvalidArgument(f"offsets[{i}] is {number}: a hash has at least 1 token")
@@ -137,7 +137,7 @@ class SlotMemory(Memory):
         given = rules.some(chunks, "chunks")
         if len(given) != len(layout.groups):
             raise EmsInvalidArgument(
-                f"chunks has {len(given)} lists for {len(layout.groups)} layer groups: it has to have one list of "
+                f"chunks has {len(given)} lists for {len(layout.groups)} layer groups: must have one list of "
                 "(start_slot, length) pairs for each, also if there is one group"
             )
         shares = []
@@ -177,19 +177,19 @@ class SlotMemory(Memory):
 
 
 def _runs_of(pairs: Sequence[Any], count: int, name: str) -> Runs:
-    rule = "it has to be a list of (start_slot, length) pairs, one for each hash"
+    rule = "must be a list of (start_slot, length) pairs, one for each hash"
     if not any(isinstance(pair, (tuple, list)) for pair in pairs):
         raise EmsInvalidArgument(f"{name} is {reprlib.repr(pairs)} of type {type(pairs).__name__}: {rule}")
     if len(pairs) != count:
         raise EmsInvalidArgument(f"{name} has {len(pairs)} pairs for {count} hashes: {rule}")
     for i, pair in enumerate(pairs):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise EmsInvalidArgument(f"{name}[{i}] is {pair!r}: it has to be (start_slot, length)")
+            raise EmsInvalidArgument(f"{name}[{i}] is {pair!r}: must be (start_slot, length)")
     starts = rules.whole_numbers([pair[0] for pair in pairs], f"start slots of {name}")
     lengths = rules.whole_numbers([pair[1] for pair in pairs], f"lengths of {name}")
     for i, length in enumerate(lengths):
         if length < 0:
-            raise EmsInvalidArgument(f"{name}[{i}] has the length {length}: it has to be at least 0")
+            raise EmsInvalidArgument(f"{name}[{i}] has the length {length}: must be at least 0")
     return Runs(starts, lengths)
 
 
@@ -258,7 +258,7 @@ def _bytes_of(owner: Any, name: str) -> tuple[int, int, object]:
         view = memoryview(owner)
     except TypeError:
         raise EmsInvalidArgument(
-            f"{name} is of type {type(owner).__name__}: it has to be a KvBufferWrapper or a writable buffer"
+            f"{name} is of type {type(owner).__name__}: must be a KvBufferWrapper or a writable buffer"
         ) from None
     rules.plain(view, name)
     for is_wrong, what in (
@@ -267,7 +267,7 @@ def _bytes_of(owner: Any, name: str) -> tuple[int, int, object]:
         (not view.nbytes, "empty"),
     ):
         if is_wrong:
-            raise EmsInvalidArgument(f"{name} is {what}: it has to be writable, contiguous and not empty")
+            raise EmsInvalidArgument(f"{name} is {what}: must be writable, contiguous and not empty")
     return ctypes.addressof(ctypes.c_char.from_buffer(view.cast("B"))), view.nbytes, view
 
 
@@ -296,7 +296,7 @@ class BufferMemory(Memory):
     def _read(self, inner: Any, name: str) -> list[_Region]:
         regions = []
         if not isinstance(inner, (list, tuple)):
-            raise EmsInvalidArgument(f"{name} is of type {type(inner).__name__}: it has to be a list of buffers")
+            raise EmsInvalidArgument(f"{name} is of type {type(inner).__name__}: must be a list of buffers")
         for k, buffer in enumerate(rules.some(inner, name)):
             if isinstance(buffer, KvBufferWrapper):
                 regions.append(_Region(buffer.data_ptr, buffer.length, getattr(buffer, "_keep", None)))
@@ -326,7 +326,7 @@ class BufferMemory(Memory):
         if at < len(doubtful):
             v, k, region = doubtful[at]
             raise EmsInvalidArgument(
-                f"buffers[{v}][{k}] is {region.length} bytes from {region.start:#x}: they have to be memory of this process "
+                f"buffers[{v}][{k}] is {region.length} bytes from {region.start:#x}: they must be memory of this process "
                 f"that can be {'written' if self._writes else 'read'}"
             )
 

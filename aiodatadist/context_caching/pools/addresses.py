@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 T = TypeVar("T", int, float)
 
 _UNITS: Final = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_ENCODED: Final = "'#', '/', '?', '@' and brackets in a user name or a password have to be percent-encoded"
+_ENCODED: Final = "'#', '/', '?', '@' and brackets in a user name or a password must be percent-encoded"
 
 
 class Address(NamedTuple):
@@ -34,7 +34,7 @@ def parse(url: str, schemes: tuple[str, ...], port: int, ours: frozenset[str], *
         TypeError, ValueError: it is not such a URL, or has an option twice, or one that is unknown.
     """
     if not isinstance(url, str):
-        raise TypeError(f"url is {url!r} of type {type(url).__name__}: it has to be a str")
+        raise TypeError(f"url is {url!r} of type {type(url).__name__}: must be a str")
     parts, host, number = _place(url, schemes)
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
@@ -56,14 +56,14 @@ def _place(url: str, schemes: tuple[str, ...]) -> tuple[SplitResult, str, int | 
     scheme, colon, rest = url.partition(":")
     if not colon or scheme.lower() not in schemes:
         what = f"the URL's scheme is {scheme}" if colon and is_scheme(scheme) else "the URL has no scheme"
-        raise ValueError(f"{what}: it has to be {wanted}")
+        raise ValueError(f"{what}: must be {wanted}")
     if not rest.startswith("//"):
-        raise ValueError(f"the URL has no // behind {scheme}: it has to be {wanted}")
+        raise ValueError(f"the URL has no // behind {scheme}: must be {wanted}")
     try:
         parts = urlsplit(url)
         host = parts.hostname
     except ValueError:  # it quotes what it could not read
-        raise ValueError(f"the URL cannot be read: it has to be {wanted}, and {_ENCODED}") from None
+        raise ValueError(f"the URL cannot be read: must be {wanted}, and {_ENCODED}") from None
     is_cut = bool(parts.fragment) or "@" in parts.path  # in the middle of an account
     try:
         number = parts.port
@@ -71,13 +71,13 @@ def _place(url: str, schemes: tuple[str, ...]) -> tuple[SplitResult, str, int | 
     except ValueError:  # so does this
         number, is_number = None, False
     if "," in parts.netloc.rpartition("@")[2] and not is_cut:
-        raise ValueError("the URL has to have one host and port; the other servers of a cluster are found through it")
+        raise ValueError("the URL must have one host and port; the other servers of a cluster are found through it")
     if not is_number:
         raise ValueError(f"the URL's port is no number from 1 to 65535; {_ENCODED}")
     if is_cut:
         raise ValueError(f"the URL has a '#', or an '@' behind a '/'; {_ENCODED}")
     if not host:
-        raise ValueError(f"the URL has no host: it has to be {wanted}")
+        raise ValueError(f"the URL has no host: must be {wanted}")
     return parts, host, number
 
 
@@ -90,12 +90,12 @@ def byte_size(text: str, name: str, least: int = 0, most: int | None = None) -> 
     """``1048576``, ``64MiB``, ``1GiB``. Raises ValueError: it is neither, or outside of the limits."""
     found = re.fullmatch(r"(-?\d+)\s*([KMGT]iB|)", text, re.IGNORECASE)
     if found is None:
-        raise ValueError(f"{name} is {text!r}: it has to be a number of bytes, or of KiB, MiB, GiB or TiB")
+        raise ValueError(f"{name} is {text!r}: must be a number of bytes, or of KiB, MiB, GiB or TiB")
     nbytes = int(found[1]) * _UNITS[found[2].lower()]
     if nbytes < least:
-        raise ValueError(f"{name} is {nbytes} bytes: it has to be at least {least}")
+        raise ValueError(f"{name} is {nbytes} bytes: must be at least {least}")
     if most is not None and nbytes > most:
-        raise ValueError(f"{name} is {nbytes} bytes: it has to be at most {most}, on this machine")
+        raise ValueError(f"{name} is {nbytes} bytes: must be at most {most}, on this machine")
     return nbytes
 
 
@@ -104,7 +104,7 @@ def number(text: str, name: str, low: T, high: T) -> T:
     try:
         value = type(low)(text)
     except ValueError:
-        raise ValueError(f"{name} is {text!r}: it has to be a number") from None
+        raise ValueError(f"{name} is {text!r}: must be a number") from None
     if not low <= value <= high:
-        raise ValueError(f"{name} is {text}: it has to be {low} to {high}")
+        raise ValueError(f"{name} is {text}: must be {low} to {high}")
     return value

@@ -89,7 +89,7 @@ class MemoryPool(KVPool):
     def why_no_room(self, nbytes: int) -> str:
         if nbytes > self.capacity:
             return f"the pool has {self.capacity} (bytes=)"
-        return f"the pool has {self.capacity} (bytes=), into which all that a call saves has to fit"
+        return f"the pool has {self.capacity} (bytes=), into which all that a call saves must fit"
 
     async def put_many(self, keys: Sequence[PoolKey], stages: Sequence[Stage], *, deadline: float) -> list[PutStatus]:
         self._check_open()

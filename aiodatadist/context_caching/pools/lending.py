@@ -43,4 +43,4 @@ def fitting(sizes: Sequence[int], largest: int, capacity: int, page: int = 1) ->
 def same_length(keys: Sequence[object], others: Sequence[object], name: str) -> None:
     """Raises ValueError: there has to be one of ``others`` for each key."""
     if len(keys) != len(others):
-        raise ValueError(f"{len(keys)} keys, but {len(others)} {name}: there has to be one for each key")
+        raise ValueError(f"{len(keys)} keys, but {len(others)} {name}: there must be one for each key")

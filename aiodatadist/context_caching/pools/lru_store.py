@@ -125,7 +125,7 @@ class LruStore:
         """
         most = min(machine_bytes(), (MAX_PAGES - 1) << PAGE_SHIFT)
         if nbytes > most:
-            raise EmsInvalidArgument(f"the {name} has {nbytes} bytes: it has to have at most {most}, on this machine")
+            raise EmsInvalidArgument(f"the {name} has {nbytes} bytes: must have at most {most}, on this machine")
         config = PoolConfig(memory_size=in_pages(nbytes), page_shift=PAGE_SHIFT)
         device = await Device.open(device_id)
         try:

@@ -358,8 +358,8 @@ def test_cache_of_the_other_kind_is_refused_at_either_end(
     plan(source(1, 2, 64, blocks=src), target(1, 2, 64, blocks=dst))
     kinds = {True: "blocks", False: "contiguous"}
     for wrong_src, wrong_dst, words in (
-        (not src, dst, f"the source cache 5 is a {kinds[not src]} cache: it has to be a {kinds[src]} cache here"),
-        (src, not dst, f"the destination cache 6 is a {kinds[not dst]} cache: it has to be a {kinds[dst]} cache here"),
+        (not src, dst, f"the source cache 5 is a {kinds[not src]} cache: must be a {kinds[src]} cache here"),
+        (src, not dst, f"the destination cache 6 is a {kinds[not dst]} cache: must be a {kinds[dst]} cache here"),
     ):
         with pytest.raises(ParamInvalid, match=words):
             plan(source(1, 2, 64, blocks=wrong_src), target(1, 2, 64, blocks=wrong_dst))

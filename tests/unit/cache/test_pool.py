@@ -36,7 +36,7 @@ def test_pool_of_one_mebibyte_has_sixteen_pages() -> None:
 
 @pytest.mark.parametrize("shift", [9, 31])
 def test_pages_have_a_size_within_limits(shift: int) -> None:
-    with pytest.raises(ParamInvalid, match=f"mem_pool_cfg: page_shift is {shift}: it has to be"):
+    with pytest.raises(ParamInvalid, match=f"mem_pool_cfg: page_shift is {shift}: must be"):
         PoolConfig.parse(f'{{"memory_size": 1048576, "page_shift": {shift}}}', "mem_pool_cfg")
 
 

@@ -38,7 +38,7 @@ def test_each_has_an_address_or_a_file_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--device", "0"], "--device 0 names 1: it has to name 2, with commas between them"),
+        (["--device", "0"], "--device 0 names 1: must name 2, with commas between them"),
         (["--device", "0,1,2"], "names 3"),
         (["--device", "0,-1"], "'-1' is not the number of a device"),
         (["--device", "a,b"], "'a' is not the number of a device"),

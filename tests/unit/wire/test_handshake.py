@@ -234,7 +234,7 @@ def test_key_at_one_end_only_is_refused_by_both(mine: bytes | None, theirs: byte
         (hello(1, one_sided=False), "enable_remote_cache_accessible differs: True at cluster 2, False at cluster 1"),
         (hello(1, backend="hixl"), "transfer_backend differs: none at cluster 2, hixl at cluster 1"),
         (hello(2), "cluster 2 met itself"),
-        (hello(2, instance="b" * 64), "both ends have cluster id 2: ids have to be unique"),
+        (hello(2, instance="b" * 64), "both ends have cluster id 2: ids must be unique"),
     ],
 )
 def test_ends_that_do_not_fit_are_refused_with_both_values(theirs: Hello, words: str) -> None:

@@ -77,7 +77,7 @@ def test_message_survives_the_wire(message: Message) -> None:
     text = parser.dump_json(message)
     again = parser.validate_json(text)
     assert again == message
-    assert parser.dump_json(again) == text, "both ends have to compute the same proof over it"
+    assert parser.dump_json(again) == text, "both ends must compute the same proof over it"
 
 
 @given(messages.filter(lambda message: not isinstance(message, Hello)))

@@ -45,15 +45,15 @@ def read_url(url: str) -> tuple[Place, Settings]:
     )
     if place.rpc == place.metrics:
         raise ValueError(
-            f"the URL's port and metrics are both {place.rpc}: the first has to be the master's RPC port, by default "
+            f"the URL's port and metrics are both {place.rpc}: the first must be the master's RPC port, by default "
             f"{RPC_PORT}, the other its HTTP port, by default 9003"
         )
     protocol = options.get("protocol", PROTOCOLS[0])
     if protocol not in PROTOCOLS:
-        raise ValueError(f"protocol is {protocol!r}: it has to be {' or '.join(PROTOCOLS)}")
+        raise ValueError(f"protocol is {protocol!r}: must be {' or '.join(PROTOCOLS)}")
     segment = addresses.byte_size(options.get("segment", "0"), "segment", 0, machine_bytes())
     if 0 < segment < LEAST:
-        raise ValueError(f"segment is {segment} bytes: it has to be at least {LEAST}, or 0 to lend nothing")
+        raise ValueError(f"segment is {segment} bytes: must be at least {LEAST}, or 0 to lend nothing")
     settings = Settings(
         host=options.get("hostname", ""),
         master=f"{address.host}:{address.port}",
@@ -80,7 +80,7 @@ async def find_master(place: Place, deadline: float) -> str:
             await master_http.listens(place.host, place.rpc)
         except OSError as error:
             raise PoolUnreachable(
-                f"no Mooncake master at the RPC port, {rpc}: {error}; the URL's port has to be the master's RPC port, by "
+                f"no Mooncake master at the RPC port, {rpc}: {error}; the URL's port must be the master's RPC port, by "
                 f"default {RPC_PORT}"
             ) from error
     return here

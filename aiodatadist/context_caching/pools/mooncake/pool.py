@@ -507,7 +507,7 @@ class MooncakePool(KVPool):
         try:
             for stage in stages:
                 if not isinstance(stage, MooncakeStage):
-                    raise TypeError(f"a stage is a {type(stage).__name__}: it has to be one of this pool's")
+                    raise TypeError(f"a stage is a {type(stage).__name__}: must be one of this pool's")
                 pieces.append(stage.piece.taken(self._arena))
         except BaseException:
             for piece in pieces:

@@ -509,7 +509,7 @@ def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
     address = addresses.parse(url, ("redis", "rediss"), 6379, OPTIONS, others=True)
     path = unquote(urlsplit(address.url).path)
     if not re.fullmatch(r"/?|/[0-9]+/?", path):
-        raise ValueError(f"the path of the URL is {path}: it has to be the number of a database, as /0")
+        raise ValueError(f"the path of the URL is {path}: must be the number of a database, as /0")
     options: dict[str, Any] = dict(parse_url(address.url))
     is_tls = options.pop("connection_class", None) is SSLConnection
     options.pop("host", None)
@@ -521,7 +521,7 @@ def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
     check_tls_options(options, is_tls=is_tls)
     cluster = address.options.get("cluster")
     if cluster not in {None, "yes", "no", "true", "false"}:
-        raise ValueError(f"cluster is {cluster!r}: it has to be yes or no")
+        raise ValueError(f"cluster is {cluster!r}: must be yes or no")
     wanted = None if cluster is None else cluster in {"yes", "true"}
     if wanted and options.get("db"):
         raise ValueError(f"db is {options['db']}: a cluster has only 0")
@@ -540,7 +540,7 @@ def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
 
 def _buffer(stage: Stage) -> Buffer:
     if not isinstance(stage, Buffer):
-        raise TypeError(f"a stage is a {type(stage).__name__}: it has to be one of this pool's")
+        raise TypeError(f"a stage is a {type(stage).__name__}: must be one of this pool's")
     return stage
 
 

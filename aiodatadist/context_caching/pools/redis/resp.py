@@ -250,7 +250,7 @@ class Exchange(asyncio.BufferedProtocol):
         place = self._places[0]
         limit = PLAIN if place is None else LARGEST
         if not 0 <= nbytes <= limit:
-            raise ValueError(f"a value of {nbytes} bytes: it has to be 0 to {limit}")
+            raise ValueError(f"a value of {nbytes} bytes: must be 0 to {limit}")
         self._nbytes, self._skip = nbytes, 0
         if place is None:
             self._value = memoryview(bytearray(nbytes + TAIL))

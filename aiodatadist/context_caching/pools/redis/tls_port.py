@@ -63,7 +63,7 @@ async def or_tls(ask: Callable[[], Awaitable[T]], host: str, port: int, name: st
     if is_tls or not isinstance(failures[0].__cause__, Refused):
         is_tls = is_tls or await speaks_tls(host, port)
     if is_tls:
-        raise SpeaksTLS(f"redis at {name} speaks TLS: the URL has to begin with rediss://")
+        raise SpeaksTLS(f"redis at {name} speaks TLS: the URL must begin with rediss://")
     raise failures[0]
 
 
@@ -89,11 +89,9 @@ def check_tls_options(options: Mapping[str, Any], *, is_tls: bool) -> None:
     """Raises ValueError: options of TLS without it, or a file that is none."""
     for name, value in options.items():
         if name.startswith("ssl_") and not is_tls:
-            raise ValueError(f"option {name} is of TLS: the URL has to begin with rediss://")
+            raise ValueError(f"option {name} is of TLS: the URL must begin with rediss://")
         if name in TLS_FILES:
             try:
                 Path(value).open("rb").close()
             except OSError as error:
-                raise ValueError(
-                    f"{name} is {value!r}: it has to be a file that can be read ({error.strerror})"
-                ) from error
+                raise ValueError(f"{name} is {value!r}: must be a file that can be read ({error.strerror})") from error
