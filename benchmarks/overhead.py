@@ -29,7 +29,7 @@ from aiodatadist import (
     LLMDataDist,
     LLMRole,
 )
-from aiodatadist.cli.place import Place, add_place_arguments, place_options, places
+from aiodatadist.cli.kit.place import Place, add_place_arguments, place_options, places
 from aiodatadist.device import Device, Program
 from aiodatadist.telemetry import Call, Observer
 from benchmarks.common import arguments, now, percentile, report

@@ -45,7 +45,7 @@ from aiodatadist import (
     LLMRole,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.cli.place import Place, add_place_arguments, place_options, places
+from aiodatadist.cli.kit.place import Place, add_place_arguments, place_options, places
 from aiodatadist.link.cost_model import best_hidden_share, hidden_share, ideal_uniform
 from benchmarks.common import Spread, arguments, now, report
 

@@ -17,7 +17,7 @@ from aiodatadist.cli.bench.figures import Row, Spread, percentile
 from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.lateness import ticking
 from aiodatadist.cli.bench.options import BenchOptions
-from aiodatadist.cli.place import add_place_arguments, first_place, places
+from aiodatadist.cli.kit.place import add_place_arguments, first_place, places
 from benchmarks.common import arguments, report
 
 WINDOWS = 9

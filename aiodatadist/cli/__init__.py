@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from aiodatadist.cli.errors import CommandError
+from aiodatadist.cli.kit.errors import CommandError
 
 __all__ = ["main"]
 

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from aiodatadist import LeaseTicket, LLMClusterInfo, LLMException, LLMRole, ParamInvalid, prompt_digest
-from aiodatadist.cli.model import blocks_for
+from aiodatadist.testing.small_model import blocks_for
 
 from .answer import Answer, Pieces, Refused
 from .api import DONE, DecodeJob, completion, event

@@ -19,9 +19,9 @@ import anyio.to_thread
 import numpy as np
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMConfig, LLMDataDist, LLMRole, Placement, empty
-from aiodatadist.cli.model import Array, Model, ModelConfig, sample
 from aiodatadist.telemetry.otel import SpanObserver
 from aiodatadist.telemetry.prometheus import MetricsCollector
+from aiodatadist.testing.small_model import Array, Model, ModelConfig, sample
 
 from .blocks import Blocks
 from .metrics import Metrics

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from aiodatadist import BlockLease, LLMRole, prompt_digest
-from aiodatadist.cli.model import blocks_for
+from aiodatadist.testing.small_model import blocks_for
 
 from .answer import Answer, Pieces, Refused
 from .api import Kept, LeaseName, PrefillJob, completion

@@ -21,6 +21,7 @@ import pytest
 
 from aiodatadist import __version__
 from aiodatadist.cli import main
+from aiodatadist.cli.bench.arguments import MEASURING, add_bench, bench_options
 from aiodatadist.cli.bench.caches import BenchCache
 from aiodatadist.cli.bench.command import measure_cases, run_bench
 from aiodatadist.cli.bench.figures import Row
@@ -30,7 +31,6 @@ from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.targets import check_target
 from aiodatadist.cli.bench.workload import MemoryKind, Op
-from aiodatadist.cli.bench_arguments import MEASURING, add_bench, bench_options
 from tests import children
 from tests.profiles import at_night
 from tests.strict.marks import any_memory

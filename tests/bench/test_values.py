@@ -18,8 +18,8 @@ from aiodatadist.cli.bench.progress import open_progress
 from aiodatadist.cli.bench.report import BenchReport, table
 from aiodatadist.cli.bench.sizes import parse_size, parse_sizes, size_text
 from aiodatadist.cli.bench.workload import Case, MemoryKind, Op
-from aiodatadist.cli.errors import CommandError
-from aiodatadist.cli.tables import aligned
+from aiodatadist.cli.kit.errors import CommandError
+from aiodatadist.cli.kit.tables import aligned
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aiodatadist import cli
-from aiodatadist.cli.model import BLOCK
+from aiodatadist.testing.small_model import BLOCK
 
 PROMPT = 20 * BLOCK + 3
 

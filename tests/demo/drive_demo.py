@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiodatadist import cli
-from aiodatadist.cli import arguments, demo
+from aiodatadist.cli.demo import arguments
+from aiodatadist.cli.demo import command as demo
 
 SCENARIO = sys.argv[1]
 

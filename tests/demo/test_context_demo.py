@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from aiodatadist import cli
-from aiodatadist.cli import context_demo
-from aiodatadist.cli.context_demo import ContextOptions, run_context_demo
-from aiodatadist.cli.context_worker import block_hashes
-from aiodatadist.cli.errors import CommandError
-from aiodatadist.cli.messages import ContextRun
-from aiodatadist.cli.model import BLOCK
+from aiodatadist.cli.demo import context_demo
+from aiodatadist.cli.demo.context_demo import ContextOptions, run_context_demo
+from aiodatadist.cli.demo.context_worker import block_hashes
+from aiodatadist.cli.demo.messages import ContextRun
+from aiodatadist.cli.kit.errors import CommandError
+from aiodatadist.testing.small_model import BLOCK
 
 
 @pytest.mark.parametrize(

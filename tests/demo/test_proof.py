@@ -11,13 +11,13 @@ import anyio
 import pytest
 
 from aiodatadist import LLMConfig, LLMException
-from aiodatadist.cli import worker
-from aiodatadist.cli.decode import decode
-from aiodatadist.cli.figures import portions_of
-from aiodatadist.cli.kv import open_kv
-from aiodatadist.cli.messages import Failed, Finished, Job, Order, Prefilled, Progress, Report
-from aiodatadist.cli.pipes import OrderT
-from aiodatadist.cli.prefill import prefill
+from aiodatadist.cli.demo import worker
+from aiodatadist.cli.demo.decode import decode
+from aiodatadist.cli.demo.figures import portions_of
+from aiodatadist.cli.demo.kv import open_kv
+from aiodatadist.cli.demo.messages import Failed, Finished, Job, Order, Prefilled, Progress, Report
+from aiodatadist.cli.demo.prefill import prefill
+from aiodatadist.cli.kit.pipes import OrderT
 from aiodatadist.testing import open_cluster, soft_counters
 
 PROMPT = ("It was a dark and stormy night; the rain fell in torrents. " * 12)[:600]

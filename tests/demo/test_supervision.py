@@ -17,8 +17,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from aiodatadist.cli.children import Child
-from aiodatadist.cli.messages import Receiving
+from aiodatadist.cli.demo.messages import Receiving
+from aiodatadist.cli.kit.children import Child
 from tests import children
 from tests.profiles import at_night
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from aiodatadist.cli.model import Model, blocks_for, empty_cache, sample
+from aiodatadist.testing.small_model import Model, blocks_for, empty_cache, sample
 from benchmarks.ports import free_port
 from examples.serving.kv import CONFIG, WEIGHTS_SEED
 from tests import children

@@ -25,8 +25,8 @@ from aiodatadist.cli.bench.progress import open_progress
 from aiodatadist.cli.bench.report import BenchReport, lines
 from aiodatadist.cli.bench.targets import check_target
 from aiodatadist.cli.bench.workload import Case
-from aiodatadist.cli.errors import CommandError, wrong_input
-from aiodatadist.cli.pipes import die_with_parent
+from aiodatadist.cli.kit.errors import CommandError, wrong_input
+from aiodatadist.cli.kit.pipes import die_with_parent
 
 INTERRUPTED = "interrupted"
 """Of a report: Ctrl-C came before the last row."""

@@ -9,8 +9,8 @@ from aiodatadist.cli.bench.figures import OURS, Row, Spread
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.bench.workload import Case
-from aiodatadist.cli.screen import wrapped_all
-from aiodatadist.cli.tables import folded
+from aiodatadist.cli.kit.tables import folded
+from aiodatadist.cli.kit.text import wrapped_all
 
 
 def comparison(old: BenchReport, new: BenchReport, columns: int) -> list[str]:

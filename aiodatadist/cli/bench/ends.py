@@ -13,9 +13,9 @@ from aiodatadist import LLMConfig, LLMDataDist, LLMRole
 from aiodatadist.cli.bench.initiator import Owner
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.owner import serve
-from aiodatadist.cli.children import GRACE_SECONDS, module_command
-from aiodatadist.cli.errors import CommandError
-from aiodatadist.cli.place import Place, place_options
+from aiodatadist.cli.kit.children import GRACE_SECONDS, module_command
+from aiodatadist.cli.kit.errors import CommandError
+from aiodatadist.cli.kit.place import Place, place_options
 
 OWNER_ID = 1
 TRANSFER_MILLISECONDS = 120_000

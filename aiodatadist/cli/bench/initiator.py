@@ -26,7 +26,7 @@ from aiodatadist.cli.bench.figures import MEMCPY, Row, Window
 from aiodatadist.cli.bench.lateness import ticking
 from aiodatadist.cli.bench.messages import ANSWER, Check, Clear, Done, Open, Question, Spent
 from aiodatadist.cli.bench.workload import Case, Moves, Op
-from aiodatadist.cli.errors import CommandError
+from aiodatadist.cli.kit.errors import CommandError
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.device.plain_copy import plain_copy_seconds
 

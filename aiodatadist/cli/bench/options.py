@@ -13,8 +13,8 @@ from aiodatadist.cli.bench.figures import MEMCPY
 from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.bench.workload import Case, MemoryKind, Op
-from aiodatadist.cli.errors import wrong_input
-from aiodatadist.cli.place import Place
+from aiodatadist.cli.kit.errors import wrong_input
+from aiodatadist.cli.kit.place import Place
 
 TOTAL = 128 << 20
 """Bytes that all concurrent transfers move together, where ``--batch`` is not given."""

@@ -10,7 +10,7 @@ from typing import Any
 from aiodatadist.cli.bench.figures import MEMCPY, OURS, Row
 from aiodatadist.cli.bench.report import BenchReport
 from aiodatadist.cli.bench.sizes import size_text
-from aiodatadist.cli.errors import wrong_input
+from aiodatadist.cli.kit.errors import wrong_input
 
 NEEDS_LATEX = {"pgf"}
 """Formats of matplotlib's that are not to be had without it."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from aiodatadist.cli.bench.figures import Row
 from aiodatadist.cli.bench.sizes import size_text
 from aiodatadist.cli.bench.workload import Case
-from aiodatadist.cli.screen import wrapped
+from aiodatadist.cli.kit.text import wrapped
 
 
 class Progress(Protocol):

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from aiodatadist.cli.bench.figures import Latencies, Row, Spread
 from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.machine import Machine, Ran
-from aiodatadist.cli.screen import wrapped_all
-from aiodatadist.cli.tables import aligned, folded
+from aiodatadist.cli.kit.tables import aligned, folded
+from aiodatadist.cli.kit.text import wrapped_all
 
 SCHEMA = "aiodatadist-bench/1"
 

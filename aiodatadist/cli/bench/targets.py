@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from aiodatadist.cli.errors import wrong_input
+from aiodatadist.cli.kit.errors import wrong_input
 
 
 def check_target(option: str, into: Path) -> None:

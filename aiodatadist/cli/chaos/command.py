@@ -27,8 +27,8 @@ from aiodatadist.cli.chaos.report import as_json, lines, summary
 from aiodatadist.cli.chaos.run import Length, Result
 from aiodatadist.cli.chaos.saver import Saver
 from aiodatadist.cli.chaos.side import Side
-from aiodatadist.cli.errors import CommandError
-from aiodatadist.cli.pipes import die_with_parent
+from aiodatadist.cli.kit.errors import CommandError
+from aiodatadist.cli.kit.pipes import die_with_parent
 
 
 @dataclass(frozen=True)

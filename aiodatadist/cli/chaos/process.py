@@ -16,7 +16,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from aiodatadist.cli.chaos.messages import REPORT, Copying, Listening, Order, Reached, Report, SideSettings
 from aiodatadist.cli.chaos.profiles import Profile
-from aiodatadist.cli.children import GRACE_SECONDS, environment, module_command
+from aiodatadist.cli.kit.children import GRACE_SECONDS, environment, module_command
 from aiodatadist.concurrency.signal import Signal
 
 START = 30.0

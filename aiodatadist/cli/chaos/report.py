@@ -9,7 +9,7 @@ from typing import Any
 
 from aiodatadist.cli.chaos.run import Result
 from aiodatadist.cli.chaos.tally import GOOD
-from aiodatadist.cli.tables import folded
+from aiodatadist.cli.kit.tables import folded
 
 MIB = 1 << 20
 SUMMARIZED = 5

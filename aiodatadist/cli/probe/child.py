@@ -11,7 +11,7 @@ import socket
 import sys
 from typing import Any
 
-from aiodatadist.cli.pipes import die_with_parent
+from aiodatadist.cli.kit.pipes import die_with_parent
 from aiodatadist.cli.probe.bench import Bench, open_bench
 from aiodatadist.cli.probe.calls import Tell, UnexpectedCode
 from aiodatadist.cli.probe.far_end import serve_near

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiodatadist.cli.errors import CommandError, wrong_input
+from aiodatadist.cli.kit.errors import CommandError, wrong_input
 from aiodatadist.cli.probe.meeting import Peer, key_for
 from aiodatadist.cli.probe.report import Report, StepReport
 from aiodatadist.cli.probe.run import NoSuchDevice, ProbeOptions, run_probe

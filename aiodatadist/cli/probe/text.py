@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from aiodatadist.cli.kit.text import wrapped
 from aiodatadist.cli.probe.report import Header, Report, StepReport
-from aiodatadist.cli.screen import wrapped
 
 INDENT = 7
 MARKS = {"as expected": "ok", "differs": "diff", "skipped": "skip"}

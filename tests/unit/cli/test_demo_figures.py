@@ -6,10 +6,12 @@ import io
 
 import pytest
 
-from aiodatadist.cli import timeline
-from aiodatadist.cli.figures import duration, figures_of, portions_of, quantity, table
-from aiodatadist.cli.messages import LayerTimes, Progress, Pull
-from aiodatadist.cli.screen import PlainScreen, TerminalScreen, cut, open_screen, wrapped_all
+from aiodatadist.cli.demo import timeline
+from aiodatadist.cli.demo.figures import figures_of, portions_of, table
+from aiodatadist.cli.demo.messages import LayerTimes, Progress, Pull
+from aiodatadist.cli.demo.screen import PlainScreen, TerminalScreen, open_screen
+from aiodatadist.cli.kit.numbers import duration, quantity
+from aiodatadist.cli.kit.text import cut, wrapped_all
 
 MIB = 1 << 20
 

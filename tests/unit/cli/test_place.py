@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aiodatadist.cli.errors import CommandError
-from aiodatadist.cli.place import Place, add_place_arguments, place_options, places
+from aiodatadist.cli.kit.errors import CommandError
+from aiodatadist.cli.kit.place import Place, add_place_arguments, place_options, places
 from aiodatadist.transport.local_device import parse_resource
 from tests.vendor_names import resource
 

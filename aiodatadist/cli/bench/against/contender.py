@@ -20,7 +20,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from aiodatadist.cli.bench.against.environments import python_of
 from aiodatadist.cli.bench.figures import Window
 from aiodatadist.cli.bench.workload import Case
-from aiodatadist.cli.errors import CommandError
+from aiodatadist.cli.kit.errors import CommandError
 
 SCRIPT = Path(__file__).with_name("peers.py")
 ANSWER_SECONDS = 120.0

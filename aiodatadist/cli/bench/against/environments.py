@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from aiodatadist.cli.errors import CommandError
+from aiodatadist.cli.kit.errors import CommandError
 
 # Without what they do not need for memory of the host: NIXL's dependencies are 6 GB of CUDA and PyTorch.
 REQUIREMENTS: dict[str, tuple[str, ...]] = {

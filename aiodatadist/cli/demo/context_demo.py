@@ -18,12 +18,14 @@ from pathlib import Path
 import anyio
 from pydantic import ValidationError
 
-from aiodatadist.cli.children import Command, environment, worker_command
-from aiodatadist.cli.errors import CommandError, wrong_input
-from aiodatadist.cli.figures import duration, quantity
-from aiodatadist.cli.messages import ContextJob, ContextRun
-from aiodatadist.cli.prompt import load_prompt, shown
-from aiodatadist.cli.screen import Screen, cut, open_screen, wrapped
+from aiodatadist.cli.demo.command import worker_command
+from aiodatadist.cli.demo.messages import ContextJob, ContextRun
+from aiodatadist.cli.demo.prompt import load_prompt, shown
+from aiodatadist.cli.demo.screen import Screen, open_screen
+from aiodatadist.cli.kit.children import Command, environment
+from aiodatadist.cli.kit.errors import CommandError, wrong_input
+from aiodatadist.cli.kit.numbers import duration, quantity
+from aiodatadist.cli.kit.text import cut, wrapped
 from aiodatadist.context_caching.results import CcStatus
 
 _PASSWORD = re.compile(r"([?&][^?&=]*password=)[^&]*", re.IGNORECASE)
@@ -78,7 +80,7 @@ def run_context_demo(options: ContextOptions, command: Command = worker_command)
 def _check_length(tokens: int) -> None:
     """Raises CommandError: there is nothing to load in so short a prompt."""
     os.environ.update(environment())  # before numpy is loaded
-    from aiodatadist.cli.model import BLOCK  # noqa: PLC0415 - needs numpy
+    from aiodatadist.testing.small_model import BLOCK  # noqa: PLC0415 - needs numpy
 
     if tokens <= BLOCK:
         raise wrong_input(
@@ -89,7 +91,7 @@ def _check_length(tokens: int) -> None:
 
 async def _both(job: ContextJob, command: Command) -> tuple[ContextRun, ContextRun]:
     if job.url.startswith("memory:"):
-        from aiodatadist.cli.context_worker import run_twice  # noqa: PLC0415 - needs numpy
+        from aiodatadist.cli.demo.context_worker import run_twice  # noqa: PLC0415 - needs numpy
 
         first, second = map(_checked, await run_twice(job))
         return first, second

@@ -19,18 +19,11 @@ from aiodatadist import (
     NotLinked,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.cli.kv import CONFIG, Kv, open_kv
-from aiodatadist.cli.messages import Job, LayerTimes, Prefilled, Receiving
-from aiodatadist.cli.model import Array, Model, sample
-from aiodatadist.cli.pipes import Parent
-from aiodatadist.cli.worker import (
-    DECODE_CLUSTER,
-    PREFILL_CLUSTER,
-    Advance,
-    compute,
-    link_to,
-    open_datadist,
-)
+from aiodatadist.cli.demo.kv import CONFIG, Kv, open_kv
+from aiodatadist.cli.demo.messages import Job, LayerTimes, Prefilled, Receiving
+from aiodatadist.cli.demo.worker import DECODE_CLUSTER, PREFILL_CLUSTER, Advance, compute, link_to, open_datadist
+from aiodatadist.cli.kit.pipes import Parent
+from aiodatadist.testing.small_model import Array, Model, sample
 
 
 async def prefill(parent: Parent) -> None:

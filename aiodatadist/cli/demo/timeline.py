@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from aiodatadist.cli.errors import wrong_input
-from aiodatadist.cli.figures import duration
-from aiodatadist.cli.messages import LayerTimes
+from aiodatadist.cli.demo.messages import LayerTimes
+from aiodatadist.cli.kit.errors import wrong_input
+from aiodatadist.cli.kit.numbers import duration
 
 WIDTH = 38
 

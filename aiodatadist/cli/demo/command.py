@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -17,14 +18,15 @@ from typing import TypeAlias
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
-from aiodatadist.cli import timeline
-from aiodatadist.cli.children import Child, ChildError, Command, open_child, worker_command
-from aiodatadist.cli.errors import wrong_input
-from aiodatadist.cli.figures import figures_of, layered_table, table, v1_table
-from aiodatadist.cli.messages import Failed, Finished, Job, Prefilled, Progress, Receiving
-from aiodatadist.cli.place import Place
-from aiodatadist.cli.prompt import Prompt, load_prompt, shown
-from aiodatadist.cli.screen import Screen, cut, open_screen, wrapped
+from aiodatadist.cli.demo import timeline
+from aiodatadist.cli.demo.figures import figures_of, layered_table, table, v1_table
+from aiodatadist.cli.demo.messages import Failed, Finished, Job, Prefilled, Progress, Receiving
+from aiodatadist.cli.demo.prompt import Prompt, load_prompt, shown
+from aiodatadist.cli.demo.screen import Screen, open_screen
+from aiodatadist.cli.kit.children import Child, ChildError, Command, module_command, open_child
+from aiodatadist.cli.kit.errors import wrong_input
+from aiodatadist.cli.kit.place import Place
+from aiodatadist.cli.kit.text import cut, wrapped
 
 MAX_TOKENS = 1024
 
@@ -49,6 +51,11 @@ class DemoOptions:
     trace: Path | None = None
     prefill_at: Place = field(default_factory=Place)
     decode_at: Place = field(default_factory=partial(Place, device=1))
+
+
+def worker_command(name: str) -> Sequence[str]:
+    """The command line of a real worker."""
+    return module_command("demo", "--worker", name)
 
 
 def run_demo(options: DemoOptions, command: Command = worker_command) -> int:

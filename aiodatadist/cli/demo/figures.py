@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from aiodatadist.cli.messages import Pull
+from aiodatadist.cli.demo.messages import Pull
+from aiodatadist.cli.kit.numbers import duration, quantity
 
 
 @dataclass(frozen=True)
@@ -105,19 +106,3 @@ def v1_table(pull: Pull, runtime: str) -> list[tuple[str, str]]:
         ("memcpy limit", f"{pull.bytes / pull.memcpy_seconds / 1e9:.2f} GB/s, one thread, as much in scattered blocks"),
         ("runtime", runtime),
     ]
-
-
-def quantity(count: float) -> str:
-    """Bytes for people, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" or count == int(count) else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people, in the unit that leaves a number above one."""
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"

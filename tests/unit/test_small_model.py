@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from aiodatadist.cli.model import BLOCK, Array, Model, ModelConfig, blocks_for, empty_cache, sample
+from aiodatadist.testing.small_model import BLOCK, Array, Model, ModelConfig, blocks_for, empty_cache, sample
 
 Doubles: TypeAlias = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""Numbers on a command line, for argparse."""
+"""Numbers as people write and read them: arguments for argparse, sizes and durations for the screen."""
 
 from __future__ import annotations
 
@@ -35,3 +35,19 @@ def seconds(least: float) -> Callable[[str], float]:
         return number
 
     return convert
+
+
+def quantity(count: float) -> str:
+    """Bytes for people, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count == int(count) else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people, in the unit that leaves a number above one."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from aiodatadist.cli.errors import wrong_input
+from aiodatadist.cli.kit.errors import wrong_input
 
 LIMIT = 4096
 """Bytes of prompt: 64 MiB of KV cache and about three seconds of prefill on one core; attention grows as the square."""
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)

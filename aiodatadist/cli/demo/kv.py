@@ -16,7 +16,7 @@ import anyio.to_thread
 import numpy as np
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheManager, DataType, LLMDataDist, Placement, empty
-from aiodatadist.cli.model import Array, ModelConfig, blocks_for
+from aiodatadist.testing.small_model import Array, ModelConfig, blocks_for
 
 PAGE = 2 << 20
 """Bytes: over HCCS every tensor starts with a page."""

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from aiodatadist import DataType
-from aiodatadist.cli.errors import wrong_input
-from aiodatadist.cli.kv import CONFIG
-from aiodatadist.cli.model import BLOCK, Array, blocks_for
+from aiodatadist.cli.demo.kv import CONFIG
+from aiodatadist.cli.kit.errors import wrong_input
 from aiodatadist.legacy import KvCache, KvCacheManager, LLMConfig, LLMDataDist, LLMReq, ModelConfig
+from aiodatadist.testing.small_model import BLOCK, Array, blocks_for
 
 PREFIX_ID = 7
 REQ_ID = 1

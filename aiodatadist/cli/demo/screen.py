@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import textwrap
-from collections.abc import Iterable
 from typing import Protocol, TextIO
 
-from aiodatadist.cli.messages import Phase, Progress
-
-COLUMNS = 80
+from aiodatadist.cli.demo.messages import Phase, Progress
 
 PHASES: tuple[Phase, ...] = ("prefill", "reference", "pull", "decode")
 
@@ -92,30 +88,6 @@ def open_screen(out: TextIO, *, silent: bool = False) -> Screen:
     if silent:
         return SilentScreen()
     return TerminalScreen(out) if out.isatty() else PlainScreen(out)
-
-
-def wrapped(text: str, indent: int, columns: int = COLUMNS) -> list[str]:
-    """A line as lines of at most 80 columns, the first to the left. A longer word, such as a path, stays in one piece."""
-    return textwrap.wrap(
-        text,
-        columns,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )
-
-
-def wrapped_all(lines: Iterable[str], columns: int = COLUMNS) -> list[str]:
-    """Several lines likewise, where they go on indented by four."""
-    return [row for line in lines for row in wrapped(line, 4, columns)]
-
-
-def cut(text: str, before: str) -> list[str]:
-    """Text of which every blank counts as lines of at most 80 columns, the first with something before it."""
-    room = COLUMNS - len(before)
-    pieces = [text[start : start + room] for start in range(0, len(text), room)] or [""]
-    return [f"{before if i == 0 else ' ' * len(before)}{piece}" for i, piece in enumerate(pieces)]
 
 
 def _bar(share: float, width: int) -> str:

@@ -7,13 +7,10 @@ from time import perf_counter
 from typing import Any
 
 from aiodatadist import LLMRole, NotLinked
-from aiodatadist.cli.kv import CONFIG
-from aiodatadist.cli.messages import Job, Prefilled
-from aiodatadist.cli.model import Array, Model, sample
-from aiodatadist.cli.pipes import Parent
-from aiodatadist.cli.place import place_options
-from aiodatadist.cli.worker import DECODE_CLUSTER, HOST, PREFILL_CLUSTER, Advance, compute, opened
-from aiodatadist.cli.worker_v1 import (
+from aiodatadist.cli.demo.kv import CONFIG
+from aiodatadist.cli.demo.messages import Job, Prefilled
+from aiodatadist.cli.demo.worker import DECODE_CLUSTER, HOST, PREFILL_CLUSTER, Advance, compute, opened
+from aiodatadist.cli.demo.worker_v1 import (
     blocks_of,
     check_memory,
     config_for,
@@ -23,7 +20,10 @@ from aiodatadist.cli.worker_v1 import (
     prefix_of,
     request,
 )
+from aiodatadist.cli.kit.pipes import Parent
+from aiodatadist.cli.kit.place import place_options
 from aiodatadist.legacy import KvCache, KvCacheManager, LLMDataDist, LLMReq, ModelRunner
+from aiodatadist.testing.small_model import Array, Model, sample
 
 
 class PromptRunner(ModelRunner):

@@ -18,7 +18,7 @@ from typing import Literal
 
 import aiodatadist
 from aiodatadist._native.runtime import ACL_LIBRARIES, COMM_LIBRARIES, FUNCTIONS, Runtime, open_runtime
-from aiodatadist.cli.figures import quantity
+from aiodatadist.cli.kit.numbers import quantity
 from aiodatadist.context_caching.pools.extras import how_to_install
 from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist.errors import LLMException

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from aiodatadist.cli.errors import wrong_input
+from aiodatadist.cli.kit.errors import wrong_input
 
 
 class Place(BaseModel):

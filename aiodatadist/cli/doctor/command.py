@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from aiodatadist.cli.errors import wrong_input
-from aiodatadist.cli.findings import Finding, examine
-from aiodatadist.cli.screen import wrapped
+from aiodatadist.cli.doctor.findings import Finding, examine
+from aiodatadist.cli.kit.errors import wrong_input
+from aiodatadist.cli.kit.text import wrapped
 
 
 def run_doctor(as_json: str | None) -> int:

@@ -17,19 +17,12 @@ import anyio.to_thread
 import numpy as np
 
 from aiodatadist import BlocksCacheKey, LLMDataDist, LLMRole
-from aiodatadist.cli.figures import portions_of
-from aiodatadist.cli.kv import CONFIG, Kv, allocate_tensors, open_kv
-from aiodatadist.cli.messages import Finished, Job, Prefilled, Progress, Pull, Receiving
-from aiodatadist.cli.model import Cache, Model, blocks_for, empty_cache, sample
-from aiodatadist.cli.pipes import Parent
-from aiodatadist.cli.worker import (
-    DECODE_CLUSTER,
-    PREFILL_CLUSTER,
-    Advance,
-    compute,
-    link_to,
-    open_datadist,
-)
+from aiodatadist.cli.demo.figures import portions_of
+from aiodatadist.cli.demo.kv import CONFIG, Kv, allocate_tensors, open_kv
+from aiodatadist.cli.demo.messages import Finished, Job, Prefilled, Progress, Pull, Receiving
+from aiodatadist.cli.demo.worker import DECODE_CLUSTER, PREFILL_CLUSTER, Advance, compute, link_to, open_datadist
+from aiodatadist.cli.kit.pipes import Parent
+from aiodatadist.testing.small_model import Cache, Model, blocks_for, empty_cache, sample
 
 
 async def decode(parent: Parent) -> None:

@@ -12,14 +12,11 @@ import anyio
 import anyio.to_thread
 
 from aiodatadist import LLMRole
-from aiodatadist.cli.decode import MemcpyLimit, runtime_of
-from aiodatadist.cli.kv import CONFIG
-from aiodatadist.cli.messages import Finished, Job, Prefilled, Progress, Pull
-from aiodatadist.cli.model import Array, Model, blocks_for, empty_cache, sample
-from aiodatadist.cli.pipes import Parent
-from aiodatadist.cli.place import place_options
-from aiodatadist.cli.worker import DECODE_CLUSTER, PREFILL_CLUSTER, Advance, compute, link_to, opened
-from aiodatadist.cli.worker_v1 import (
+from aiodatadist.cli.demo.decode import MemcpyLimit, runtime_of
+from aiodatadist.cli.demo.kv import CONFIG
+from aiodatadist.cli.demo.messages import Finished, Job, Prefilled, Progress, Pull
+from aiodatadist.cli.demo.worker import DECODE_CLUSTER, PREFILL_CLUSTER, Advance, compute, link_to, opened
+from aiodatadist.cli.demo.worker_v1 import (
     blocks_of,
     check_memory,
     config_for,
@@ -29,7 +26,10 @@ from aiodatadist.cli.worker_v1 import (
     prefix_of,
     request,
 )
+from aiodatadist.cli.kit.pipes import Parent
+from aiodatadist.cli.kit.place import place_options
 from aiodatadist.legacy import KvCache, KvCacheManager, LLMDataDist, LLMModel, LLMReq, ModelRunner
+from aiodatadist.testing.small_model import Array, Model, blocks_for, empty_cache, sample
 
 BATCH = 2
 SLOT = 1

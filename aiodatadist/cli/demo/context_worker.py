@@ -13,11 +13,11 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
-from aiodatadist.cli.messages import ContextJob, ContextRun
-from aiodatadist.cli.model import BLOCK, Array, Cache, Model, ModelConfig, blocks_for, empty_cache, sample
-from aiodatadist.cli.pipes import die_with_parent
+from aiodatadist.cli.demo.messages import ContextJob, ContextRun
+from aiodatadist.cli.kit.pipes import die_with_parent
 from aiodatadist.context_caching import CcConfig_v1, CcResult, CcStatus, ContextCache, EmsException, KVPool, open_pool
 from aiodatadist.errors import LLMException
+from aiodatadist.testing.small_model import BLOCK, Array, Cache, Model, ModelConfig, blocks_for, empty_cache, sample
 
 CONFIG = ModelConfig()
 

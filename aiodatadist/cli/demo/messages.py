@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from aiodatadist.cli.place import Place
+from aiodatadist.cli.kit.place import Place
 
 Bytes = Annotated[str, Field(pattern=r"^[\x00-\xff]*$")]
 """Bytes as a string, one character each (latin-1)."""

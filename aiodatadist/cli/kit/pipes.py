@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from aiodatadist.cli.messages import ORDER, Order, Report
+from aiodatadist.cli.demo.messages import ORDER, Order, Report
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

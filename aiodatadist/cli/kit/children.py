@@ -20,8 +20,8 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 import aiodatadist
-from aiodatadist.cli.errors import CommandError
-from aiodatadist.cli.messages import REPORT, Failed, Order, Report
+from aiodatadist.cli.demo.messages import REPORT, Failed, Order, Report
+from aiodatadist.cli.kit.errors import CommandError
 
 GRACE_SECONDS = 1.0
 """Seconds that a child has to end on its own after its stdin closed."""
@@ -139,11 +139,6 @@ async def open_child(name: str, command: Sequence[str]) -> AsyncIterator[Child]:
         grace = GRACE_SECONDS
     finally:
         await child.stop(grace)
-
-
-def worker_command(name: str) -> Sequence[str]:
-    """The command line of a real worker."""
-    return module_command("demo", "--worker", name)
 
 
 def module_command(*arguments: str) -> Sequence[str]:

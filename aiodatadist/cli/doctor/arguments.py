@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from aiodatadist.cli.errors import wrong_input
-from aiodatadist.cli.numbers import integer
+from aiodatadist.cli.kit.errors import wrong_input
+from aiodatadist.cli.kit.numbers import integer
 
 DOCTOR = (
     "Says what was found on this machine. With --device: does 21 experiments with the vendor's libraries on that device "
@@ -53,7 +53,7 @@ def doctor_command(arguments: argparse.Namespace) -> Callable[[], int]:
 
 
 def run_doctor(json: str | None) -> int:
-    from aiodatadist.cli.doctor import run_doctor  # noqa: PLC0415 - opens the native libraries
+    from aiodatadist.cli.doctor.command import run_doctor  # noqa: PLC0415 - opens the native libraries
 
     return run_doctor(json)
 

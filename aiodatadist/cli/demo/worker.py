@@ -19,10 +19,10 @@ from aiodatadist import (
     LLMRole,
     LLMStatusCode,
 )
-from aiodatadist.cli.errors import CommandError, wrong_input
-from aiodatadist.cli.messages import Failed, Phase, Progress
-from aiodatadist.cli.pipes import Parent, die_with_parent, open_parent
-from aiodatadist.cli.place import Place, place_options
+from aiodatadist.cli.demo.messages import Failed, Phase, Progress
+from aiodatadist.cli.kit.errors import CommandError, wrong_input
+from aiodatadist.cli.kit.pipes import Parent, die_with_parent, open_parent
+from aiodatadist.cli.kit.place import Place, place_options
 
 HOST = "127.0.0.1"
 PREFILL_CLUSTER = 1

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from aiodatadist.cli.chaos.profiles import PROFILES, Profile
-from aiodatadist.cli.errors import wrong_input
-from aiodatadist.cli.numbers import integer, seconds
+from aiodatadist.cli.kit.errors import wrong_input
+from aiodatadist.cli.kit.numbers import integer, seconds
 
 CHAOS = (
     "Two processes move stamped blocks in every way there is, while they are killed, stopped and kept busy, the network "

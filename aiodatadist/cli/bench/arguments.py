@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiodatadist.cli.errors import wrong_input
-from aiodatadist.cli.numbers import integer, seconds
-from aiodatadist.cli.place import add_place_arguments, first_place, places
+from aiodatadist.cli.kit.errors import wrong_input
+from aiodatadist.cli.kit.numbers import integer, seconds
+from aiodatadist.cli.kit.place import add_place_arguments, first_place, places
 
 if TYPE_CHECKING:
     from aiodatadist.cli.bench.options import BenchOptions
@@ -93,6 +94,17 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     )
     out.add_argument("--plot", type=Path, metavar="FILE", help="draw it (needs the extra plot)")
     bench.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
+
+
+def bench_command(arguments: argparse.Namespace) -> Callable[[], int]:
+    """Return the run that the arguments ask for, ready to be called."""
+    return partial(_run_bench, arguments)
+
+
+def _run_bench(arguments: argparse.Namespace) -> int:
+    from aiodatadist.cli.bench.command import run_bench  # noqa: PLC0415 - opens the native libraries
+
+    return run_bench(bench_options(arguments))
 
 
 def bench_options(arguments: argparse.Namespace) -> BenchOptions:

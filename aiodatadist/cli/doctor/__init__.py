@@ -1,0 +1,1 @@
+"""``aiodatadist doctor``: what this machine offers, and what is missing."""
