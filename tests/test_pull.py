@@ -148,7 +148,9 @@ async def test_wrong_names_and_numbers_are_refused_before_anything_starts() -> N
             await pull(BlocksCacheKey(3), cache, [0], [0])
         with pytest.raises(ParamInvalid, match="names this cluster itself"):
             await pull(BlocksCacheKey(2), cache, [0], [0])
-        with pytest.raises(ParamInvalid, match="2 src_blocks for 1 dst_blocks"):
+        with pytest.raises(
+            ParamInvalid, match="src_blocks has 2 entries, dst_blocks has 1: they must have the same length"
+        ):
             await pull(key, cache, [3, 4], [0])
         with pytest.raises(ParamInvalid, match=r"src_blocks\[1\] is 16: the source cache has 16 blocks"):
             await pull(key, cache, [3, 16], [0, 1])

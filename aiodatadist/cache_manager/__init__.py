@@ -1,4 +1,4 @@
-"""The front door for caches and transfers: make caches, move them, give them up."""
+"""The front door for caches and transfers: make caches, move bytes between them, release them."""
 
 from aiodatadist.cache_manager.arguments import blocks_to_pull, blocks_to_push
 from aiodatadist.cache_manager.manager import CacheManager

@@ -1,4 +1,4 @@
-"""What callers say of a transfer: checks of it, and what goes on from there."""
+"""Arguments of transfers: the checks of what callers pass, and the form in which the rest of the code uses it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiodatadist.values.transfer_priority import TransferPriority
 
 
 class Terms(NamedTuple):
-    """What a caller wants of a transfer besides its bytes, as it was given."""
+    """The terms of a transfer: everything that its caller passes besides the bytes to move, as it was passed."""
 
     notify: bytes | None
     checksum: bool | None
@@ -25,7 +25,7 @@ class Terms(NamedTuple):
 
 
 def check_offset(value: int | None, which: str) -> int:
-    """Raises TypeError, ValueError: it is no int64 of at least 0."""
+    """Return the offset, 0 if it is None. Raises TypeError or ValueError if it is not an int64 of at least 0."""
     if value is None:
         return 0
     if checks.integer(value, f"{which}cache_offset", checks.INT64) < 0:
@@ -34,25 +34,34 @@ def check_offset(value: int | None, which: str) -> int:
 
 
 def blocks_to_pull(key: Key, src_blocks: Sequence[int], dst_blocks: Sequence[int]) -> tuple[array[int], array[int]]:
-    """The two lists of a ``pull_blocks``, as C reads them. Raises TypeError, ValueError, ParamInvalid: they are none."""
+    """Return the two lists of a ``pull_blocks``, as C reads them.
+
+    Raises TypeError or ValueError if an entry is not a block number, ParamInvalid if the lists do not fit the key or
+    together.
+    """
     sources, targets = indexes(src_blocks, "src_blocks"), indexes(dst_blocks, "dst_blocks")
     if not targets:
         raise ParamInvalid("dst_blocks is empty: there is nothing to pull into")
     if isinstance(key, BlocksCacheKey) and not sources:
-        raise ParamInvalid("src_blocks is empty: with a BlocksCacheKey it says which blocks to pull")
+        raise ParamInvalid("src_blocks is empty: with a BlocksCacheKey it must name the blocks to pull")
     if isinstance(key, CacheKey) and sources:
         raise ParamInvalid(f"src_blocks has {len(sources)} numbers: the slot of a CacheKey has no blocks")
     if sources and len(sources) != len(targets):
-        raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they must be as many")
+        raise ParamInvalid(
+            f"src_blocks has {len(sources)} entries, dst_blocks has {len(targets)}: they must have the same length"
+        )
     check_once(targets, "dst_blocks")
     return sources, targets
 
 
 def blocks_to_push(src_blocks: Sequence[int], dst_blocks: Sequence[int]) -> tuple[array[int], array[int]]:
-    """The same of a ``push_blocks``."""
+    """Return the two lists of a ``push_blocks``, as C reads them. Raises the errors of :func:`blocks_to_pull`."""
     sources, targets = indexes(src_blocks, "src_blocks"), indexes(dst_blocks, "dst_blocks")
     if not targets or len(sources) != len(targets):
-        raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they must be as many, and some")
+        raise ParamInvalid(
+            f"src_blocks has {len(sources)} entries, dst_blocks has {len(targets)}: "
+            "they must have the same length, at least 1"
+        )
     check_once(targets, "dst_blocks")
     return sources, targets
 

@@ -1,4 +1,4 @@
-"""Caches of this cluster: made, looked into, copied within it, given up; and what transfers with peers share with that."""
+"""Caches of this cluster: made, viewed, copied and released here; and the steps that transfers with peers share with that."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Tensor = Any
 
 
 class Caches:
-    """The storey below :class:`~aiodatadist.CacheManager`, which adds transfers with peers."""
+    """The lower half of :class:`~aiodatadist.CacheManager`, which adds transfers with peers."""
 
     def __init__(self, engine: Engine, copy_seconds: float = MAX_COPY_SECONDS) -> None:
         self._engine = engine
@@ -56,7 +56,7 @@ class Caches:
 
     @property
     def _registry_here(self) -> CacheRegistry:
-        """For what only the event loop may do. Raises ForkError, LLMException: the caller is not on it."""
+        """The registry, for calls that only the event loop may make. Raises ForkError or LLMException if made elsewhere."""
         self._engine.check_here()
         return self._registry
 
@@ -65,25 +65,25 @@ class Caches:
     async def allocate_cache(
         self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = (), *, timeout: float | None = None
     ) -> Cache:
-        """Make a contiguous cache of pool memory. Contents are undefined.
+        """Make a contiguous cache from pool memory. Its contents are undefined.
 
         Args:
-            cache_keys: the i-th names batch slot i for peers; placeholders name nothing. Each key, and the id, keeps the
-                memory from going back to the pool.
-            timeout: seconds to wait for room, ``math.inf`` for ever. Callers that wait are served in the order in which they
-                came, a small cache behind a large one, too. None: it is made at once or not at all, and not while others
-                wait.
+            cache_keys: the i-th key names batch slot i for peers; placeholders name nothing. The memory returns to the
+                pool once the id and all keys have been released.
+            timeout: seconds to wait for room, ``math.inf`` for no limit. Callers are served in the order in which they
+                came, so a small cache can wait behind a large one. If None, the cache is made at once or not at all;
+                while others wait, it is not made.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong, a key is bound already, or is when it is this caller's
-                turn, or there is no pool for this placement.
-            FeatureNotEnabled: there is no pool at all.
-            OutOfMemory: the pool has no room, or had none in time. The message names free, largest and pinned bytes, the
-                oldest pin, how long it waited, and behind which caller. What the empty pool could not hold is not waited
-                for.
-            LLMException: ``LLM_ENGINE_FINALIZED``: the cluster was finalized while it waited.
+            TypeError, ValueError, ParamInvalid: if an argument is wrong, if a key is bound already or has been bound by
+                the time it is this caller's turn, or if there is no pool for this placement.
+            FeatureNotEnabled: if there is no pool at all.
+            OutOfMemory: if the pool has no room, or had none in time. The message names free, largest and pinned bytes,
+                the oldest pin, how long the call waited, and behind which caller. If even the empty pool would be too
+                small, it is raised without waiting.
+            LLMException: with ``LLM_ENGINE_FINALIZED`` if the cluster was finalized during the wait.
 
-        After failure and cancellation nothing was taken, and the next caller in the line has its turn.
+        After failure and cancellation no memory has been taken, and the next caller in the queue has its turn.
         """
         checks.instance(cache_desc, "cache_desc", CacheDesc)
         keys = checks.sequence(cache_keys, "cache_keys", CacheKey)
@@ -98,10 +98,10 @@ class Caches:
         *,
         timeout: float | None = None,
     ) -> Cache:
-        """Make a blocks cache of pool memory: ``cache_desc.shape[0]`` blocks in each tensor. Contents are undefined.
+        """Make a blocks cache from pool memory: ``cache_desc.shape[0]`` blocks in each tensor. Its contents are undefined.
 
-        Without a key it can be a destination, and peers can name it by id. ``timeout``, errors, failure and cancellation as
-        :meth:`allocate_cache`.
+        Without a key it can be a destination, and peers can name it by id. For ``timeout``, errors, failure and
+        cancellation see :meth:`allocate_cache`.
         """
         checks.instance(cache_desc, "cache_desc", CacheDesc)
         key = check_blocks_key(blocks_cache_key)
@@ -124,20 +124,20 @@ class Caches:
         cache_keys: Sequence[CacheKey] = (),
         remote_accessible: bool | None = None,
     ) -> Cache:
-        """Make a contiguous cache of memory that the caller owns. At any time, also after linking.
+        """Make a contiguous cache from memory that the caller owns. It can be called at any time, also after linking.
 
         Args:
-            addrs: for each tensor a torch or torch_npu tensor, a numpy array, another writable buffer, or the address of
-                ``cache_desc.size`` bytes. Objects are kept alive as long as the cache; memory behind addresses is not.
-                On an NPU host memory should be pinned, and has to be where links may be over HCCS: take it from
+            addrs: for each tensor a torch or torch_npu tensor, a numpy array, another writable buffer, or the address
+                of ``cache_desc.size`` bytes. Objects are kept alive as long as the cache; memory behind addresses is
+                not. On an NPU, host memory should be pinned, and must be if links may be over HCCS: take it from
                 :meth:`allocate_cache`, ``tensor.pin_memory()`` of torch_npu, or ``aclrtMallocHost``.
-            cache_keys: the i-th names batch slot i for peers; placeholders name nothing.
-            remote_accessible: whether it takes part in transfers with peers, as source or destination. By default device
-                memory does; host memory takes part as the destination of this cluster's own pulls alone.
+            cache_keys: the i-th key names batch slot i for peers; placeholders name nothing.
+            remote_accessible: True if the cache takes part in transfers with peers, as source or destination. By
+                default device memory does; host memory can only be the destination of this cluster's own pulls.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was registered.
-            LLMException: the transport refused the memory. Nothing was registered.
+            TypeError, ValueError, ParamInvalid: if an argument is wrong. Nothing was registered.
+            LLMException: if the transport refused the memory. Nothing was registered.
         """
         keys = checks.sequence(cache_keys, "cache_keys", CacheKey)
         return await self._register(
@@ -151,9 +151,9 @@ class Caches:
         blocks_cache_key: BlocksCacheKey | None = None,
         remote_accessible: bool | None = None,
     ) -> Cache:
-        """Make a blocks cache of memory that the caller owns: ``cache_desc.shape[0]`` blocks in each tensor.
+        """Make a blocks cache from memory that the caller owns: ``cache_desc.shape[0]`` blocks in each tensor.
 
-        Args and errors as :meth:`register_cache`. Without a key peers can name it by id only.
+        For arguments and errors see :meth:`register_cache`. Without a key, peers can name it by id only.
         """
         key = check_blocks_key(blocks_cache_key)
         return await self._register(
@@ -173,7 +173,7 @@ class Caches:
         )
 
     def _task(self, what: str, peer: int, transfer: TransferCompletion, about: object) -> CacheTask:
-        """What the caller of a transfer gets. From here on it is counted, and observed."""
+        """Return the task that the caller of a transfer gets. From here on the transfer is counted and observed."""
         engine, origin = self._engine, None
         if transfer.state is TransferState.DONE:
             self._flows[what].ran(transfer.nbytes, transfer.ranges, transfer.transfer_seconds)
@@ -191,21 +191,22 @@ class Caches:
     # ---- looking into them ----
 
     def arrays(self, cache: Cache) -> list[Any]:
-        """A numpy array of ``cache_desc.shape`` over each tensor of an allocated cache, without a copy.
+        """Return a numpy array of ``cache_desc.shape`` over each tensor of an allocated cache, without a copy.
 
-        bfloat16 comes as uint16. The cache cannot be deallocated while an array is alive. Only where the host can address
-        the memory: host placement, and softnpu.
+        bfloat16 comes as uint16. The cache cannot be deallocated while an array is alive. The host must be able to
+        address the memory: host placement, or softnpu.
 
         Raises:
-            FeatureNotEnabled: it cannot, or numpy is not installed.
-            ParamInvalid: the memory is the caller's.
+            FeatureNotEnabled: if it cannot, or numpy is not installed.
+            ParamInvalid: if the memory is the caller's.
         """
         return self._views(cache, tensors.as_arrays)
 
     def tensors(self, cache: Cache) -> list[Any]:
-        """A torch tensor over each tensor of an allocated cache, without a copy; torch_npu tensors on an NPU.
+        """Return a torch tensor over each tensor of an allocated cache, without a copy; torch_npu tensors on an NPU.
 
-        As :meth:`arrays`, apart from tensors on an NPU, which own nothing: they must not be used after deallocation.
+        The rules of :meth:`arrays` apply. Tensors on an NPU are an exception: they do not keep the memory, and must not
+        be used after deallocation.
         """
         entry = self._local(cache, "cache", remote=False)
         if entry.placement is Placement.DEVICE and not self._engine.device.runtime.is_soft:
@@ -219,52 +220,58 @@ class Caches:
         ]
 
     def pool_usage(self) -> dict[Placement, PoolUsage]:
-        """Total, free, largest and pinned bytes of each memory pool."""
+        """Return total, free, largest and pinned bytes of each memory pool."""
         return self._registry.pool_usage()
 
     # ---- giving them up ----
 
     async def deallocate_cache(self, cache: Cache) -> None:
-        """Drop the id of a contiguous cache that was allocated; its ``tensor_addrs`` are empty afterwards.
+        """Release the id of an allocated contiguous cache; its ``tensor_addrs`` are empty afterwards.
 
-        While keys are bound to it, peers can pull by them; the memory goes back to the pool with the last. It waits until no
-        transfer and no peer touches the memory; when cancelled meanwhile, the memory goes back all the same. A cache that is
-        unknown, deallocated or registered is left alone.
+        As long as keys are bound to it, peers can pull by them; the memory returns to the pool with the last key. The
+        call waits until no transfer and no peer uses the memory. A cache that is unknown, deallocated or registered is
+        left alone.
 
         Raises:
-            ParamInvalid: it is a blocks cache, another cluster's, or arrays over its memory are alive.
-            FeatureNotEnabled: there is no memory pool.
-            LLMException: ``LLM_FAILED``: the device never let go of the memory, which is lost.
+            ParamInvalid: if it is a blocks cache or another cluster's, or if arrays over its memory are alive.
+            FeatureNotEnabled: if there is no memory pool.
+            LLMException: with ``LLM_FAILED`` if the device never released the memory, which is lost.
+
+        If the call is cancelled during the wait, the memory returns to the pool all the same.
         """
         await self._registry_here.deallocate(checks.instance(cache, "cache", Cache), False)
         await give_way()
 
     async def deallocate_blocks_cache(self, cache: Cache) -> None:
-        """Give an allocated blocks cache up, and its key. Waits and raises as :meth:`deallocate_cache`."""
+        """Release an allocated blocks cache, and its key. Waits and raises as :meth:`deallocate_cache`."""
         await self._registry_here.deallocate(checks.instance(cache, "cache", Cache), True)
         await give_way()
 
     async def remove_cache_key(self, cache_key: CacheKey) -> None:
-        """Unbind a key from its slot: when this returns no peer can pull by it. Unknown keys and registered caches are left
-        alone. If cancelled while it waits, the key is removed all the same; call it again to wait for that.
+        """Unbind a key from its slot: once this returns, no peer can pull by it.
+
+        Unknown keys and registered caches are left alone. If cancelled during the wait, the key is removed all the
+        same; call it again to wait for that.
 
         Raises:
-            FeatureNotEnabled: there is no memory pool.
+            FeatureNotEnabled: if there is no memory pool.
         """
         checks.instance(cache_key, "cache_key", CacheKey)
         await self._registry_here.remove_key(name_of(cache_key))
         await give_way()
 
     async def unregister_cache(self, cache_id: int) -> None:
-        """Forget a registered cache; afterwards its memory is the caller's again. An unknown id is fine.
+        """Release a registered cache; afterwards its memory is the caller's again. An unknown id is accepted.
 
-        Waits for transfers of this cluster that use it; no new one starts meanwhile. It also waits for a peer that lost its
-        link and was stopped in the middle of writing there, until that peer's process goes on or ends, however long that
-        takes. If cancelled while it waits, the cache is forgotten all the same; call it again to wait for that.
+        The call waits for transfers of this cluster that use the cache; no new one starts in the meantime. It also
+        waits for a peer that lost its link and was stopped in the middle of writing there, until that peer's process
+        continues or ends, however long that takes. If cancelled during the wait, the cache is released all the same;
+        call it again to wait for that.
 
         Raises:
-            LLMException: ``LLM_EXIST_LINK``: peers may reach it through a link, or one that is being made, whichever end made
-                it; unlink first. ``LLM_FAILED``: the device never let go of it, its memory must not be used again.
+            LLMException: with ``LLM_EXIST_LINK`` if peers may reach the cache through a link, or through one that is
+                being made, whichever end made it; unlink first. With ``LLM_FAILED`` if the device never released the
+                cache; its memory must not be used again.
         """
         checks.integer(cache_id, "cache_id", checks.INT64)
         self._engine.check_here()
@@ -273,16 +280,17 @@ class Caches:
         await give_way()
 
     async def wait_usable(self, cache: Cache) -> None:
-        """Wait until no lost peer can write into a local cache any more.
+        """Wait until no lost peer can write into a local cache any longer.
 
-        That is so when its link is closed, which takes moments, unless the peer was stopped (SIGSTOP, a frozen container) in
-        the middle of a write: then when it has gone on or ended.
+        That is so once the link is closed, which takes moments. If the peer was stopped (SIGSTOP, a frozen container)
+        in the middle of a write, it takes until the peer has continued or ended.
 
-        What a peer was to write there may be written over afterwards, which a lost link alone does not allow.
+        Afterwards the memory that the peer was to write can be overwritten safely. A lost link alone does not allow
+        that.
 
         Raises:
-            CacheNotFound: there is no such cache.
-            LLMException: the peer may write for ever; never use the memory again.
+            CacheNotFound: if there is no such cache.
+            LLMException: if the peer may write at any time; never use the memory again.
         """
         await self._registry_here.wait_usable(checks.instance(cache, "cache", Cache))
 
@@ -301,21 +309,22 @@ class Caches:
         priority: TransferPriority = TransferPriority.NORMAL,
         deadline: float | None = None,
     ) -> CacheTask:
-        """Copy one batch slot to another, in every tensor, within this cluster. Any placement to any.
+        """Copy one batch slot to another, in every tensor, within this cluster. Any placement can be copied to any other.
 
         Args:
             offset: bytes to skip at the start of both slots.
             size: bytes of each tensor; -1 is all that the source has from ``offset``.
             req_id: for diagnosis only.
-            priority: what goes first of this cluster's copies, as of :meth:`pull_blocks` on a link.
-            deadline: seconds from now, whatever it waits for; then it ends with ``LLM_TIMEOUT``. None: there is no limit.
+            priority: the order among this cluster's copies, as in :meth:`pull_blocks` on a link.
+            deadline: seconds from now, waiting included; then the copy fails with ``LLM_TIMEOUT``. If None, there is no
+                limit.
 
         Raises:
-            CacheNotFound: a cache is not known (any more).
-            TypeError, ValueError, ParamInvalid: an argument is wrong, or the bytes do not fit. Nothing was started.
+            CacheNotFound: if a cache is not known, or no longer.
+            TypeError, ValueError, ParamInvalid: if an argument is wrong, or the bytes do not fit. Nothing was started.
 
-        After failure, cancellation and a deadline that passed no byte lands any more, and what the destination holds is
-        undefined.
+        After failure, cancellation and a missed deadline no byte lands any longer, and the contents of the destination
+        are undefined.
         """
         target, source = self._local(dst, "dst", remote=False), self._local(src, "src", remote=False)
         checks.integer(dst_batch_index, "dst_batch_index", checks.UINT32)
@@ -341,8 +350,8 @@ class Caches:
     ) -> CacheTask:
         """Copy blocks within one blocks cache: block ``src`` to each of ``copy_block_info[src]``, in every tensor.
 
-        A block may be the target of one pair only. If it is the source of another pair, the order of the two is undefined.
-        Priority, deadline, errors, failure and cancellation as :meth:`copy_cache`.
+        A block can be the target of only one pair. If it is the source of another pair, the order of the two is
+        undefined. For priority, deadline, errors, failure and cancellation see :meth:`copy_cache`.
         """
         entry = self._local(cache, "cache", remote=False)
         checks.instance(copy_block_info, "copy_block_info", dict)
@@ -364,10 +373,10 @@ class Caches:
     ) -> CacheTask:
         """Copy blocks from host to device (swap in) or from device to host (swap out): ``src`` to ``src_to_dst[src]``.
 
-        It copies, it does not exchange. A block may be the target of one pair only. One of the two caches may be
-        ``Cache.create_cpu_cache(...)``; its memory has to stay until the task is done.
+        It copies; it does not exchange. A block can be the target of only one pair. One of the two caches may be
+        ``Cache.create_cpu_cache(...)``; its memory must stay until the task is done.
 
-        Priority, deadline, errors, failure and cancellation as :meth:`copy_cache`.
+        For priority, deadline, errors, failure and cancellation see :meth:`copy_cache`.
         """
         source, target = self._swappable(src_cache, "src_cache"), self._swappable(dst_cache, "dst_cache")
         if source.placement is target.placement:
@@ -403,17 +412,19 @@ class Caches:
         return self._task(what, self._engine.cluster_id, transfer, grid)
 
     def _limit(self, transfer: TransferCompletion, deadline: float | None) -> None:
-        """From now on it has so many seconds."""
+        """Stop the transfer after this many seconds, unless it has ended by then."""
         if deadline is not None and not transfer.is_done:
             self._engine.deadlines.add(transfer, deadline)
 
     # ---- other ----
 
     def remap_registered_memory(self, mem_infos: MemInfo | Sequence[MemInfo]) -> None:
-        """For memory repair after a hardware fault. Arguments are checked; the function itself is not available.
+        """Check the arguments and raise: memory cannot be repaired here after a hardware fault.
 
         Raises:
-            LLMException: an argument is wrong, nothing is linked, or ``LLM_FEATURE_NOT_ENABLED``.
+            ParamInvalid: if an argument is wrong.
+            NotLinked: if nothing is linked.
+            FeatureNotEnabled: otherwise.
         """
         infos = [mem_infos] if isinstance(mem_infos, MemInfo) else mem_infos
         if not isinstance(infos, (list, tuple)) or not all(isinstance(info, MemInfo) for info in infos):
@@ -424,28 +435,34 @@ class Caches:
                     f"mem_infos has {info.mem_type.name} at {info.addr:#x}, {info.size} bytes: must be device memory"
                 )
         if not self._engine.links.has_any:
-            raise NotLinked("nothing is linked: there is no memory to map anew")
+            raise NotLinked("nothing is linked: there is no memory to map again")
         raise FeatureNotEnabled("remap_registered_memory is not available", hint="restart the process")
 
     def set_is_call_linked(self) -> None:
-        """Kept for compatibility: memory can be registered at any time here."""
+        """Have no effect: kept for compatibility, because memory can be registered at any time here."""
 
     @staticmethod
     def check_cache_key(cache_key: CacheKey) -> None:
-        """Exactly one of ``req_id`` and ``prefix_id`` has to be valid. Raises ParamInvalid."""
+        """Raise ParamInvalid unless exactly one of ``req_id`` and ``prefix_id`` is valid."""
         check_cache_key(checks.instance(cache_key, "cache_key", CacheKey))
 
     # ---- finding things ----
 
     def _local(self, cache: Cache, name: str, remote: bool = True) -> Entry:
-        """The cache behind the object. ``remote``: it has to be one that takes part in transfers with peers."""
+        """Return the cache behind the object.
+
+        Raises ParamInvalid if ``remote`` and the cache takes no part in transfers with peers.
+        """
         entry = self._registry.local(checks.instance(cache, name, Cache), name)
         if remote and not entry.remote_accessible:
             raise _not_accessible(cache, name)
         return entry
 
     def _destination(self, cache: Cache, name: str) -> Entry:
-        """The same of a pull into it, which peers need not see."""
+        """Return the cache behind the object for a pull into it, which peers need not see.
+
+        Raises ParamInvalid if it cannot receive bytes from peers.
+        """
         entry = self._local(cache, name, remote=False)
         if not entry.may_receive:
             raise _not_accessible(cache, name)
@@ -463,7 +480,7 @@ class Caches:
         return link
 
     def _link_or_wait(self, key: Key) -> Link | AwaitedLink:
-        """The same; or one that is being made again, if transfers wait for it."""
+        """Return the link to the key's cluster; or a link that is being made again, if transfers wait for it."""
         try:
             return self._link(key)
         except (NotLinked, LinkError):

@@ -1,4 +1,4 @@
-"""CacheManager: what moves between this cluster and its peers, on top of the caches that it has."""
+"""CacheManager: transfers between this cluster and its peers, on top of the caches that this cluster has."""
 
 from __future__ import annotations
 
@@ -32,19 +32,21 @@ if TYPE_CHECKING:
     from aiodatadist.link import Link
 
 LEASED_SECONDS = 60.0
-"""Seconds that a pull of leased blocks may take, unless its caller says otherwise."""
+"""Seconds that a pull of leased blocks may take, unless its caller sets a limit."""
 _LISTS: Final = frozenset({list, tuple, range, array})
-"""Of block numbers. Others take the long way."""
+"""Types of block lists that the shortcut reads. Other types take the long way."""
 
 
 class CacheManager(Caches):
-    """Obtained from ``LLMDataDist.cache_manager``.
+    """The caches of a cluster, and its transfers. Obtained from ``LLMDataDist.cache_manager``.
 
-    A contiguous cache is cut into batch slots, a blocks cache into blocks. Memory comes from a pool (``allocate_*``), or is
-    the caller's (``register_*``) and stays so: it has to stay where it is until :meth:`unregister_cache` returned.
+    A contiguous cache is cut into batch slots, a blocks cache into blocks. Memory comes from a pool (``allocate_*``),
+    or belongs to the caller (``register_*``); the caller's memory must stay in place until :meth:`unregister_cache` has
+    returned.
 
-    What moves bytes returns a :class:`~aiodatadist.CacheTask` that has started. What this end knows to be wrong is raised
-    by the call itself, before anything starts; what only the peer knows is raised by awaiting the task.
+    Calls that move bytes return a :class:`~aiodatadist.CacheTask` that has started. An error that this end can detect
+    is raised by the call itself, before anything starts. An error that only the peer can detect is raised by awaiting
+    the task.
     """
 
     # ---- pulling ----
@@ -68,39 +70,39 @@ class CacheManager(Caches):
 
         In one-sided mode the peer's CPU takes no part; in request/response mode the peer writes. The source is blocks,
         named by a :class:`BlocksCacheKey`, or by a :class:`CacheKeyByIdAndIndex` together with ``src_blocks``. Without
-        ``src_blocks`` a :class:`CacheKey` or :class:`CacheKeyByIdAndIndex` names a batch slot of a contiguous cache, which is
-        cut into as many chunks as ``dst_blocks``. Blocks can be pulled any number of times.
+        ``src_blocks``, a :class:`CacheKey` or :class:`CacheKeyByIdAndIndex` names a batch slot of a contiguous cache,
+        which is cut into one chunk for each of ``dst_blocks``. Blocks can be pulled any number of times.
 
         Args:
-            src_blocks: a block may be named several times.
-            dst_blocks: each block at most once.
+            src_blocks: block numbers at the peer; a block may be named several times.
+            dst_blocks: local block numbers, without repetition.
             src_layer_range, dst_layer_range: half-open, step 1; all layers if omitted.
-            tensor_num_per_layer: tensors in a layer, where a range is given.
-            notify: what the peer's ``notifications()`` get when all is here; at most 64 KiB.
-            checksum: compare what arrives with what was sent before the task succeeds, within ``sync_kv_timeout`` again.
-                None: as ``LLMConfig.transfer_checksum`` says.
+            tensor_num_per_layer: tensors in a layer, if a range is given.
+            notify: what the peer's ``notifications()`` yield once everything has landed here; at most 64 KiB.
+            checksum: True to compare what arrives with what was sent before the task succeeds, within another
+                ``sync_kv_timeout``. If None, ``LLMConfig.transfer_checksum`` decides.
             priority: what goes first on the link; see :class:`~aiodatadist.TransferPriority`.
-            deadline: seconds from now, whatever it waits for; then it ends with ``LLM_TIMEOUT``. None: there is no limit but
-                ``sync_kv_timeout``.
+            deadline: seconds from now, waiting included; then the transfer fails with ``LLM_TIMEOUT``. If None, only
+                ``sync_kv_timeout`` applies.
 
         Returns:
-            The transfer, already started. It has ``sync_kv_timeout`` from when it begins to run; that stands still while a
-            more urgent transfer runs. Where the link broke and is being made again, and ``LLMConfig.relink`` has ``wait``, it
-            waits so many seconds for that before.
+            The transfer, already started. ``sync_kv_timeout`` counts from when it begins to run, and stands still while
+                a more urgent transfer runs. If the link broke and is being made again, and ``LLMConfig.relink`` has
+                ``wait``, the transfer first waits that many seconds for the link.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong.
-            CacheNotFound: the local cache is not known.
-            NotLinked, PeerLost, LinkClosed: there is no link to that cluster (any more).
+            TypeError, ValueError, ParamInvalid: if an argument is wrong.
+            CacheNotFound: if the local cache is not known.
+            NotLinked, PeerLost, LinkClosed: if the cluster is not linked, or no longer.
 
         Awaiting the task raises:
-            CacheNotFound: the peer has no such cache, slot or key (any more).
-            ParamInvalid: the two caches do not fit together.
-            TransferTimeout, PeerLost, LinkClosed, ...: it did not succeed.
-            DataCorrupted: with ``checksum``: bytes changed on their way, in the blocks that it names and in no others.
+            CacheNotFound: if the peer has no such cache, slot or key, or no longer.
+            ParamInvalid: if the two caches do not fit together.
+            TransferTimeout, PeerLost, LinkClosed, ...: if the transfer failed.
+            DataCorrupted: with ``checksum``, if bytes changed in transit. It names all damaged blocks.
 
-        When the call raises nothing was started. While it runs and after it failed or was cancelled, what the destination
-        blocks hold is undefined; all other blocks are untouched.
+        If the call raises, nothing was started. While the transfer runs, and after failure or cancellation, the
+        contents of the destination blocks are undefined; all other blocks are untouched.
         """
         if src_layer_range is None and dst_layer_range is None and notify is None and tensor_num_per_layer == 2:
             task = self._at_once("get", src_cache_key, dst_cache, dst_blocks, src_blocks, checksum, priority, deadline)
@@ -137,17 +139,17 @@ class CacheManager(Caches):
     ) -> CacheTask:
         """Read a batch slot of a peer's contiguous cache into a slot of a local one, in every tensor.
 
-        In request/response mode a request's key is consumed: when every tensor of an allocated slot has been pulled by it,
-        it is gone, and its memory with the last reference; also when ``size`` was only a part of the slot. In one-sided mode
-        keys are not consumed.
+        In request/response mode, pulling by a request's key consumes the key. Once every tensor of an allocated slot
+        has been pulled by it, even if ``size`` was only a part of the slot, the key is removed, and the memory is
+        released with its last reference. In one-sided mode keys are not consumed.
 
         Args:
             batch_index: the local slot.
             size: bytes of each tensor, from the offset in the slot; -1 is all that the local slot has from there.
-            src_cache_offset, dst_cache_offset: bytes to skip at the start of the peer's slot, and of the local one. A pull
-                with either of them, even 0, consumes no key.
+            src_cache_offset, dst_cache_offset: bytes to skip at the start of the peer's slot and of the local one. If
+                either is given, even as 0, no key is consumed.
 
-        Layers, notification, checksum, priority, deadline, return value, errors, failure and cancellation as
+        For layers, notification, checksum, priority, deadline, return value, errors, failure and cancellation see
         :meth:`pull_blocks`.
         """
         checks.instance(cache_key, "cache_key", (CacheKey, CacheKeyByIdAndIndex))
@@ -182,8 +184,10 @@ class CacheManager(Caches):
         priority: Any,
         deadline: Any,
     ) -> CacheTask | None:
-        """A small transfer that was made before, of other blocks. None: it takes the long way, which says what is wrong, and
-        is the only one that compares checksums."""
+        """Start a small transfer like one made before, only of other blocks; return None if it must take the long way.
+
+        The long way reports what is wrong with the arguments, and is the only one that compares checksums.
+        """
         engine, count = self._engine, len(mine) if type(mine) in _LISTS else 0
         if (
             not count
@@ -219,7 +223,7 @@ class CacheManager(Caches):
         return self._start(what, link, spec, terms)
 
     def _is_checked(self, checksum: bool | None) -> bool:
-        """Whether checksums are to be compared. Raises TypeError: it is no flag."""
+        """Return True if checksums are to be compared. Raises TypeError if ``checksum`` is not a bool or None."""
         if checksum is not None:
             checks.instance(checksum, "checksum", bool)
         return self._engine.transfer_checksum if checksum is None else checksum
@@ -238,28 +242,28 @@ class CacheManager(Caches):
     ) -> BlockLease:
         """Keep blocks of a cache for one peer, which gets the lease's ticket and calls :meth:`pull_leased`.
 
-        The lease ends when a peer has the blocks, when it does not want them (its pull was cancelled, or
-        :meth:`release_lease`), when the link to the peer that was pulling ends, or after the timeout; if a pull is under way
-        then, with that. Nothing but the caller keeps the blocks from being overwritten meanwhile, who learns of the end by
-        :meth:`BlockLease.wait_ended` or a callback.
+        The lease ends when a peer has the blocks; when the peer does not want them (it cancels its pull, or calls
+        :meth:`release_lease`); when the link to the peer that was pulling ends; or after the timeout, but not before a
+        pull that is under way. In the meantime only the caller can keep the blocks from being overwritten.
+        :meth:`BlockLease.wait_ended` or a callback tells the caller of the end.
 
-        A pull is refused unless its ticket names these blocks of this cache. The lease then continues, for the peer that has
-        the true ticket. A peer whose version is too old to say so is accepted, and one warning is logged, unless there is a
-        ``prompt_digest``.
+        A pull is refused unless its ticket names these blocks of this cache. The lease then continues, for the peer
+        that has the true ticket. A peer whose version is too old to name its blocks is accepted with one warning in the
+        log, unless there is a ``prompt_digest``.
 
         Args:
-            blocks: their numbers, at most 65536.
-            timeout_in_millis: for a peer to begin.
-            name: 32 hexadecimal digits, for a caller that has written the ticket before; made up if omitted.
-            pull_timeout_in_millis: for a pull that has begun, however long its peer allows itself: one that takes longer
-                fails there, and the blocks are given up 5 seconds later. A minute, or twice ``sync_kv_timeout`` if that is
-                more, if omitted.
-            prompt_digest: of the tokens that the blocks hold, as :func:`aiodatadist.prompt_digest` returns it. A pull with
-                another one, or none, is refused.
+            blocks: block numbers, at most 65536.
+            timeout_in_millis: the time that a peer has to begin.
+            name: 32 hexadecimal digits, for a caller that has written the ticket before; generated if omitted.
+            pull_timeout_in_millis: the time that a pull has once it has begun, whatever limit its peer sets. A pull
+                that takes longer fails there, and the blocks are given up 5 seconds later. If omitted, a minute, or
+                twice ``sync_kv_timeout`` if that is more.
+            prompt_digest: of the tokens that the blocks hold, as :func:`aiodatadist.prompt_digest` returns it. A pull
+                with another one, or none, is refused.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong, or there is a lease of this name.
-            CacheNotFound: the cache is not known.
+            TypeError, ValueError, ParamInvalid: if an argument is wrong, or there is a lease of this name.
+            CacheNotFound: if the cache is not known.
         """
         entry = self._local(cache, "cache")
         if not entry.blocks:
@@ -281,7 +285,10 @@ class CacheManager(Caches):
         )
 
     def _pull_seconds(self, millis: int | None, name: str) -> float:
-        """That a pull of leased blocks may take. Raises TypeError, ValueError, ParamInvalid: they cannot be."""
+        """Return the time limit of a pull of leased blocks.
+
+        Raises TypeError or ValueError if ``millis`` is not a uint32, ParamInvalid if it is 0.
+        """
         if millis is None:
             return max(LEASED_SECONDS, 2 * self._engine.timeout)
         if checks.integer(millis, name, checks.UINT32) == 0:
@@ -309,33 +316,38 @@ class CacheManager(Caches):
     ) -> CacheTask:
         """Read blocks that a peer keeps: ``ticket.blocks[first + i]`` goes to ``dst_blocks[i]``, in every tensor.
 
-        When the task succeeds the owner kept the blocks until the last byte was here, and is told that it need not any more.
-        When it is cancelled the owner is told that the blocks are not wanted. After a failure they are kept as before, for
-        another attempt, or :meth:`release_lease`; the error's ``landed_blocks`` says how many of the destination's, from the
-        first, are here all the same, in portions of 64 MiB.
+        If the task succeeds, the owner kept the blocks until the last byte had landed, and is told that it can release
+        them. If the task is cancelled, the owner is told that the blocks are not wanted. After a failure the owner
+        keeps them as before, for another attempt or :meth:`release_lease`. The error's ``landed_blocks`` is the number
+        of destination blocks, from the first, that have landed all the same, in portions of 64 MiB.
 
-        The ticket is not believed, because routers and clients may have changed it: the owner compares which blocks of which
-        cache it names, all of them, also those that ``first`` leaves out. If they are others the task fails with
+        The ticket is not trusted, because routers and clients may have changed it. The owner compares all its blocks
+        with those of the lease, including those that ``first`` leaves out. If they differ, the task fails with
         :class:`~aiodatadist.LeaseMismatch`, none of the destination's blocks may be used, and the lease continues.
 
         Args:
-            first: leaves out blocks at the beginning, which this end has.
-            parts: of ``ticket.blocks[first:]``, which go to parts of any number of ``dst_blocks``, if the two caches' blocks
-                differ in size. A function that returns them is called once the owner has confirmed the claim.
-            takers: pulls, of this cluster and of others, that share the blocks, and all say so: they are kept until all have
-                them, or one does not want them.
-            timeout_in_millis: for all of it, from now; a minute, or twice ``sync_kv_timeout`` if that is more, if omitted.
-                The owner has a limit of its own (``lease_blocks(pull_timeout_in_millis=)``): the smaller one counts.
-            patience_in_millis: in which a lease that the owner does not know yet may come to be.
-            checksum: as :meth:`pull_blocks`, for each portion; what was damaged is told by ``landed_blocks``, too.
-            priority: as of :meth:`pull_blocks`.
-            deadline: seconds from now, for all of it, if that is less than ``timeout_in_millis``.
-            prompt_digest: of the tokens that the caller wants the blocks for, as :func:`aiodatadist.prompt_digest` returns
-                it. The owner must have been given the same one.
+            first: the number of blocks to leave out at the beginning, because this end has them.
+            parts: which parts of ``ticket.blocks[first:]`` go to which parts of ``dst_blocks``, if the blocks of the
+                two caches differ in size; ``dst_blocks`` can then have any length. A function that returns them is
+                called once the owner has confirmed the claim.
+            takers: the number of pulls, of this cluster and of others, that share the blocks. All must pass the same
+                number. The blocks are kept until all pulls have them, or one does not want them.
+            timeout_in_millis: for the whole pull, from now; if omitted, a minute, or twice ``sync_kv_timeout`` if that
+                is more. The owner has its own limit (``lease_blocks(pull_timeout_in_millis=)``): the smaller one
+                counts.
+            patience_in_millis: how long the owner waits for a lease that it does not know yet.
+            checksum: as in :meth:`pull_blocks`, for each portion. ``landed_blocks`` counts no damaged block.
+            priority: as in :meth:`pull_blocks`.
+            deadline: seconds from now for the whole pull, if that is less than ``timeout_in_millis``.
+            prompt_digest: of the tokens for which the caller wants the blocks, as :func:`aiodatadist.prompt_digest`
+                returns it. The owner must have been given the same one.
 
-        Errors as :meth:`pull_blocks`, and awaiting raises CacheNotFound if the owner does not keep the blocks (any more), or
-        another peer pulls them; LeaseMismatch, a CacheNotFound, if the lease has other blocks or another prompt. If the
-        peer's version cannot compare a ``prompt_digest``, the call raises FeatureNotEnabled.
+        Raises:
+            FeatureNotEnabled: if the peer's version cannot compare a ``prompt_digest``.
+
+        For other errors see :meth:`pull_blocks`. Awaiting the task also raises CacheNotFound if the owner does not keep
+        the blocks, or no longer, or if another peer pulls them; and LeaseMismatch, a CacheNotFound, if the lease has
+        other blocks or another prompt.
         """
         kept = LeaseTicket.of(ticket)
         entry = self._destination(dst_cache, "dst_cache")
@@ -371,14 +383,14 @@ class CacheManager(Caches):
     async def release_lease(
         self, ticket: LeaseTicket | Mapping[str, Any], *, prompt_digest: bytes | None = None
     ) -> None:
-        """Tell the owner that its blocks are not wanted. One that this end pulls just now is left alone: cancel that.
+        """Tell the owner that its blocks are not wanted.
 
-        The lease ends only if the ticket names its blocks, and ``prompt_digest`` is the one that the owner has. Otherwise
-        nothing happens.
+        The lease ends only if the ticket names its blocks, and ``prompt_digest`` is the one that the owner has.
+        Otherwise nothing happens. A pull of this end that is under way is left alone: cancel it instead.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: it is no ticket, or no digest.
-            NotLinked, PeerLost, LinkClosed: there is no link to the owner (any more).
+            TypeError, ValueError, ParamInvalid: if it is not a ticket, or not a digest.
+            NotLinked, PeerLost, LinkClosed: if the owner is not linked, or no longer.
         """
         kept = LeaseTicket.of(ticket)
         digests = LeaseDigests.of(kept.cache_id, kept.blocks, check_prompt_digest(prompt_digest))
@@ -404,23 +416,25 @@ class CacheManager(Caches):
     ) -> CacheTask:
         """Write local blocks into a peer's: ``src_blocks[i]`` goes to ``dst_blocks[i]``, in every tensor of the layers.
 
-        One-sided mode only: the peer's CPU takes no part. Layers are written in ascending order; ranges are half-open and
-        equally long, all layers if omitted. For LLM-DataDist's C++ ``PushKvBlocks``, which names the peer's cache by id, use
-        a :class:`CacheKeyByIdAndIndex` with batch index 0 and ``range(first, last + 1)``.
+        One-sided mode only: the peer's CPU takes no part. Layers are written in ascending order; ranges are half-open
+        and equally long, all layers if omitted. For LLM-DataDist's C++ ``PushKvBlocks``, which names the peer's cache
+        by id, use a :class:`CacheKeyByIdAndIndex` with batch index 0 and ``range(first, last + 1)``.
 
         Args:
-            notify: what the peer's ``notifications()`` get when all is there; at most 64 KiB.
-            checksum: as :meth:`pull_blocks`; the blocks of a :class:`~aiodatadist.errors.DataCorrupted` are the peer's.
-            priority, deadline: as of :meth:`pull_blocks`.
+            notify: what the peer's ``notifications()`` yield once everything has landed there; at most 64 KiB.
+            checksum: as in :meth:`pull_blocks`; the blocks of a :class:`~aiodatadist.errors.DataCorrupted` are the
+                peer's.
+            priority, deadline: as in :meth:`pull_blocks`.
 
         Returns:
-            The transfer, already started. It has ``sync_kv_timeout`` for each layer, from when it begins to run; that stands
-            still while a more urgent transfer runs.
+            The transfer, already started. It has ``sync_kv_timeout`` for each layer. The time counts from when the
+                transfer begins to run, and stands still while a more urgent transfer runs.
 
         Raises:
-            FeatureNotEnabled: this is request/response mode.
+            FeatureNotEnabled: if this is request/response mode.
 
-        Other errors as :meth:`pull_blocks`. When it fails or is cancelled, some of the peer's blocks may have been written.
+        For other errors see :meth:`pull_blocks`. After failure or cancellation, some of the peer's blocks may have been
+        written.
         """
         if src_layer_range is None and dst_layer_range is None and notify is None and tensor_num_per_layer == 2:
             task = self._at_once("put", dst_cache_key, src_cache, src_blocks, dst_blocks, checksum, priority, deadline)
@@ -455,9 +469,9 @@ class CacheManager(Caches):
         """Write a batch slot of a local contiguous cache into a slot of a peer's, in every tensor of the layers.
 
         Args:
-            size: has to be -1: a whole slot of the source, which has to fit.
+            size: must be -1, a whole slot of the source. The slot must fit into the destination's.
 
-        The rest as :meth:`push_blocks`.
+        For the rest see :meth:`push_blocks`.
         """
         checks.instance(dst_cache_key, "dst_cache_key", CacheKeyByIdAndIndex)
         entry = self._pushable(src_cache)
@@ -515,33 +529,38 @@ class CacheManager(Caches):
             layer_synchronizer: any object with ``synchronize_layer(layer_index, timeout_in_millis)``: see
                 :class:`~aiodatadist.LayerSynchronizer`. With an :class:`~aiodatadist.EventLayerSynchronizer` the device
                 itself waits.
-            transfer_configs: the destinations: :class:`TransferWithCacheKeyConfig` in one-sided mode, :class:`TransferConfig`
-                (addresses) in request/response mode. Each has its own result, and one that fails does not stop the others.
-            src_block_indices, dst_block_indices: of a blocks source; equally many, for all destinations alike. Without both,
-                one stride of it travels, which is block 0. With a contiguous source and destination blocks the slot is cut
-                into chunks of ``dst_block_memory_size``.
-            tensor_num_per_layer: tensors in a layer: one where keys and values are packed.
-            checksum: as of :meth:`pull_blocks`, layer by layer: one counts as landed, here and for the peer's
-                ``receive_layers``, when it is what was sent. Keep the source as it is until the transfer has ended.
-            priority: as of :meth:`pull_blocks`. Layers that wait for the device do not hold up more urgent transfers.
-            deadline: as of :meth:`pull_blocks`, for all destinations; those that have ended by then have succeeded.
+            transfer_configs: the destinations: :class:`TransferWithCacheKeyConfig` in one-sided mode,
+                :class:`TransferConfig` (addresses) in request/response mode. Each has its own result, and one that
+                fails does not stop the others.
+            src_block_indices, dst_block_indices: for a blocks source; of the same length, and the same for all
+                destinations. If both are omitted, one stride of the source travels, which is block 0. With a contiguous
+                source and destination blocks, the slot is cut into chunks of ``dst_block_memory_size``.
+            tensor_num_per_layer: tensors in a layer: 1 if keys and values are packed.
+            checksum: as in :meth:`pull_blocks`, layer by layer: a layer counts as landed, here and for the peer's
+                ``receive_layers``, once it equals what was sent. Keep the source unchanged until the transfer has
+                ended.
+            priority: as in :meth:`pull_blocks`. Layers that wait for the device do not hold up more urgent transfers.
+            deadline: as in :meth:`pull_blocks`, for all destinations; those that have ended by then have succeeded.
 
         Returns:
-            The transfer, already started: await it for everything, or ``async for done in task.progress()``. Each portion has
-            ``sync_kv_timeout`` for each of its layers, from when it begins to run. A destination whose link broke and is
-            being made again waits for that before, as :meth:`pull_blocks` does, and sends what the source holds then; the
-            others go on. While it waits it leases the source, and nothing of the peer's.
+            The transfer, already started: await it for everything, or use ``async for done in task.progress()``. Each
+                portion has ``sync_kv_timeout`` for each of its layers, from when it begins to run. A destination whose
+                link broke and is being made again first waits for the link, as :meth:`pull_blocks` does, and sends what
+                the source holds then; the other destinations continue. While it waits, it leases the source, and
+                nothing of the peer's.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was started.
-            CacheNotFound, NotLinked, PeerLost, LinkClosed: the source is not known, or a destination is not linked.
-            FeatureNotEnabled: with ``checksum``: a peer knows none.
+            TypeError, ValueError, ParamInvalid: if an argument is wrong. Nothing was started.
+            CacheNotFound: if the source is not known.
+            NotLinked, PeerLost, LinkClosed: if a destination is not linked.
+            FeatureNotEnabled: with ``checksum``, if a peer does not know checksums.
 
-        Awaiting it raises the first destination's error; ``get_results()`` has the status of each: ``LLM_PARAM_INVALID`` if
-        the synchronizer gave a layer up, ``LLM_FAILED`` if it raised, or, with ``checksum``, if a layer is not what was sent:
-        DataCorrupted, which names it; None if it was cancelled. One that waited for its link: NotLinked if that came too
-        late, CacheNotFound if another process than before answers to the name of a destination that is given by addresses.
-        After failure and cancellation no byte lands any more, and what the destinations hold is undefined.
+        Awaiting the task raises the first destination's error; ``get_results()`` has the status of each.
+        ``LLM_PARAM_INVALID``: the synchronizer gave a layer up. ``LLM_FAILED``: it raised; or, with ``checksum``, a
+        layer is not what was sent (DataCorrupted, which names the layer). None: the transfer was cancelled. A
+        destination that waited for its link gets NotLinked if the link came too late, and CacheNotFound if the
+        destination is given by addresses and another process than before answers to its name.
+        After failure and cancellation no byte lands any longer, and the contents of the destinations are undefined.
         """
         entry = self._local(src_cache, "src_cache")
         request = LayeredRequest.of(
@@ -575,17 +594,18 @@ class CacheManager(Caches):
     async def receive_layers(
         self, cluster_id: int, cache: Cache, *, tensor_num_per_layer: int = 2
     ) -> AsyncIterator[LayerReceiver]:
-        """Watch a local cache being filled layer by layer by a peer's ``transfer_cache_async``::
+        """Watch a local cache being filled layer by layer by a peer's ``transfer_cache_async``.
+
+        The context is open once the peer knows of it. Transfers that begin from then on are reported completely; what
+        landed before is not reported::
 
             async with manager.receive_layers(1, cache) as receiver:
                 ...                           # ask the peer to begin
                 await receiver.layer(0)       # its tensors are complete
 
-        When it is open the peer knows: a transfer that begins from then on is told whole. What landed before is not told.
-
         Raises:
-            NotLinked, PeerLost, LinkClosed: there is no link, or it ended before the peer answered.
-            ParamInvalid: this cache is being watched already, or takes no part in transfers with peers.
+            NotLinked, PeerLost, LinkClosed: if there is no link, or it ended before the peer answered.
+            ParamInvalid: if this cache is being watched already, or takes no part in transfers with peers.
         """
         tensors = layers_of(None, None, tensor_num_per_layer).tensors_per_layer
         entry = self._local(cache, "cache")

@@ -85,7 +85,9 @@ class BlockParts:
         for name in ("src", "dst"):
             object.__setattr__(self, name, indexes(getattr(self, name), name))
         if not self.src or len(self.src) != len(self.dst):
-            raise ParamInvalid(f"{len(self.src)} src for {len(self.dst)} dst: they must be as many, and some")
+            raise ParamInvalid(
+                f"src has {len(self.src)} entries, dst has {len(self.dst)}: they must have the same length, at least 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ async def test_blocks_are_pulled() -> None:
         pull = p.puller.pull_blocks
         for words, blocks in (("prompt_blocks is empty", ([], [1])), ("decoder_blocks is empty", ([1], []))):
             await refused(partial(pull, BlocksCacheKey(1, 3), target, *blocks), S.LLM_PARAM_INVALID, words)
-        await refused(lambda: pull(BlocksCacheKey(1, 3), target, [1, 2], [1]), S.LLM_PARAM_INVALID, "as many")
+        await refused(lambda: pull(BlocksCacheKey(1, 3), target, [1, 2], [1]), S.LLM_PARAM_INVALID, "the same length")
         await refused(lambda: pull(BlocksCacheKey(1, 3), target, [16], [1]), S.LLM_PARAM_INVALID, "has 16 blocks")
         await refused(lambda: pull(BlocksCacheKey(1, 4), target, [1], [1]), S.LLM_KV_CACHE_NOT_EXIST)
         with pytest.raises(TypeError, match="must be list"):
