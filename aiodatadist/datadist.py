@@ -1,4 +1,4 @@
-"""LLMDataDist: one cluster. Its life, its links, and the tasks that serve them."""
+"""LLMDataDist: one cluster, with its life, its links, and the tasks that serve them."""
 
 from __future__ import annotations
 
@@ -45,16 +45,17 @@ from aiodatadist.values.link_results import LinkResults
 logger = logging.getLogger(__name__)
 
 LINKS_AT_A_TIME = 16
+"""Links that one call makes or ends at the same time."""
 FINALIZE_SECONDS = 30.0
 """Seconds after which a cancelled finalize() gives up waiting for the device."""
 
 Linking = tuple[int, Callable[[], Awaitable[None]]]
-"""A peer, and what to do about it."""
+"""A peer's cluster id, and the call that makes or ends the link to that peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a cluster has done: one :class:`LinkStatistics` per link, how many caches there are, and its memory pools."""
+    """The statistics of a cluster: one :class:`LinkStatistics` per link, the number of caches, and the memory pools."""
 
     links: tuple[LinkStatistics, ...]
     caches: int
@@ -62,15 +63,16 @@ class Statistics:
 
 
 class LLMDataDist:
-    """One cluster: usually one process that drives one device.
+    """A cluster: usually one process that drives one device.
 
-    ``async with LLMDataDist(role, cluster_id, config) as datadist:`` or :meth:`init` and :meth:`finalize`. Everything on
-    it belongs to the event loop on which it was initialised; several may live in one process, and on one loop.
+    Use ``async with LLMDataDist(role, cluster_id, config) as datadist:``, or call :meth:`init` and :meth:`finalize`. A
+    cluster belongs to the event loop on which it was initialised. Several clusters may live in one process, and on one
+    loop.
 
     Args:
         role: informational.
         cluster_id: unique among all clusters that may ever be linked.
-        config: what :meth:`init` uses when it is given no options.
+        config: used if :meth:`init` is given no options.
     """
 
     _config_type: ClassVar[type[LLMConfig]] = LLMConfig
@@ -92,15 +94,18 @@ class LLMDataDist:
     # ---- life ----
 
     async def init(self, options: Mapping[str, str] | LLMConfig | None = None) -> None:
-        """Open the device and start listening. A second call on an initialised object, with the same options or none, does
-        nothing.
+        """Open the device and start listening.
+
+        Calling it again with the same options, or with none, has no effect.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an option is wrong, or not that of the first call; or another cluster of this
-                process has the same id, and is not finalized.
-            LLMException: the device cannot be opened, or the port is in use. Nothing is left behind. It is initialised on
+            TypeError, ValueError, ParamInvalid: if an option is wrong, or differs from that of the first call; or if
+                another cluster of this process has the same id and is not finalized.
+            LLMException: if the device cannot be opened, if the port is in use, or if the cluster is initialised on
                 another event loop.
-            ForkError: this is a child of the process in which it was initialised.
+            ForkError: if this process was forked from the one in which the cluster was initialised.
+
+        After failure and cancellation nothing is left open.
         """
         if self._engine is not None:
             self._engine.resident.check_process()
@@ -128,7 +133,7 @@ class LLMDataDist:
             self._rank_groups = RankGroups(engine, config.link_total_time)
 
     def _new_resident(self) -> Resident:
-        """Raises LLMException: no event loop runs in this thread."""
+        """Return what keeps the engine's task alive. Raises LLMException if no event loop runs in this thread."""
         name = f"cluster {self._cluster_id}"
         return Resident(
             f"aiodatadist {name}",
@@ -139,7 +144,7 @@ class LLMDataDist:
         )
 
     def _check_same(self, options: LLMConfig | None) -> None:
-        """Raises ParamInvalid: these are not the options with which it was initialised."""
+        """Raise ParamInvalid if these are not the options with which the cluster was initialised."""
         if options is None:
             return
         names = [
@@ -154,18 +159,18 @@ class LLMDataDist:
             )
 
     def _engine_config(self) -> LLMConfig:
-        """What the engine works with: a copy, so that what is changed in ours afterwards changes nothing there.
+        """Return a copy of the configuration for the engine, which later changes to ours do not reach.
 
-        Raises ParamInvalid, FeatureNotEnabled: options do not go together, or their mode is not here.
+        Raises ParamInvalid if options do not go together, and FeatureNotEnabled if their mode is not available here.
         """
         self._config.check_mode()
         return self._config.model_copy(deep=True)
 
     async def finalize(self) -> None:
-        """End all links and give everything back. Does nothing when not initialised; may be called twice.
+        """End all links and release everything. Has no effect if the cluster is not initialised; can be called twice.
 
-        Transfers under way are cancelled. If cancelled itself, it finishes its work first. On an NPU it waits for a link that
-        is being made as long as HCCL does: see :meth:`link_clusters`.
+        Transfers under way are cancelled. If cancelled itself, it finishes its work first. On an NPU it waits for a
+        link that is being made as long as HCCL does: see :meth:`link_clusters`.
         """
         if self._engine is None:
             return
@@ -198,7 +203,10 @@ class LLMDataDist:
         return engine
 
     def _running_here(self) -> Engine:
-        """Raises as :meth:`_running`; LLMException: no event loop runs in this thread."""
+        """Return the engine.
+
+        Raises what :meth:`_running` raises, and LLMException if no event loop runs in this thread.
+        """
         engine = self._running()
         engine.check_here()
         return engine
@@ -212,13 +220,14 @@ class LLMDataDist:
         return self._rank_groups
 
     def _serving_a_request(self, cluster_id: int) -> AbstractContextManager[None] | None:
-        """Return the context in which a request of that peer is answered, or None if requests run beside all else."""
+        """Return the context in which a request of that peer is answered; None if requests run beside everything else."""
         return None
 
     # ---- what it is ----
 
     @property
     def cluster_id(self) -> int:
+        """The id of this cluster."""
         return self._cluster_id
 
     @property
@@ -227,7 +236,7 @@ class LLMDataDist:
 
     @property
     def instance(self) -> str:
-        """New for every object: a restarted cluster is told from its former self."""
+        """An identifier that is new for every object, so that peers recognise a restarted cluster."""
         return self._instance
 
     @property
@@ -250,18 +259,19 @@ class LLMDataDist:
 
     @property
     def listen_address(self) -> tuple[str, int] | None:
-        """Where peers can link to us, with the real port; None when not listening."""
+        """The address at which peers can link to this cluster, with the real port; None if it does not listen."""
         return self._running().listen_address
 
     def statistics(self) -> Statistics:
-        """What has been done so far, per link, and what the memory pools hold. Costs nothing to ask often."""
+        """Return what has been done so far, per link, and what the memory pools hold. Cheap enough to call often."""
         engine = self._running()
         return Statistics(tuple(engine.links.statistics()), len(engine.registry.table), engine.registry.pool_usage())
 
     def figures(self) -> Figures[PoolUsage]:
-        """All that was counted since this object was made, over all its links: what a metrics endpoint needs.
+        """Return all that was counted since this object was made, over all its links: what a metrics endpoint needs.
 
-        From any thread, and at any time: before :meth:`init` and after :meth:`finalize` there are no links, caches and pools.
+        It can be called from any thread and at any time. Before :meth:`init` and after :meth:`finalize` there are no
+        links, caches and pools.
         """
         engine, totals = self._engine, self.totals
         is_there = engine is not None and not engine.resident.has_ended
@@ -291,8 +301,10 @@ class LLMDataDist:
 
     @property
     def observer(self) -> Observer | None:
-        """Is told of each transfer and of each call that makes or ends links; see :class:`~aiodatadist.telemetry.Observer`.
-        None, the default, costs nothing."""
+        """The object that is notified of each transfer, and of each call that makes or ends links; None by default.
+
+        See :class:`~aiodatadist.telemetry.Observer`. Without an observer nothing is spent on it.
+        """
         return self._observer
 
     @observer.setter
@@ -305,9 +317,12 @@ class LLMDataDist:
         """Take another role, and listen as the options say: on ``llm.listenIpInfo``, or, without it, not at all.
 
         Raises:
-            LLMException: ``LLM_EXIST_LINK``: unlink everything first. ``LLM_FAILED``: the port cannot be listened on;
-                everything is as it was. ``LLM_FEATURE_NOT_ENABLED``: another address, with ``transfer_backend`` ``"hixl"``.
-            TypeError, ParamInvalid: an argument is wrong, or a host name is not found.
+            LLMException: with ``LLM_EXIST_LINK`` if there are links: unlink everything first. With ``LLM_FAILED`` if
+                the cluster cannot listen on the port. With ``LLM_FEATURE_NOT_ENABLED`` if the address changes and
+                ``transfer_backend`` is ``"hixl"``.
+            TypeError, ParamInvalid: if an argument is wrong, or a host name is not found.
+
+        After failure, role and address are as they were.
         """
         engine = self._running_here()
         checks.instance(role, "role", LLMRole)
@@ -335,61 +350,65 @@ class LLMDataDist:
     # ---- notifications ----
 
     async def notify(self, cluster_id: int, payload: bytes) -> None:
-        """Tell a linked cluster something: it arrives through its :meth:`notifications`, in order and exactly once, when all
-        that was pushed there before is in place.
+        """Send a notification to a linked cluster, whose :meth:`notifications` yield it in order and exactly once.
 
-        Returns when it is on its way. While 64 have not been taken at the other end, it waits.
+        It arrives when everything that was pushed there before is in place. The call returns once the notification is
+        on its way; it waits while the other end has 64 that were not taken.
 
         Args:
             payload: at most 64 KiB.
 
         Raises:
-            TypeError, ParamInvalid: the payload is no bytes, or too long.
-            NotLinked, PeerLost, LinkClosed: there is no link, or it ended before the notification was sent.
+            TypeError, ParamInvalid: if the payload is not bytes, or too long.
+            NotLinked, PeerLost, LinkClosed: if there is no link, or it ended before the notification was sent.
         """
         link = self._running_here().links.find(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         await link.notify(check_payload(payload))
 
     def notifications(self) -> AsyncIterator[Notification]:
-        """What peers notify this cluster of: ``async for note in datadist.notifications()``. Ends with :meth:`finalize`.
+        """Return an iterator over the notifications from peers: ``async for note in datadist.notifications()``.
 
-        Each has ``cluster_id`` and ``payload``. Several iterators share them: each notification goes to one.
+        Each has ``cluster_id`` and ``payload``. If there are several iterators, each notification goes to one of them.
+        They end with :meth:`finalize`.
         """
         return self._running_here().notification_inbox.take()
 
     # ---- links ----
 
     def link_changes(self) -> LinkChanges:
-        """What becomes of links from now on: ``async for change in datadist.link_changes()``; see
-        :class:`~aiodatadist.LinkChange`. Ends with :meth:`finalize`.
+        """Return an iterator over link changes from now on: ``async for change in datadist.link_changes()``.
 
-        Each iterator gets all changes, whether they concern links of this end's or of a peer's. 1024 wait for a reader; if it
-        is slower than that, the oldest are dropped, and counted in its ``dropped``. :meth:`statistics` says how links are.
+        See :class:`~aiodatadist.LinkChange`. Each iterator gets all changes, of links that this end made and of those
+        that a peer made. Up to 1024 changes wait for a reader. If it is slower than that, the oldest are dropped, and
+        its ``dropped`` counts them; :meth:`statistics` then shows how the links are. The iterators end with
+        :meth:`finalize`.
         """
         return self._running_here().changes.open()
 
     async def link(self, comm_name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
         """Link to the other members of a communicator, which all call this at about the same time with the same arguments.
 
-        No member has to listen, and no address is needed: the members meet through HCCL. Returns when all have come; the
-        links are made from then on: ask :meth:`query_register_mem_status`, or await :meth:`wait_register_mem_status`.
-        Cancelled, it waits on an NPU until HCCL gives up by itself, as :meth:`link_clusters` does.
+        No member needs to listen, and no address is needed: the members meet through HCCL. The call returns when all have
+        come. The links are made from then on: ask :meth:`query_register_mem_status`, or await
+        :meth:`wait_register_mem_status`. If cancelled, it waits on an NPU until HCCL gives up by itself, as
+        :meth:`link_clusters` does.
 
-        ``LLMConfig.relink`` has no effect on these links: making one again takes all members.
+        ``LLMConfig.relink`` has no effect on these links, because making one again takes all members.
 
         Args:
             comm_name: 1 to 127 characters.
-            cluster_rank_info: rank of each of the 2 to 4 clusters, from 0 upwards and none left out.
+            cluster_rank_info: the rank of each of the 2 to 4 clusters, from 0 upwards without a gap.
             rank_table: the vendor's rank table, version 1.0 or 1.2, as JSON.
 
         Returns:
-            A number for :meth:`unlink`, from 1.
+            A number for :meth:`unlink`, at least 1.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong. Nothing was started.
-            FeatureNotEnabled: ``transfer_backend`` is ``"hixl"``.
-            LinkTimeout: a member did not come within ``link_total_time``, or ``HCCL_CONNECT_TIMEOUT``, or 120 seconds.
-            LinkError: the communicator could not be made.
+            TypeError, ValueError, ParamInvalid: if an argument is wrong. Nothing was started.
+            FeatureNotEnabled: if ``transfer_backend`` is ``"hixl"``.
+            LinkTimeout: if a member did not come in time: within ``link_total_time``, or ``HCCL_CONNECT_TIMEOUT``, or
+                120 seconds.
+            LinkError: if the communicator could not be made.
         """
         groups = self._groups_here()
         if self._config.links_have_owners:
@@ -400,26 +419,32 @@ class LLMDataDist:
             return await groups.link(comm_name, cluster_rank_info, rank_table)
 
     def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
-        """Whether the links of a communicator are made: PREPARING, then OK or FAILED. Raises NotLinked: there is none."""
+        """Return PREPARING until the links of a communicator are made, then OK or FAILED.
+
+        Raises NotLinked if there is no such communicator.
+        """
         return self._groups().status(checks.integer(comm_id, "comm_id", checks.UINT64))
 
     async def wait_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
-        """Until the links of a communicator are made, or cannot be: OK or FAILED. Raises NotLinked: there is none."""
+        """Wait until the links of a communicator are made, or have failed; return OK or FAILED.
+
+        Raises NotLinked if there is no such communicator.
+        """
         return await self._groups_here().wait_settled(checks.integer(comm_id, "comm_id", checks.UINT64))
 
     async def unlink(self, comm_id: int) -> None:
-        """End the links of a communicator, at this end if the other one is gone. Raises NotLinked: there is none."""
+        """End the links of a communicator, at this end even if the other one is gone. Raises NotLinked if there are none."""
         groups = self._groups_here()
         checks.integer(comm_id, "comm_id", checks.UINT64)
         with self._observed("unlink", None):
             await groups.unlink(comm_id)
 
     async def check_link_status(self, remote_cluster_id: int) -> None:
-        """Exchange a word with a peer.
+        """Send a peer a message and wait for its answer.
 
         Raises:
-            NotLinked, PeerLost, LinkClosed: there is no link (any more).
-            LinkTimeout: no answer within ``sync_kv_timeout``.
+            NotLinked, PeerLost, LinkClosed: if the cluster is not linked, or no longer.
+            LinkTimeout: if no answer came within ``sync_kv_timeout``.
         """
         engine = self._running_here()
         await engine.links.find(checks.integer(remote_cluster_id, "remote_cluster_id", checks.UINT64)).ping(
@@ -431,33 +456,36 @@ class LLMDataDist:
         clusters: Sequence[LLMClusterInfo],
         timeout: int = 3000,
     ) -> LinkResults:
-        """Link to peers that listen, up to 16 at a time. Where it succeeded the peer has the link, too, and may use it.
+        """Link to peers that listen, up to 16 at a time. If a link succeeded, the peer has it, too, and may use it.
 
-        HCCL cannot be told to stop waiting for a peer. On an NPU a link whose caller was cancelled, or whose time is over, is
-        given back when ``HcclCommPrepare`` gave up by itself: it has three phases (connecting, exchanging descriptors,
-        opening memory) and gives each what is left of the timeout, in whole seconds, at most 60. A cancellation is raised
-        after 5 seconds at the latest and leaves that to the cluster, where another call for the same peer gets
-        ``LLM_PROCESSING_LINK`` meanwhile; :meth:`finalize` waits for it. softnpu that is not strict stops at once.
+        HCCL cannot be told to stop waiting for a peer. So on an NPU, a link whose caller was cancelled, or whose time
+        is over, is released only when ``HcclCommPrepare`` has given up by itself. That function has three phases
+        (connecting, exchanging descriptors, opening memory) and gives each what is left of the timeout, in whole
+        seconds, at most 60. A cancellation is raised after at most 5 seconds; the cluster then waits for HCCL. Until
+        that is over, another call for the same peer gets ``LLM_PROCESSING_LINK``, and :meth:`finalize` waits. softnpu
+        stops at once unless it is strict.
 
-        A link belongs to both ends: one of them makes it. With ``transfer_backend="hixl"`` it belongs to its initiator, who
-        alone may use it: both ends call this, and each ends its own. One that links to itself succeeds, and may not pull.
+        A link belongs to both ends, and one of them makes it. With ``transfer_backend="hixl"`` it belongs to its
+        initiator, and only the initiator may use it: both ends call this, and each ends its own link. A cluster that
+        links to itself succeeds, and may not pull.
 
-        Calls that name several addresses of one cluster hold up each other only while they ask the same process for the link.
-        The first link counts; the other calls end with ``LLM_ALREADY_LINK``, also those whose address does not answer.
+        Several calls may name different addresses of one cluster. They delay each other only while they ask the same
+        process for the link. The first link counts; the other calls end with ``LLM_ALREADY_LINK``, even if their
+        address does not answer.
 
-        With ``LLMConfig.relink`` a link that this made, and that broke, is made again, whenever that happens, until a call of
-        either end's ends it. Attempts at it stop while this call makes it, and go on if it fails.
+        With ``LLMConfig.relink``, a link that this call made reconnects whenever it breaks, until a call at either end
+        ends it. Such attempts pause while this call makes the link, and continue if it fails.
 
         Args:
             timeout: milliseconds for each peer, from connecting to ready; shared by ``link_retry_count`` attempts.
 
         Returns:
-            The last failure, or success; and one status per peer, in order. Failures of single links are not raised: they are
-            the ``errors`` of what is returned, one per peer, and in the log. ``LLM_PARAM_INVALID`` for a peer that has not
-            exactly one address; and ``(LLM_PARAM_INVALID, [])`` for an empty list.
+            The last failure, or success; and one status per peer, in order. Failures of single links are not raised:
+                ``errors`` of the result has them, one per peer, and so has the log. A peer without exactly one address
+                gets ``LLM_PARAM_INVALID``. For an empty list the result is ``(LLM_PARAM_INVALID, [])``.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: another argument is wrong. Nothing was started.
+            TypeError, ValueError, ParamInvalid: if another argument is wrong. Nothing was started.
         """
         engine, seconds = self._running_here(), _seconds(timeout)
         ids = [_cluster_id(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
@@ -474,14 +502,15 @@ class LLMDataDist:
         timeout: int = 3000,
         force: bool = False,
     ) -> LinkResults:
-        """End links, and attempts to make them again. Transfers under way on them may finish within ``timeout`` milliseconds,
-        then they are stopped.
+        """End links, and attempts to make them again.
 
-        With ``transfer_backend="hixl"`` this end's link alone: the peer's, if it made one, stays. ``force`` has no effect
-        then, as upstream.
+        Transfers under way on them may finish within ``timeout`` milliseconds; then they are stopped.
+
+        With ``transfer_backend="hixl"`` only this end's link ends; the peer's own link, if it made one, stays.
+        ``force`` then has no effect, as upstream.
 
         Args:
-            force: end only this half, at once: the peer is told, and not asked.
+            force: end only this end's half, at once: the peer is notified, but its answer is not awaited.
 
         Returns:
             As :meth:`link_clusters`. A cluster that is not linked counts as success.
@@ -498,7 +527,10 @@ class LLMDataDist:
         return await self._for_each("unlink_clusters", calls)
 
     def _check_unlink(self, info: LLMClusterInfo, force: bool) -> None:
-        """Raises ParamInvalid: a link to this cluster is not ended. Its id is enough: the link knows its peer."""
+        """Raise ParamInvalid if the link to this cluster must not be ended.
+
+        Here the cluster's id is enough, because the link knows its peer's addresses.
+        """
 
     async def _for_each(self, operation: str, calls: Sequence[Linking]) -> LinkResults:
         if not calls:
@@ -524,7 +556,7 @@ class LLMDataDist:
 
     @contextmanager
     def _observed(self, operation: str, peer: int | None) -> Iterator[None]:
-        """The observer is told of what is called inside."""
+        """Report the call that runs inside this context to the observer."""
         if self._observer is None:
             yield
             return
@@ -543,26 +575,26 @@ class LLMDataDist:
             end(ended)
 
     async def wait_linked(self, cluster_id: int) -> None:
-        """Until a link to that cluster is ready, whichever end made it; for ever, if none is made."""
+        """Wait until a link to the cluster is ready, whichever end made it. There is no time limit."""
         await self._running_here().links.wait_linked(checks.integer(cluster_id, "cluster_id", checks.UINT64))
 
     async def wait_link_closed(self, cluster_id: int) -> str:
-        """Until the link to that cluster is gone; in words, why: the peer died, or one end unlinked.
+        """Wait until the link to the cluster has ended, and return the reason: the peer died, or one end unlinked.
 
         Raises:
-            NotLinked: there is no such link, or none any more; the error says why the last one ended.
+            NotLinked: if there is no such link, or no longer; the error then says why the last one ended.
         """
         link = self._running().links.any(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         return str((await link.wait_closed()).args[0])
 
 
 _live: weakref.WeakValueDictionary[int, Resident] = weakref.WeakValueDictionary()
-"""The clusters of this process that are initialised, by id; also those of processes from which this one was forked."""
+"""The initialised clusters of this process, by id, and those of processes from which this one was forked."""
 _live_lock = threading.Lock()
 
 
 def _claim_id(cluster_id: int, resident: Resident) -> None:
-    """Raises ParamInvalid: another cluster of this process has this id, and is live."""
+    """Take a cluster id. Raises ParamInvalid if a live cluster of this process has it."""
     with _live_lock:
         other = _live.get(cluster_id)
         if other is not None and other.is_alive:
@@ -574,7 +606,7 @@ def _claim_id(cluster_id: int, resident: Resident) -> None:
 
 
 def _refusal(name: str, misuse: Misuse, reason: str | None) -> LLMException:
-    """What is raised where a cluster is used in the wrong place."""
+    """Return the error for a cluster that is used in the wrong process, thread or event loop."""
     match misuse:
         case Misuse.FORKED:
             return ForkError(f"this LLMDataDist was initialised {reason}", hint="start processes with spawn")
@@ -604,7 +636,7 @@ def _cluster_id(info: LLMClusterInfo) -> int:
 
 
 def only_address(info: LLMClusterInfo) -> tuple[str, int]:
-    """Where a cluster listens. Raises ParamInvalid: it has not exactly one remote address."""
+    """Return the cluster's only remote address. Raises ParamInvalid if it has none or several."""
     addresses = info.remote_addresses
     if len(addresses) != 1:
         raise ParamInvalid(

@@ -1,14 +1,18 @@
-"""What can go wrong, grouped by the largest thing that is ruined.
+"""All errors of this library, grouped by the largest thing that is ruined.
 
-========================  =====================================================  ==========================================
+========================  =====================================================
+==========================================
 class                     what is ruined                                         what to do
-========================  =====================================================  ==========================================
-``ParamInvalid`` ...      this call: nothing was started                         mend the arguments, or the order of calls
+========================  =====================================================
+==========================================
+``ParamInvalid`` ...      this call: nothing was started                         correct the arguments or the order of
+calls
 ``TransferError`` ...     this transfer: its destination is undefined            retry it
-``LinkError`` ...         this link: other links go on                           link again
+``LinkError`` ...         this link: other links are unaffected                  link again
 ``DeviceError``           this device: nothing on it can be trusted              restart the process
-``InternalError``         us                                                     please report it
-========================  =====================================================  ==========================================
+``InternalError``         this library's own rules                               please report it
+========================  =====================================================
+==========================================
 
 All of them are :class:`LLMException`, which is LLM-DataDist's own exception, and carry its ``status_code``.
 """
@@ -26,7 +30,7 @@ _BASE = 0x5010B000  # every library code is this plus a small number
 
 
 class LLMStatusCode(IntEnum):
-    """LLM-DataDist's status codes, with its numbers."""
+    """The status codes of LLM-DataDist, with its numbers."""
 
     LLM_SUCCESS = 0
     LLM_FAILED = 0xFFFFFFFF
@@ -60,7 +64,7 @@ class LLMStatusCode(IntEnum):
 
     @classmethod
     def of(cls, code: int) -> LLMStatusCode:
-        """The member with this number; a number without one is ``LLM_FAILED``, as upstream maps it."""
+        """Return the member with this number, or ``LLM_FAILED`` for an unknown number, as upstream does."""
         try:
             return cls(code)
         except ValueError:
@@ -71,14 +75,14 @@ class LLMException(RuntimeError):
     """Base of everything this library raises on purpose, apart from ``TypeError`` and ``ValueError`` for bad arguments.
 
     Attributes:
-        status_code: why, as LLM-DataDist numbers it; never ``LLM_SUCCESS``.
+        status_code: the reason, as LLM-DataDist numbers it; never ``LLM_SUCCESS``.
         peer: cluster id of the other end, or None.
-        operation: the call that failed, for instance ``"init"``; None where its caller knows, as of transfers.
-        hint: what to do next, or None. It is part of the message, too.
-        landed_blocks: of a ``pull_leased`` that failed: so many of its destination's blocks, from the first, are as they have
-            to be all the same.
-        retryable: the same call may succeed later without anything else being done. Also where a link broke that this end
-            makes again (``LLMConfig.relink``).
+        operation: the call that failed, for instance ``"init"``; None if the caller knows it anyway, as with transfers.
+        hint: what to do next, or None. The message contains it, too.
+        landed_blocks: after a failed ``pull_leased``, the number of destination blocks, from the first, that are intact
+            all the same.
+        retryable: True if the same call may succeed later without further steps. This includes a broken link that this
+            end makes again (``LLMConfig.relink``).
     """
 
     default_status = LLMStatusCode.LLM_FAILED
@@ -104,7 +108,7 @@ class LLMException(RuntimeError):
         return self._status_code
 
     def with_status(self, status_code: LLMStatusCode) -> Self:
-        """The same with another status code: for an interface that knows it by that one."""
+        """Return a copy with another status code, for an interface that documents that code for the error."""
         other = copy.copy(self)
         other._status_code = status_code
         return other
@@ -126,7 +130,7 @@ class ParamInvalid(LLMException):
 
 
 class CacheNotFound(LLMException):
-    """No such cache or key, here or at the peer."""
+    """There is no such cache or key, here or at the peer."""
 
     default_status = LLMStatusCode.LLM_KV_CACHE_NOT_EXIST
     retryable = True
@@ -142,7 +146,7 @@ class LeaseMismatch(CacheNotFound):
 
 
 class NotLinked(LLMException):
-    """No usable link to that cluster."""
+    """There is no usable link to the cluster."""
 
     default_status = LLMStatusCode.LLM_NOT_YET_LINK
 
@@ -168,25 +172,25 @@ class ForkError(LLMException):
 
 
 class TransferError(LLMException):
-    """The transfer did not succeed; what its destination holds is undefined. The link still works."""
+    """The transfer failed; the contents of its destination are undefined. The link still works."""
 
 
 class TransferTimeout(TransferError, TimeoutError):
-    """The transfer missed its time limit. It was stopped, and no byte of it lands any more."""
+    """The transfer exceeded its time limit. It was stopped, and none of its bytes can land any longer."""
 
     default_status = LLMStatusCode.LLM_TIMEOUT
     retryable = True
 
 
 class DataCorrupted(TransferError):
-    """Bytes changed on their way, as checksums found: what arrived is not what was sent. The link still works.
+    """Checksums found bytes that changed in transit. The link still works.
 
-    All blocks of the destination that are not in ``blocks`` are as they have to be. So many of them are in the message. Of a
-    layered transfer this is about the layer that the message names, and those before it.
+    Destination blocks that are not in ``blocks`` are intact. The message names the first few damaged ones. After a
+    layered transfer this holds for the layer that the message names, and for those before it.
 
     Attributes:
-        blocks: of the destination, those that are damaged; of a contiguous cache the batch slot.
-        digests: of each of them, the CRC-32C at the source and at the destination, over all tensors of the transfer.
+        blocks: the damaged blocks of the destination; for a contiguous cache the batch slot.
+        digests: for each of them, the CRC-32C at the source and at the destination, over all tensors of the transfer.
     """
 
     retryable = True
@@ -203,11 +207,11 @@ class DataCorrupted(TransferError):
 
 
 class LinkError(LLMException, ConnectionError):
-    """A link could not be made, or is gone. Its transfers ended with this; other links are not concerned.
+    """A link could not be established, or was lost. Its transfers fail with this error; other links are unaffected.
 
     Attributes:
-        is_proved: the cluster asked for has proved what the message says of it. If False, any process that answers at its
-            address may have caused the failure, so relinking continues.
+        is_proved: True if the cluster asked for has proved what the message says of it. If False, any process that
+            answers at its address may have caused the failure, so relinking continues.
     """
 
     default_status = LLMStatusCode.LLM_LINK_FAILED
@@ -215,7 +219,7 @@ class LinkError(LLMException, ConnectionError):
 
 
 class PeerLost(LinkError):
-    """The peer's process died or its connection broke. You get :class:`LinkClosed` when it said good-bye."""
+    """The peer's process died, or its connection broke without a good-bye. With one, :class:`LinkClosed` is raised."""
 
     default_status = LLMStatusCode.LLM_NOT_YET_LINK
 
@@ -227,23 +231,23 @@ class LinkClosed(LinkError):
 
 
 class LinkTimeout(LinkError, TimeoutError):
-    """The link was not made in time."""
+    """The link was not established in time."""
 
     default_status = LLMStatusCode.LLM_TIMEOUT
 
 
 class AuthError(LinkError):
-    """The peer could not prove that it has the key, or we could not."""
+    """The peer could not prove that it has the key, or this end could not."""
 
 
 class ProtocolError(LinkError):
-    """The peer said something that the protocol does not allow, or that we do not understand."""
+    """The peer sent something that the protocol does not allow, or that this end does not understand."""
 
     default_status = LLMStatusCode.LLM_PARAM_INVALID
 
 
 class IncompatiblePeer(LinkError):
-    """The two ends do not fit together. The message names both values."""
+    """The two ends cannot work together. The message names the values that differ."""
 
     default_status = LLMStatusCode.LLM_PARAM_INVALID
 
@@ -260,11 +264,11 @@ class DeviceError(LLMException):
 
 
 class RuntimeUnavailable(DeviceError):
-    """No accelerator runtime could be opened. The message says what was tried."""
+    """The accelerator's runtime could not be opened. The message names the libraries that were tried."""
 
 
 class StuckError(DeviceError):
-    """The device did not let go of memory that it was asked to release. That memory must never be used again."""
+    """The device did not release memory when it was asked to. That memory must never be used again."""
 
 
 class InternalError(LLMException):
@@ -275,7 +279,7 @@ class InternalError(LLMException):
 
 
 def explained(error: OSError) -> str:
-    """What the operating system refused; the limit, too, where the process has no file descriptor left."""
+    """Return what the operating system refused, and the limit if the process has no file descriptor left."""
     words = error.strerror or str(error)
     if error.errno == errno.EMFILE:
         return f"{words}: RLIMIT_NOFILE is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
