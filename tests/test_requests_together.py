@@ -36,6 +36,7 @@ from aiodatadist.wire.messages import (
     TOGETHER_SINCE,
     Hello,
     Message,
+    PartNumbers,
     Pull,
     Pulled,
 )
@@ -335,6 +336,27 @@ async def test_requests_that_name_too_many_blocks_together_end_the_link(
     with pytest.raises(LinkError):
         await mine.ping()
     words = f"the requests of a message name {2 * MAX_INDEXES + 1} blocks: the limit is {2 * MAX_INDEXES}"
+    assert words in str(await theirs.wait_closed())
+
+
+async def test_parts_of_blocks_count_for_each_request_of_a_message(
+    requesting: tuple[Cluster, Cluster, Cache, Cache],
+) -> None:
+    """Each request has the parts of the first one, and planning them takes the loop a millisecond and more."""
+    prompt, decoder, _, _ = requesting
+    most = 2 * MAX_INDEXES // MAX_TOGETHER // 2
+    parts = PartNumbers(nbytes=64, src=[0] * (most - 1), dst=list(range(most - 1)))
+    message = pull(src_blocks=[0], dst_blocks=[0], parts=parts, also=[(2, [0], [0])] * (MAX_TOGETHER - 1))
+    mine, theirs = inside(decoder.datadist).links.find(1), inside(prompt.datadist).links.find(2)
+    mine.post(message)
+    await mine.ping()
+    more = PartNumbers(nbytes=64, src=[0] * most, dst=list(range(most)))
+    mine.post(message.model_copy(update={"parts": more}))
+    with pytest.raises(LinkError):
+        await mine.ping()
+    words = (
+        f"the requests of a message name {2 * MAX_INDEXES + 2 * MAX_TOGETHER} blocks: the limit is {2 * MAX_INDEXES}"
+    )
     assert words in str(await theirs.wait_closed())
 
 

@@ -329,7 +329,7 @@ class Pull(_Message):
         default_factory=list
     )
     """Further requests, which differ from this one in these alone. Each is served and answered as if it came by itself. All
-    together name no more blocks than one may."""
+    together name no more blocks, with their parts, than one may name blocks."""
 
     @property
     def is_whole_blocks(self) -> bool:
@@ -338,9 +338,10 @@ class Pull(_Message):
         return is_all and not self.dst_slot and len(self.src_blocks) > 0
 
     def count_blocks(self) -> int:
-        """Return how many numbers of blocks all requests of this message have, of sources and of destinations."""
+        """Return how many numbers of blocks, and of their parts, the requests of this message have, at both ends."""
         lists = (self.src_blocks, self.dst_blocks, *(blocks for _, *both in self.also for blocks in both))
-        return sum(map(len, lists))
+        parts = 0 if self.parts is None else len(self.parts.src) + len(self.parts.dst)
+        return sum(map(len, lists)) + parts * (1 + len(self.also))
 
     def each(self) -> Iterator[Pull]:
         """Yield the requests of this message, one by one."""
