@@ -1,1 +1,1 @@
-"""Options of a cluster, and the rules of each."""
+"""The options of a cluster, and the rules that each must keep."""

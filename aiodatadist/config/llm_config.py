@@ -26,7 +26,7 @@ DEFAULT_HEARTBEAT_MISSES = 3
 
 SAFE_HEARTBEAT_INTERVAL: Final = 500
 SAFE_SILENCE: Final = 2000
-"""Milliseconds. TCP needs 200 and more to send a lost packet again, and several of them may be lost in a row."""
+"""Milliseconds. TCP needs at least 200 to send a lost packet again, and several may be lost in a row."""
 TransportName = Literal["hccl", "loopback"]
 
 WITHOUT_EFFECT: Final = {
@@ -35,16 +35,18 @@ WITHOUT_EFFECT: Final = {
     "cluster_info": "a cluster listens where listen_ip_info says, and is who its constructor says",
     "output_max_size": "outputs of a model runner may have any size",
 }
-"""Options that a vendor's script may give, which are checked and kept, and the reasons why they change nothing."""
+"""Options from a vendor's script that are checked and kept but change nothing, with the reason for each."""
 
 _UNSET: Final[Any] = object()
 
 
 def parse_address(text: str, name: str) -> tuple[str, int]:
-    """``"ip:port"``, ``"[ipv6]:port"`` or ``"name:port"``, where the name of a host stays a name; port 0 is any free one.
+    """Split ``"ip:port"``, ``"[ipv6]:port"`` or ``"name:port"`` into host and port. A host name stays a name.
+
+    Port 0 is any free port.
 
     Raises:
-        ParamInvalid: it is none of these.
+        ParamInvalid: if the text is none of these.
     """
     host, _, port = text.rpartition(":")
     in_brackets = host.startswith("[") and host.endswith("]")
@@ -61,7 +63,7 @@ def parse_address(text: str, name: str) -> tuple[str, int]:
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """What pydantic wraps in several lines is raised as the ValueError that it was."""
+    """Turn pydantic's report of several lines into the ValueError behind it."""
     try:
         yield
     except ValidationError as error:
@@ -72,51 +74,56 @@ def _one_sentence() -> Iterator[None]:
 
 
 class LLMConfig(BaseModel):
-    """Options of a :class:`~aiodatadist.LLMDataDist`. Each may be given to the constructor or set later.
+    """The options of a :class:`~aiodatadist.LLMDataDist`. Each can be given to the constructor or set later.
 
-    Wrong types raise ``TypeError``, broken rules ``LLMException(LLM_PARAM_INVALID)``, integers outside the C type
-    ``ValueError``, and so does setting what is no option; nothing is changed then. None is "not set" wherever that is the
-    default; so is an empty text, but for ``local_comm_res``.
+    A wrong type raises ``TypeError``, a broken rule ``LLMException(LLM_PARAM_INVALID)``. An integer outside the C type
+    raises ``ValueError``, and so does setting a name that is not an option. After an error nothing has changed. None
+    means "not set" wherever it is the default; so does an empty text, except for ``local_comm_res``.
 
     Attributes:
-        device_id: the device of this cluster. A list is kept, and refused by ``init`` when it has several.
-        listen_ip_info: ``"ip:port"`` to listen on for peers that link to us; port 0 takes any free one. The name of a host
-            may stand for its address, which ``init`` looks up: its first IPv4 address, or else its first. Also ``listen``.
+        device_id: the device of this cluster. A list is kept, and refused by ``init`` if it has several.
+        listen_ip_info: ``"ip:port"`` to listen on for peers that link to this cluster; port 0 is any free one. A host
+            name may stand for its address. ``init`` then looks it up, and takes the first IPv4 address, or else the
+            first address. Its other name is ``listen``.
         sync_kv_timeout: milliseconds for one transfer, counted from when it begins to run.
-        enable_cache_manager, enable_remote_cache_accessible: the mode. Both on unless said otherwise.
-        link_total_time: seconds for a link by rank table; 0: what ``HCCL_CONNECT_TIMEOUT`` says, else 120.
+        enable_cache_manager, enable_remote_cache_accessible: the mode. Both are on by default.
+        link_total_time: seconds for a link by rank table; 0 means ``HCCL_CONNECT_TIMEOUT``, or else 120.
         link_retry_count: attempts within that time.
-        local_comm_res: this device in a rank table, as JSON of version 1.0, or 1.2 (A3). Without it, or with 1.3, that is
-            made of this machine's address, the physical device id, and the address of the device's network card, which
-            ``/etc/hccn.conf`` or ``hccn_tool`` knows. softnpu has addresses of its own.
-        mem_pool_cfg, host_mem_pool_cfg: memory for allocated caches on the device and on the host: ``memory_size`` in bytes
-            and ``page_shift``, as JSON, a dict or a :class:`PoolConfig`; kept as JSON.
-        rdma_traffic_class: 0 to 255, a multiple of 4, of HCCL's communicators. None: what HCCL_RDMA_TC says, else 132.
-        rdma_service_level: 0 to 7, likewise. None: what HCCL_RDMA_SL says, else 4. Any other uint32 is kept in both, is as
-            None, and a warning at ``init`` says so.
-        ge_options: further options of the engine; their keys begin with ``ge.`` or ``llm.``. A device named here becomes
-            ``device_id``, unless that was set; ``ge.flowGraphMemMaxSize`` is the KvCacheManager mode's pool. Others have no
-            effect, and a warning at ``init`` names them. Entries that stand for an attribute count as its value in
-            :meth:`generate_options`, unless the attribute was changed.
-        enable_switch_role, mem_utilization, buf_pool_cfg: of the KvCacheManager mode: checked and kept, and of no
-            consequence in the other one. ``mem_utilization`` is a share in [0, 1], ``buf_pool_cfg`` JSON or a dict.
-        transfer_backend: ``"hixl"``: a link belongs to its initiator, see :meth:`LLMDataDist.link_clusters`. It needs
-            ``listen_ip_info`` and both modes on. Bytes travel as ``transport`` says all the same: there is no HIXL engine.
-        global_resource_config, deploy_res_path, cluster_info, output_max_size: a vendor's script may give them; they are
-            checked and kept, have no effect, and a warning at ``init`` says why (``WITHOUT_EFFECT``).
-            ``global_resource_config`` has to be JSON when ``init`` sees it. Addresses in ``cluster_info`` are kept as
+        local_comm_res: this device in a rank table, as JSON of version 1.0, or 1.2 (A3). If it is not set, or has
+            version 1.3, the table is generated from this machine's address, the physical device id, and the address of
+            the device's network card as ``/etc/hccn.conf`` or ``hccn_tool`` knows it. softnpu has its own addresses.
+        mem_pool_cfg, host_mem_pool_cfg: memory for allocated caches on the device and on the host: ``memory_size`` in
+            bytes and ``page_shift``, as JSON, a dict or a :class:`PoolConfig`; kept as JSON.
+        rdma_traffic_class: of HCCL's communicators, 0 to 255, a multiple of 4. None means ``HCCL_RDMA_TC``, or else
+            132.
+        rdma_service_level: of HCCL's communicators, 0 to 7. None means ``HCCL_RDMA_SL``, or else 4. In both options any
+            other uint32 is kept but counts as None, and ``init`` logs a warning.
+        ge_options: further options of the engine; their keys begin with ``ge.`` or ``llm.``. A device named here
+            becomes ``device_id``, unless that was set. ``ge.flowGraphMemMaxSize`` is the KvCacheManager mode's pool.
+            Other entries have no effect, and ``init`` logs a warning that names them. Entries that stand for an
+            attribute count as its value in :meth:`generate_options`, unless the attribute was changed.
+        enable_switch_role, mem_utilization, buf_pool_cfg: for the KvCacheManager mode. They are checked and kept, and
+            have no effect in the other mode. ``mem_utilization`` is a share in [0, 1], ``buf_pool_cfg`` JSON or a dict.
+        transfer_backend: with ``"hixl"`` a link belongs to its initiator, see :meth:`LLMDataDist.link_clusters`. It
+            needs ``listen_ip_info`` and both modes on. Bytes still travel as ``transport`` says: there is no HIXL
+            engine.
+        global_resource_config, deploy_res_path, cluster_info, output_max_size: a vendor's script may give them. They
+            are checked and kept, but have no effect, and ``init`` logs a warning with the reason (``WITHOUT_EFFECT``).
+            ``global_resource_config`` must be JSON by the time of ``init``. Addresses in ``cluster_info`` are kept as
             integers.
         transport: how bytes travel: ``"hccl"``, or ``"loopback"`` inside one process.
-        heartbeat_interval: milliseconds between two signs of life that this end gives on a link, 10 to 600000. The peer is
-            told, and waits for them: how soon this end notices a silent peer is the peer's setting, so set it at both. Below
-            500 a warning at ``init`` says what may end links, unless so many misses are allowed that a peer has 2 s.
-        heartbeat_misses: a peer that missed so many of its own in a row, 1 to 100, is lost.
-        relink: when a link that ``link_clusters`` of this end made, and that broke, is made again, as JSON, a dict or a
-            :class:`RelinkPolicy`; kept as JSON. None: it is not, as upstream has it. ``"{}"``: with the policy's defaults.
-        transfer_checksum: compare what arrives with what was sent, in every pull and push that this cluster starts, unless
-            the call says otherwise; see ``docs/checksums.md``. A peer that is too old for that is not linked.
-        auth_key: secret that both ends prove to have. Needed for listening on anything but loopback addresses. It is in
-            no option dictionary.
+        heartbeat_interval: milliseconds between two signs of life that this end sends on a link, 10 to 600000. The peer
+            is told this interval and waits for the signs. How soon this end notices a silent peer is therefore the
+            peer's setting, so set it at both ends. Below 500, ``init`` logs a warning that busy machines may end links,
+            unless so many misses are allowed that a peer has 2 s.
+        heartbeat_misses: a peer that misses this number of its own heartbeats in a row, 1 to 100, is lost.
+        relink: when a broken link that this end's ``link_clusters`` made is made again, as JSON, a dict or a
+            :class:`RelinkPolicy`; kept as JSON. None: never, as upstream. ``"{}"``: with the policy's defaults.
+        transfer_checksum: True to compare what arrives with what was sent, in every pull and push that this cluster
+            starts, unless the call says otherwise; see ``docs/checksums.md``. A peer that is too old for that is not
+            linked.
+        auth_key: the secret that both ends prove to have. Needed to listen on anything but loopback addresses. No
+            option dictionary contains it.
     """
 
     model_config = ConfigDict(validate_assignment=True, extra="forbid")
@@ -202,7 +209,7 @@ class LLMConfig(BaseModel):
             self._adopt_device()
 
     def _adopt_device(self) -> None:
-        """A device in ``ge_options`` moves to ``device_id``, unless that was set: what is explicit wins."""
+        """Move a device in ``ge_options`` to ``device_id``, unless that was set: what is explicit wins."""
         device = rules.take_device(self.ge_options)
         if device is not None and "device_id" not in self.model_fields_set:
             self.__dict__["device_id"] = device  # checked, and still to be replaced by that of the next ge_options
@@ -218,10 +225,10 @@ class LLMConfig(BaseModel):
 
     @property
     def listen_address(self) -> tuple[str, int] | None:
-        """Where to listen: an address and a port; or a name and a port, as long as that was not looked up.
+        """The address and port to listen on, or a name and port if the name was not looked up yet; None if not set.
 
         Raises:
-            ParamInvalid: ``listen_ip_info`` is not an address, or a network address without ``auth_key``.
+            ParamInvalid: if ``listen_ip_info`` is not an address, or a network address without ``auth_key``.
         """
         if not self.listen_ip_info:
             return None
@@ -231,7 +238,7 @@ class LLMConfig(BaseModel):
         return host, port
 
     def check_listening_on(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
-        """Raises ParamInvalid: this address, which ``listen_ip_info`` is or stands for, needs ``auth_key``."""
+        """Raise ParamInvalid if this address needs ``auth_key``. It is ``listen_ip_info``, or what that name stands for."""
         if address.is_loopback or self.auth_key is not None:
             return
         stands_for = "" if str(address) in str(self.listen_ip_info) else f", which is {address}"
@@ -242,26 +249,27 @@ class LLMConfig(BaseModel):
 
     @property
     def device(self) -> int:
-        """The one device. Raises ParamInvalid: there are several."""
+        """The only device. Raises ParamInvalid if there are several."""
         return rules.one_device(self.device_id)
 
     @property
     def relink_policy(self) -> RelinkPolicy | None:
-        """``relink``, read; None: links that broke are not made again."""
+        """The parsed ``relink``; None if broken links are not made again."""
         return None if self.relink is None else RelinkPolicy.parse(self.relink, "relink")
 
     @property
     def links_have_owners(self) -> bool:
-        """A link belongs to its initiator, as with HIXL, instead of to both ends."""
+        """True if a link belongs to its initiator, as with HIXL, instead of to both ends."""
         return self.transfer_backend == "hixl"
 
     def check_mode(self) -> None:
         """Refuse options that do not go together, and the mode that only ``aiodatadist.legacy`` has.
 
         Raises:
-            ParamInvalid: ``local_comm_res`` or ``transfer_backend`` with a mode off, or that without ``listen_ip_info``;
-                several devices; a pool size that is no number; a ``global_resource_config`` that is no JSON.
-            FeatureNotEnabled: ``enable_cache_manager`` is off.
+            ParamInvalid: if ``local_comm_res`` or ``transfer_backend`` is set with a mode off, or ``transfer_backend``
+                without ``listen_ip_info``; if there are several devices; if the pool size is not a number; if
+                ``global_resource_config`` is not JSON.
+            FeatureNotEnabled: if ``enable_cache_manager`` is off.
         """
         self._check_combination()
         if not self.enable_cache_manager:
@@ -271,7 +279,7 @@ class LLMConfig(BaseModel):
             )
 
     def check_kept(self) -> None:
-        """What is kept as it was given, and refused where a cluster is to have it. Raises ParamInvalid."""
+        """Check options that were kept as given, and that a cluster cannot run with. Raises ParamInvalid if one is wrong."""
         rules.one_device(self.device_id)
         rules.pool_size(self.ge_options)
         if self.global_resource_config is not None:
@@ -293,14 +301,14 @@ class LLMConfig(BaseModel):
             raise ParamInvalid("llm.listenIpInfo is not set: with llm.TransferBackend it must be given")
 
     def without_effect(self) -> list[str]:
-        """A line for each option that was given and changes nothing: its name, and the reason."""
+        """Return a line for each option that was given and changes nothing: its name, and the reason."""
         given = [name for name in WITHOUT_EFFECT if getattr(self, name) is not None]
         lines = [f"{name} has no effect: {WITHOUT_EFFECT[name]}" for name in given]
         others = sorted(key for key in self.ge_options if key.lower() != rules.POOL_SIZE)
         return lines + self._beyond_the_manual() + [f"option {key!r} has no effect: {_why(key)}" for key in others]
 
     def risks(self) -> list[str]:
-        """A line for each option whose value is allowed and invites failures: its name, and the reason."""
+        """Return a line for each option whose value is allowed but invites failures: its name, and the reason."""
         silence = self.heartbeat_interval * (self.heartbeat_misses + 1)
         if self.heartbeat_interval >= SAFE_HEARTBEAT_INTERVAL or silence >= SAFE_SILENCE:
             return []
@@ -323,19 +331,19 @@ class LLMConfig(BaseModel):
 
     @property
     def options(self) -> dict[str, str]:
-        """The same as :meth:`generate_options`."""
+        """The option dictionary of :meth:`generate_options`."""
         return self.generate_options()
 
     def gen_options(self) -> dict[str, str]:
-        """The older name of :meth:`generate_options`."""
+        """Return the dictionary of :meth:`generate_options`, under its older name."""
         return self.generate_options()
 
     def generate_options(self) -> dict[str, str]:
-        """The option dictionary that ``LLMDataDist.init`` takes; a fresh one each time.
+        """Return the option dictionary that ``LLMDataDist.init`` takes; a fresh one each time.
 
-        What is in ``ge_options`` comes first, and an attribute that was changed wins over it. Left out is what is not set,
-        and what only this library knows or the KvCacheManager mode may switch on, as long as it has its default. ``auth_key``
-        is never in it.
+        Entries of ``ge_options`` come first, and an attribute that was changed overrides them. Options that are not set
+        are left out. Options that only this library knows, or that the KvCacheManager mode may switch on, are left out
+        at their default. ``auth_key`` is never included.
         """
         entries = dict(self.ge_options)
         given = {_BY_KEY[key.lower()].field: key for key in entries if key.lower() in _BY_KEY}
@@ -350,16 +358,16 @@ class LLMConfig(BaseModel):
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """The configuration behind an option dictionary; keys are compared without case.
+        """Return the configuration behind an option dictionary; keys are compared without case.
 
-        Options that are absent have their defaults, so that ``llm.LocalCommRes`` and ``llm.TransferBackend`` find both
-        modes on unless they were switched off. Other keys of ``ge.`` and ``llm.`` go to ``ge_options``.
+        Absent options have their defaults, so with ``llm.LocalCommRes`` and ``llm.TransferBackend`` both modes are on
+        unless they were switched off. Other keys of ``ge.`` and ``llm.`` go to ``ge_options``.
 
         Raises:
-            TypeError: not a dictionary of strings.
-            ValueError: an integer outside its C type.
-            ParamInvalid: an option that is not known or given twice, a value that breaks its rule, or options that do
-                not go together.
+            TypeError: if it is not a dictionary of strings.
+            ValueError: if an integer is outside its C type.
+            ParamInvalid: if an option is unknown or given twice, a value breaks its rule, or options do not go
+                together.
         """
         if not isinstance(options, Mapping):
             raise TypeError(f"options is a {type(options).__name__}: must be a dict of str to str")
@@ -387,7 +395,7 @@ class LLMConfig(BaseModel):
 
 
 class _Kind(NamedTuple):
-    """How the values of an option are written. ``read`` raises ValueError: not as ``rule`` says."""
+    """The functions that read and write the values of an option. ``read`` raises ValueError if the text breaks ``rule``."""
 
     read: Callable[[str], object]
     write: Callable[[Any], str]
@@ -395,7 +403,7 @@ class _Kind(NamedTuple):
 
 
 def _agree(one: object, other: object) -> bool:
-    """Both say the same; one may name only the first of the devices that the other names."""
+    """Return True if both name the same devices, or one names only the first of the other's."""
     if isinstance(one, tuple) and isinstance(other, tuple):
         return all(a == b for a, b in zip(one, other, strict=False))
     return one == other
@@ -426,7 +434,10 @@ _SWITCH = _Kind(_switch, lambda value: str(int(value)), "'0' or '1'")
 
 
 class _Option(NamedTuple):
-    """An entry of the dictionary and the attribute it stands for. ``is_quiet``: it is not written at its default."""
+    """An entry of the dictionary, and the attribute it stands for.
+
+    If ``is_quiet``, the entry is not written at its default.
+    """
 
     key: str
     field: str
@@ -434,10 +445,10 @@ class _Option(NamedTuple):
     is_quiet: bool = False
 
     def read(self, key: str, text: str) -> object:
-        """The value that ``text`` stands for; ``key`` as the caller spelt it.
+        """Return the value that ``text`` stands for. ``key`` is the option as the caller spelt it.
 
         Raises:
-            ParamInvalid: it is not of this kind.
+            ParamInvalid: if the text is not of this kind.
         """
         try:
             return self.kind.read(text)
@@ -478,7 +489,7 @@ _BY_KEY: Final = {option.key.lower(): option for option in (*_OPTIONS, _Option("
 
 
 def _why(key: str) -> str:
-    """Why an option without an attribute changes nothing."""
+    """Return the reason why an option without an attribute changes nothing."""
     option = _BY_KEY.get(key.lower())
     if option is not None:
         return f"set {option.field} instead, or give the dictionary that generate_options() makes"
@@ -486,10 +497,10 @@ def _why(key: str) -> str:
 
 
 def _engine_key(key: str) -> str:
-    """A key that stands for no attribute: the vendor's own.
+    """Return a key that stands for no attribute, because it is the vendor's own.
 
     Raises:
-        ParamInvalid: it does not begin as the vendor's do.
+        ParamInvalid: if it does not begin as the vendor's keys do.
     """
     if not key.lower().startswith(rules.VENDORS):
         known = ", ".join(sorted(option.key for option in _BY_KEY.values()))

@@ -1,7 +1,7 @@
-"""The rules of single options: what :class:`~aiodatadist.LLMConfig` asks of a value before it keeps it.
+"""The rules of single options: the checks that :class:`~aiodatadist.LLMConfig` makes before it keeps a value.
 
-Every check returns the value as it is kept. ``TypeError``: a wrong type. ``ValueError``: an integer outside its C type.
-``ParamInvalid``: anything else, and the message names the value, the limit and the rule.
+Every check returns the value as it is kept. It raises ``TypeError`` for a wrong type and ``ValueError`` for an integer
+outside its C type. Anything else raises ``ParamInvalid``, whose message names the value, the limit and the rule.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
 
 MAX_LOCAL_COMM_RES: Final = 64 << 10
-"""Characters of ``local_comm_res``."""
+"""The largest ``local_comm_res``, in characters."""
 
 MAX_JSON: Final = 64 << 10
-"""Characters of other options that are JSON."""
+"""The largest other option that is JSON, in characters."""
 
 MAX_SHAPED: Final = 16 << 10
-"""Characters of those that describe a pool: whatever is wrong in there is found within milliseconds."""
+"""The largest option that describes a pool or a policy, in characters. An error in it is found within milliseconds."""
 
 MAX_OPTIONS: Final = 1024
-"""Entries of an option dictionary, and of ``ge_options``."""
+"""The largest number of entries in an option dictionary, and in ``ge_options``."""
 
 MAX_PAGES: Final = 2**32 - 1
-"""A pool has fewer pages than this."""
+"""A pool must have fewer pages than this."""
 
 HUGE_PAGE: Final = 2 << 20
-"""Bytes: the size classes of ``buf_pool_cfg`` are made of these."""
+"""Bytes of a huge page: the size classes of ``buf_pool_cfg`` consist of these."""
 
 DEVICE_KEYS: Final = ("ge.exec.deviceid", "ge.session_device_id")
-"""Entries of ``ge_options``, in lower case, that say what ``device_id`` says."""
+"""Entries of ``ge_options``, in lower case, that mean ``device_id``."""
 
 POOL_SIZE: Final = "ge.flowgraphmemmaxsize"
-"""The entry, in lower case, that says how large the pool of the KvCacheManager mode is."""
+"""The entry, in lower case, with the pool size of the KvCacheManager mode."""
 
 VENDORS: Final = ("ge.", "llm.")
-"""How the vendor's keys begin, in lower case."""
+"""The prefixes of the vendor's keys, in lower case."""
 
 TRAFFIC_CLASSES: Final = range(0, 256, 4)
-"""What ``rdma_traffic_class`` may be at HCCL. Any other uint32 is kept, and has no effect."""
+"""The values of ``rdma_traffic_class`` that HCCL accepts. Any other uint32 is kept, and has no effect."""
 
 SERVICE_LEVELS: Final = range(8)
-"""The same for ``rdma_service_level``."""
+"""The values of ``rdma_service_level`` that HCCL accepts. Any other uint32 is kept, and has no effect."""
 
 Check = Callable[[Any], Any]
 
 
 def optional(check: Check) -> BeforeValidator:
-    """None is "not set"; everything else has to pass ``check``."""
+    """Return a validator that keeps None as "not set", and passes everything else to ``check``."""
     return BeforeValidator(lambda value: None if value is None else check(value))
 
 
@@ -73,7 +73,7 @@ def optional(check: Check) -> BeforeValidator:
 
 
 def device_id(value: Any) -> int | list[int]:
-    """A device, or a list of them: int32, at least 0. Several are refused later, by :func:`one_device`."""
+    """Check a device, or a list of them: int32, at least 0. Several are refused later, by :func:`one_device`."""
     if isinstance(value, (list, tuple)):
         checks.sequence(value, "device_id", int)
         if not value:
@@ -84,7 +84,7 @@ def device_id(value: Any) -> int | list[int]:
 
 
 def one_device(value: int | list[int]) -> int:
-    """Raises ParamInvalid: these are several."""
+    """Return the device. Raises ParamInvalid if there are several."""
     if isinstance(value, list):
         raise ParamInvalid(f"device_id is {value}: exactly one device belongs to a process")
     return value
@@ -97,7 +97,7 @@ def _device(value: Any) -> int:
 
 
 def milliseconds(value: Any) -> int:
-    """``sync_kv_timeout``: int32 above 0, or its digits."""
+    """Check ``sync_kv_timeout``: an int32 above 0, or its digits."""
     if isinstance(value, str):
         if not (value.isascii() and value.isdecimal()):
             raise ParamInvalid(f"sync_kv_timeout is {value!r}: must be digits, in milliseconds")
@@ -108,7 +108,7 @@ def milliseconds(value: Any) -> int:
 
 
 def bounded(name: str, low: int, high: int, *, step: int = 1, kind: range | None = None) -> Check:
-    """An int in [low, high], a multiple of ``step``, and before that within the C type ``kind``."""
+    """Return a check for an int in [low, high] that is a multiple of ``step``, and within the C type ``kind`` before that."""
 
     def check(value: Any) -> int:
         if not isinstance(value, int):
@@ -125,17 +125,17 @@ def bounded(name: str, low: int, high: int, *, step: int = 1, kind: range | None
 
 
 def uint32(name: str) -> Check:
-    """Any uint32."""
+    """Return a check for any uint32."""
     return lambda value: checks.integer(value, name, checks.UINT32)
 
 
 def known(value: int | None, allowed: range) -> int | None:
-    """What HCCL is told: the value, or None where it is beyond the manual's range."""
+    """Return the value for HCCL, or None if it is outside the manual's range."""
     return value if value in allowed else None
 
 
 def share(name: str) -> Check:
-    """A float, or an int that stands for one, in [0, 1]."""
+    """Return a check for a float, or an int that stands for one, in [0, 1]."""
 
     def check(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (float, int)):
@@ -148,33 +148,33 @@ def share(name: str) -> Check:
 
 
 def flag(name: str) -> BeforeValidator:
-    """A bool, and no other int."""
+    """Return a validator for a bool; no other int is accepted."""
     return BeforeValidator(lambda value: checks.instance(value, name, bool))
 
 
 def choice(name: str, *allowed: str) -> Check:
-    """One of these words."""
+    """Return a check for one of these words."""
 
     def check(value: Any) -> str:
         if checks.instance(value, name, str) not in allowed:
-            raise ParamInvalid(f"{name} is {value!r}: there are {', '.join(allowed)}")
+            raise ParamInvalid(f"{name} is {value!r}: must be {' or '.join(allowed)}")
         return str(value)
 
     return check
 
 
 def kept(name: str) -> Check:
-    """Any str of at most 64 Ki characters, kept as it was given."""
+    """Return a check for any str of at most 64 Ki characters, kept as it was given."""
     return lambda value: characters(value, name, MAX_JSON)
 
 
 def text(name: str) -> Check:
-    """A str; an empty one is the same as none."""
+    """Return a check for a str; an empty one counts as None."""
     return lambda value: checks.instance(value, name, str) or None
 
 
 def secret(value: Any) -> SecretBytes | None:
-    """``auth_key``: at least one byte. The messages never show the value."""
+    """Check ``auth_key``: at least one byte. The messages never show the value."""
     if value is None or isinstance(value, SecretBytes):
         key = value
     elif isinstance(value, (bytes, str)):
@@ -190,9 +190,9 @@ def secret(value: Any) -> SecretBytes | None:
 
 
 def ge_options(value: Any) -> dict[str, str]:
-    """A dict of str to str, copied; None is an empty one.
+    """Check a dict of str to str and return a copy; None becomes an empty one.
 
-    All keys begin with ``ge.`` or ``llm.``, as the vendor's do, whether they are known here or not. A device is digits;
+    All keys must begin with ``ge.`` or ``llm.``, as the vendor's do, even if they are unknown here. A device is digits;
     several are joined by ``;``.
     """
     given = checks.instance({} if value is None else value, "ge_options", Mapping)
@@ -209,7 +209,7 @@ def ge_options(value: Any) -> dict[str, str]:
 
 
 def count_options(entries: Mapping[Any, Any], name: str) -> None:
-    """Raises ParamInvalid: these are too many."""
+    """Raise ParamInvalid if there are too many entries."""
     if len(entries) > MAX_OPTIONS:
         raise ParamInvalid(f"{name} has {len(entries)} entries: the limit is {MAX_OPTIONS}")
 
@@ -218,7 +218,7 @@ def take_device(entries: dict[str, str]) -> int | list[int] | None:
     """Remove the entries of ``ge_options`` that name a device, or several, and return it.
 
     Raises:
-        ParamInvalid: one entry does not begin with the device of the other.
+        ParamInvalid: if one entry does not begin with the device of the other.
     """
     named = {key: entry for key, entry in entries.items() if key.lower() in DEVICE_KEYS}
     lists = sorted((_devices(key, entry) for key, entry in named.items()), key=len)
@@ -237,7 +237,7 @@ def _devices(key: str, entry: str) -> tuple[int, ...]:
 
 
 def read_devices(text: str) -> tuple[int, ...]:
-    """Numbers joined by ``;``. Raises ValueError: it is something else."""
+    """Return the numbers that ``;`` joins in a text. Raises ValueError if it is something else."""
     numbers = text.split(";")
     if not all(re.fullmatch(r"-?[0-9]{1,20}", number) for number in numbers):
         raise ValueError(text)
@@ -245,10 +245,10 @@ def read_devices(text: str) -> tuple[int, ...]:
 
 
 def pool_size(entries: Mapping[str, str]) -> int | None:
-    """``ge.flowGraphMemMaxSize`` in bytes, whatever the case of its letters; None: it is not there.
+    """Return ``ge.flowGraphMemMaxSize`` in bytes, whatever the case of its letters; None if it is not there.
 
     Raises:
-        ParamInvalid: it is not digits only.
+        ParamInvalid: if it is not digits only.
     """
     for key, entry in entries.items():
         if key.lower() == POOL_SIZE:
@@ -262,7 +262,7 @@ def pool_size(entries: Mapping[str, str]) -> int | None:
 
 
 def load(value: Any, name: str) -> Any:
-    """What a JSON text says, which has at most 64 Ki characters."""
+    """Parse a JSON text of at most 64 Ki characters. Raises TypeError or ParamInvalid if it is not one."""
     text = characters(value, name, MAX_JSON)
     try:
         return json.loads(text)
@@ -271,7 +271,7 @@ def load(value: Any, name: str) -> Any:
 
 
 def characters(value: Any, name: str, limit: int) -> str:
-    """A text of at most so many characters."""
+    """Check that a text has at most ``limit`` characters. Raises TypeError or ParamInvalid."""
     text = checks.instance(value, name, str)
     if len(text) > limit:
         raise ParamInvalid(f"{name} has {len(text)} characters: the limit is {limit}")
@@ -279,7 +279,7 @@ def characters(value: Any, name: str, limit: int) -> str:
 
 
 def local_comm_res(value: Any) -> str:
-    """JSON of at most 64 Ki characters. Empty means "find the resources yourself", which is not the same as None."""
+    """Check JSON of at most 64 Ki characters. Unlike None, an empty text means "find the resources yourself"."""
     resource = characters(value, "local_comm_res", MAX_LOCAL_COMM_RES)
     if resource:
         load(resource, "local_comm_res")
@@ -287,9 +287,9 @@ def local_comm_res(value: Any) -> str:
 
 
 def cluster_info(value: Any) -> str | None:
-    """A JSON object whose ``listen_ip_info[].ip`` become integers: the four network bytes read little-endian.
+    """Check a JSON object, and turn each ``listen_ip_info[].ip`` into an integer: its network bytes read little-endian.
 
-    An address that is an integer already stays, so that what this returns may be given to it again.
+    An address that is already an integer stays as it is, so the result can be passed in again.
     """
     if checks.instance(value, "cluster_info", str) == "":
         return None
@@ -317,17 +317,18 @@ def _ip_number(ip: object, name: str) -> int:
 
 
 class JsonOption(BaseModel):
-    """An option that is a JSON object of a known shape. Fields that are not known are refused."""
+    """An option that is a JSON object of a known shape. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @classmethod
     def parse(cls, value: str | Mapping[str, Any] | Self, name: str) -> Self:
-        """Read the option called ``name``: JSON, a mapping with the same fields, or what this returned.
+        """Read the option called ``name``: JSON, a mapping with the same fields, or an object that this method returned.
 
         Raises:
-            TypeError: none of these.
-            ParamInvalid: no object of this shape, a value that breaks its rule, or more than 16 Ki characters.
+            TypeError: if it is none of these.
+            ParamInvalid: if it is not an object of this shape, a value breaks its rule, or it has more than 16 Ki
+                characters.
         """
         if isinstance(value, cls):
             return value
@@ -356,7 +357,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 class WholeOption(JsonOption):
-    """One that callers make themselves: what is wrong with it is one sentence there, too."""
+    """An option object that callers construct themselves. There, too, an error is one sentence."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -368,13 +369,13 @@ class WholeOption(JsonOption):
 
 
 class PoolConfig(WholeOption):
-    """``mem_pool_cfg`` and ``host_mem_pool_cfg``: ``{"memory_size": 104857600, "page_shift": 16}``.
+    """The options ``mem_pool_cfg`` and ``host_mem_pool_cfg``: ``{"memory_size": 104857600, "page_shift": 16}``.
 
     Attributes:
-        memory_size: bytes of the pool, at least one page and fewer than 2**32 - 1 pages.
-        page_shift: a page has ``1 << page_shift`` bytes; 10 to 30, and 64 KiB unless said otherwise.
+        memory_size: bytes of the pool: at least one page, and fewer than 2**32 - 1 pages.
+        page_shift: a page has ``1 << page_shift`` bytes; 10 to 30, by default 16 (64 KiB).
 
-    Raises ParamInvalid: a value breaks its rule, or there is another.
+    Raises ParamInvalid if a value breaks its rule, or an unknown field is given.
     """
 
     memory_size: int = Field(gt=0, lt=2**64)
@@ -386,8 +387,8 @@ class PoolConfig(WholeOption):
             raise ParamInvalid(f"memory_size is {self.memory_size}: must be at least a page, {self.page} bytes")
         if self.pages >= MAX_PAGES:
             raise ParamInvalid(
-                f"memory_size is {self.memory_size}: these are {self.pages} pages of {self.page} bytes, "
-                f"there must be fewer than {MAX_PAGES}"
+                f"memory_size is {self.memory_size}, that is {self.pages} pages of {self.page} bytes: "
+                f"must be fewer than {MAX_PAGES} pages"
             )
         return self
 
@@ -398,15 +399,15 @@ class PoolConfig(WholeOption):
 
     @property
     def pages(self) -> int:
-        """Whole pages; what is left of ``memory_size`` is not used."""
+        """The number of whole pages; the rest of ``memory_size`` is not used."""
         return self.memory_size >> self.page_shift
 
 
 class BufferClass(JsonOption):
-    """A size class of ``buf_pool_cfg``; all three in bytes.
+    """A size class of ``buf_pool_cfg``. All three values are bytes.
 
     Attributes:
-        total_size: of the class: a multiple of 2 MiB and of ``blk_size``.
+        total_size: bytes of the class: a multiple of 2 MiB and of ``blk_size``.
         blk_size: the smallest allocation: a power of two, up to 2 MiB.
         max_buf_size: the largest allocation: at least ``blk_size``, below ``total_size``.
     """
@@ -428,7 +429,7 @@ class BufferClass(JsonOption):
 
 
 class BufferPoolConfig(JsonOption):
-    """``buf_pool_cfg``: size classes in the order of ``max_buf_size``, or only the size of the whole pool in bytes."""
+    """The option ``buf_pool_cfg``: size classes in order of ``max_buf_size``, or only the whole pool's size in bytes."""
 
     buf_cfg: Annotated[list[BufferClass] | None, Field(min_length=1, max_length=256)] = None
     buf_pool_size: int | None = Field(default=None, gt=0, lt=2**64)
@@ -436,16 +437,16 @@ class BufferPoolConfig(JsonOption):
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.buf_cfg is None and self.buf_pool_size is None:
-            raise ParamInvalid("buf_cfg is missing: must be given, or buf_pool_size")
+            raise ParamInvalid("buf_cfg is missing: give it, or buf_pool_size")
         sizes = [size.max_buf_size for size in self.buf_cfg or ()]
         for i, (before, size) in enumerate(pairwise(sizes), 1):
             if size <= before:
-                raise ParamInvalid(f"buf_cfg.{i}.max_buf_size is {size}: must be above that before it, {before}")
+                raise ParamInvalid(f"buf_cfg.{i}.max_buf_size is {size}: must be above the one before it, {before}")
         return self
 
 
 def shaped(name: str, shape: type[JsonOption]) -> Check:
-    """``shape``, kept as its JSON, a text as it was given; an empty text is the same as none."""
+    """Return a check for an option of this shape, kept as JSON. A text is kept as given; an empty one counts as None."""
 
     def check(value: Any) -> str | None:
         if value == "":

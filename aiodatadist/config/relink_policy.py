@@ -1,4 +1,4 @@
-"""``relink``: when a link that broke is made again."""
+"""The option ``relink``: when a broken link is made again."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from aiodatadist.config.option_rules import WholeOption
 from aiodatadist.errors import ParamInvalid
 
 MAX_SECONDS: Final = 864_000.0
+"""The longest time in the policy: ten days."""
 _Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 
 class RelinkPolicy(WholeOption):
-    """``relink``: ``{"first_delay": 0.02, "max_delay": 0.5, "duration": 600, "wait": 0}``, which are the defaults.
+    """The option ``relink``. Its defaults are ``{"first_delay": 0.02, "max_delay": 0.5, "duration": 600, "wait": 0}``.
 
-    All in seconds. Before the first attempt comes ``first_delay``, before each further one twice as long, up to
-    ``max_delay``; of each a random half is left out, so that many clusters do not come back to one peer at the same moment.
+    All values are seconds. ``first_delay`` comes before the first attempt. The delay doubles before each further one,
+    up to ``max_delay``. A random part of each delay, at most half, is left out, so that many clusters do not return to
+    one peer at the same moment.
 
     Attributes:
         first_delay: above 0.
-        max_delay: at least ``first_delay``. A peer that is there again is linked after that, at the latest, and the time that
-            making a link takes.
-        duration: since the link broke: then it is given up. None, in JSON null: it is never given up.
-        wait: for which transfers that are asked for meanwhile wait for the link, instead of failing at once; 0: none waits.
+        max_delay: at least ``first_delay``. A peer that has returned is linked at the latest after this, plus the time
+            that making a link takes.
+        duration: time since the link broke after which it is given up. If None, in JSON null, it is never given up.
+        wait: time for which transfers that are requested meanwhile wait for the link, instead of failing at once. If 0,
+            none waits.
 
-    Raises ParamInvalid: a value breaks its rule, or there is another.
+    Raises ParamInvalid if a value breaks its rule, or an unknown field is given.
     """
 
     first_delay: _Seconds = 0.02
@@ -42,6 +45,6 @@ class RelinkPolicy(WholeOption):
         return self
 
     def delay(self, attempt: int) -> float:
-        """Seconds before this attempt, counted from 1."""
+        """Return the seconds to wait before this attempt, counted from 1."""
         longest = min(self.max_delay, self.first_delay * 2.0 ** min(attempt - 1, 64))
         return longest * random.uniform(0.5, 1.0)
