@@ -1,1 +1,1 @@
-"""What callers say: descriptors, keys, addresses of peers, grids. Values only: no memory, no I/O."""
+"""The values that callers pass: descriptors, keys, addresses of peers, grids. No memory, no I/O."""

@@ -1,4 +1,4 @@
-"""Addresses of listeners: what is one, and how it is shown."""
+"""Addresses of listeners: how they are recognised, and how they are shown."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Final
 
 _LABEL: Final = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
 _HOST_NAME: Final = re.compile(rf"(?=.{{1,253}}$)(?:{_LABEL}\.)*(?!(?:[0-9]+|0[Xx][0-9A-Fa-f]*)\.?$){_LABEL}\.?")
-"""Of ASCII; what ends in a number is an address, or a wrong one."""
+"""An ASCII host name. A name whose last label is a number would be read as an address, so it is refused."""
 
 _CARD: Final = re.compile(r"[A-Za-z0-9_.:-]{0,15}")
 
 
 def is_address(host: str) -> bool:
-    """It is an IP address, and no name. Behind a ``%`` stands the name of a network card: ipaddress takes anything there."""
+    """Return True if the text is an IP address, and not a name.
+
+    The name of a network card may stand behind a ``%``; it is checked here, because ipaddress accepts anything there.
+    """
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -23,10 +26,10 @@ def is_address(host: str) -> bool:
 
 
 def is_host_name(text: str) -> bool:
-    """It can be the name of a host; whether there is one, the name service knows."""
+    """Return True if the text can be the name of a host. Only the name service knows if there is one."""
     return _HOST_NAME.fullmatch(text) is not None
 
 
 def host_port(host: str, port: int) -> str:
-    """``127.0.0.1:26000``, or ``[::1]:26000``: as ``LLMConfig.listen`` takes it."""
+    """Return ``127.0.0.1:26000`` or ``[::1]:26000``, as ``LLMConfig.listen`` takes it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,7 @@
-"""Argument checks that say the value, the limit and the rule. ``TypeError`` for types, ``ValueError`` for C ranges."""
+"""Argument checks whose messages name the value, the limit and the rule.
+
+They raise ``TypeError`` for types and ``ValueError`` for C ranges.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _NAMES.update({id(INT32): "int32", id(INT64): "int64"})
 
 
 def integer(value: Any, name: str, allowed: range) -> int:
-    """An ``int`` (``bool`` counts) within ``allowed``, one of the ranges above."""
+    """Check an ``int`` (``bool`` counts) within ``allowed``, one of the ranges above."""
     if not isinstance(value, int):
         raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: must be an int")
     if not allowed.start <= value < allowed.stop:
@@ -30,7 +33,7 @@ def integer(value: Any, name: str, allowed: range) -> int:
 
 
 def seconds(value: Any, name: str) -> float:
-    """An ``int`` or ``float`` of at least 0; ``math.inf`` is for ever."""
+    """Check an ``int`` or ``float`` of at least 0; ``math.inf`` means for ever."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: must be a number of seconds")
     if math.isnan(value) or value < 0:
@@ -39,7 +42,7 @@ def seconds(value: Any, name: str) -> float:
 
 
 def instance(value: Any, name: str, kind: type[T] | tuple[type[T], ...]) -> T:
-    """An object of one of these classes; None is refused, too."""
+    """Check that an object belongs to one of these classes; None is refused, too."""
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         wanted = " or ".join(k.__name__ for k in kinds)
@@ -48,7 +51,7 @@ def instance(value: Any, name: str, kind: type[T] | tuple[type[T], ...]) -> T:
 
 
 def sequence(value: Any, name: str, kind: type[T]) -> Sequence[T]:
-    """A list or tuple whose elements are all of one class."""
+    """Check a list or tuple whose elements all belong to one class."""
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{name} is of type {type(value).__name__}: must be a list or tuple of {kind.__name__}")
     for i, element in enumerate(value):

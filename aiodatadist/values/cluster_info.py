@@ -1,4 +1,4 @@
-"""How to reach a peer."""
+"""The cluster id and the address of a peer to link to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from aiodatadist.values.descriptors import LLMRole
 
 
 def _as_kept(ip: str | int, name: str) -> int | str:
-    """An IPv4 address as the number that stands for it here, its four network bytes read little-endian; IPv6, and the name of
-    a host, as text."""
+    """Return an address in the form in which it is kept.
+
+    An IPv4 address becomes the integer of its four network bytes read little-endian, as upstream keeps it. IPv6
+    addresses and host names stay text.
+    """
     if isinstance(ip, int):
         return checks.integer(ip, name, checks.UINT32)
     checks.instance(ip, name, str)
@@ -29,7 +32,7 @@ def _as_text(ip: int | str) -> str:
 
 
 class LLMClusterInfo:
-    """One peer for ``link_clusters`` and ``unlink_clusters``: its cluster id and the address it listens on."""
+    """A peer for ``link_clusters`` and ``unlink_clusters``: its cluster id and the address it listens on."""
 
     def __init__(self, remote_cluster_id: int | None = None, remote_role_type: LLMRole | int | None = None) -> None:
         self._remote_cluster_id: int | None = None
@@ -58,37 +61,40 @@ class LLMClusterInfo:
         self._remote_role_type = checks.instance(value, "remote_role_type", int)
 
     def append_local_ip_info(self, ip: str | int, port: int) -> None:
-        """Kept for compatibility; a client's own address, or name, is of no consequence here. Raises as
-        :meth:`append_remote_ip_info`."""
+        """Keep an address of the client, for compatibility; it has no effect here.
+
+        Raises what :meth:`append_remote_ip_info` raises.
+        """
         self._local.append((_as_kept(ip, "ip"), checks.integer(port, "port", checks.UINT16)))
 
     def append_remote_ip_info(self, ip: str | int, port: int) -> None:
-        """Where the peer listens.
+        """Set the address at which the peer listens.
 
         Args:
-            ip: an IPv4 address as text, or as the integer of its four network bytes read little-endian; IPv6 as text; or the
-                name of a host. A name is looked up whenever a link is made, or made again: of its addresses
-                the first that takes a connection counts, IPv4 first.
+            ip: an IPv4 address as text, or as the integer of its four network bytes read little-endian; IPv6 as text;
+                or a host name. A name is looked up whenever a link is made, or made again. The first of its addresses
+                that accepts a connection counts, IPv4 first.
+            port: the port at that address.
 
         Raises:
-            TypeError, ValueError: a type is wrong, or a number is not within its C type.
-            RuntimeError: the text is neither an IP address nor can it be a name.
+            TypeError, ValueError: if a type is wrong, or a number is outside its C type.
+            RuntimeError: if the text is neither an IP address nor a possible host name.
         """
         self._remote.append((_as_kept(ip, "ip"), checks.integer(port, "port", checks.UINT16)))
 
     @property
     def local_ip_info_list(self) -> list[tuple[int | str, int]]:
-        """IP and port: IPv4 as the integer, IPv6 and names as text."""
+        """The local addresses as IP and port: IPv4 as an integer, IPv6 and names as text."""
         return list(self._local)
 
     @property
     def remote_ip_info_list(self) -> list[tuple[int | str, int]]:
-        """Likewise."""
+        """The remote addresses as IP and port: IPv4 as an integer, IPv6 and names as text."""
         return list(self._remote)
 
     @property
     def remote_addresses(self) -> list[tuple[str, int]]:
-        """The remote list with the addresses as text."""
+        """The remote addresses as host and port, with every host as text."""
         return [(_as_text(ip), port) for ip, port in self._remote]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Names for caches, and what they look like. Values only: nothing here owns memory or talks to a peer."""
+"""Names and descriptions of caches. Values only: nothing here owns memory or talks to a peer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNSET: Final = 2**64 - 1
 
 
 class LLMRole(IntEnum):
-    """What a cluster does. Informational: any role may pull from and push to any other."""
+    """The role of a cluster. Informational: any role may pull from and push to any other."""
 
     PROMPT = 1
     DECODER = 2
@@ -26,7 +26,7 @@ class LLMRole(IntEnum):
 
 
 class Placement(IntEnum):
-    """Where the tensors of a cache live: pinned host memory, or device memory."""
+    """The memory in which the tensors of a cache live: pinned host memory, or device memory."""
 
     HOST = 0
     DEVICE = 1
@@ -36,7 +36,7 @@ class Placement(IntEnum):
 
 
 class RegisterMemStatus(IntEnum):
-    """How far a link's memory registration has come."""
+    """The state of a link's memory registration."""
 
     OK = 0
     PREPARING = 1
@@ -44,14 +44,14 @@ class RegisterMemStatus(IntEnum):
 
 
 class Memtype(IntEnum):
-    """Memory kinds of :class:`MemInfo`; note that the numbers are the reverse of :class:`Placement`'s."""
+    """The memory kinds of :class:`MemInfo`. The numbers are the reverse of :class:`Placement`'s."""
 
     MEM_TYPE_DEVICE = 0
     MEM_TYPE_HOST = 1
 
 
 class PushType(IntEnum):
-    """How a push names its target; kept for compatibility."""
+    """The ways in which a push can name its target; kept for compatibility."""
 
     NO_CACHE_KEY = 0
     BLOCKS_CACHE_KEY = 1
@@ -82,7 +82,7 @@ class DataType(IntEnum):
 
 
 def type_name(number: int) -> str:
-    """What a peer's element type is called."""
+    """Return the name of a peer's element type, which may be unknown here."""
     return DataType(number).name if number in set(DataType) else f"of element type {number}"
 
 
@@ -98,13 +98,13 @@ MAX_DIMENSIONS: Final = 31
 class CacheDesc:
     """The shape of a cache: ``num_tensors`` tensors, each of ``shape`` elements of ``data_type``.
 
-    Tensors are cut along dimension 0, into batch slots or into blocks; ``batch_dim_index`` is kept for compatibility and
-    has to be 0 where data moves.
+    Tensors are cut along dimension 0, into batch slots or into blocks. ``batch_dim_index`` is kept for compatibility,
+    and must be 0 for transfers.
 
     Args:
-        num_tensors: how many; tensors are in the order K0, V0, K1, V1, ...
+        num_tensors: the number of tensors, in the order K0, V0, K1, V1, ...
         shape: 1 to 31 dimensions.
-        placement: where the tensors live.
+        placement: the memory in which the tensors live.
         seq_len_dim_index: informational; -1 or a dimension.
         kv_tensor_format: informational, for instance ``"BSH"``.
     """
@@ -141,7 +141,7 @@ class CacheDesc:
             raise ParamInvalid(f"batch_dim_index is {batch_dim_index}: shape {shape} has {len(shape)} dimensions")
         self._seq_len_dim_index = checks.integer(seq_len_dim_index, "seq_len_dim_index", checks.INT32)
         if not -1 <= seq_len_dim_index < len(shape):
-            raise ParamInvalid(f"seq_len_dim_index is {seq_len_dim_index}: it is -1 or a dimension of {shape}")
+            raise ParamInvalid(f"seq_len_dim_index is {seq_len_dim_index}: must be -1 or a dimension of {shape}")
         if kv_tensor_format is not None:
             checks.instance(kv_tensor_format, "kv_tensor_format", str)
         self._kv_tensor_format = kv_tensor_format
@@ -183,13 +183,13 @@ class CacheDesc:
         """Bytes of one tensor.
 
         Raises:
-            ParamInvalid: a dimension is not positive, or the product does not fit int64.
+            ParamInvalid: if a dimension is not positive, or the product does not fit int64.
         """
         if len(self._shape) > MAX_DIMENSIONS or min(self._shape) <= 0:
-            raise ParamInvalid(f"shape {self._shape}: it needs 1 to {MAX_DIMENSIONS} dimensions, all above 0")
+            raise ParamInvalid(f"shape is {self._shape}: must have 1 to {MAX_DIMENSIONS} dimensions, all above 0")
         size = math.prod(self._shape) * self._data_type.itemsize
         if size >= 2**63:
-            raise ParamInvalid(f"shape {self._shape} of {self._data_type.name} is {size} bytes: the limit is 2**63-1")
+            raise ParamInvalid(f"shape {self._shape} of {self._data_type.name} has {size} bytes: the limit is 2**63-1")
         return size
 
     @property
@@ -198,7 +198,10 @@ class CacheDesc:
         return self.size // self._shape[0]
 
     def update_dim(self, dim_index: int, dim_value: int) -> None:
-        """Change one dimension of ``shape``, which has to be a list."""
+        """Change one dimension of ``shape``, which must be a list.
+
+        Raises TypeError if ``shape`` is a tuple, ParamInvalid if there is no such dimension.
+        """
         checks.integer(dim_index, "dim_index", checks.INT32)
         checks.integer(dim_value, "dim_value", checks.INT64)
         if not isinstance(self._shape, list):
@@ -221,7 +224,7 @@ class CacheDesc:
 
 
 class CacheHome:
-    """Whose a cache is: one cluster, from ``init`` to ``finalize``."""
+    """The owner of caches: one cluster, from ``init`` to ``finalize``."""
 
     __slots__ = ("cluster_id",)
 
@@ -232,8 +235,8 @@ class CacheHome:
 class Cache:
     """A cache that this cluster holds. Made by a cache manager; dropping the object frees nothing.
 
-    It belongs to the cluster that made it, until that is finalized, and no other takes it. One that is made by hand has to
-    name a cache of the cluster that it is given to, with its id and addresses.
+    It belongs to the cluster that made it until that is finalized, and no other cluster accepts it. An object that is
+    made by hand must have the id and addresses of a cache of the cluster to which it is passed.
     """
 
     __slots__ = ("_cache_desc", "_cache_id", "_home", "_is_blocks_cache", "_tensor_addrs")
@@ -254,7 +257,10 @@ class Cache:
 
     @classmethod
     def create_cpu_cache(cls, cache_desc: CacheDesc, addrs: list[int]) -> Cache:
-        """A blocks cache over host memory of the caller's, for ``swap_blocks`` only; its id is -1."""
+        """Return a blocks cache over the caller's host memory, for ``swap_blocks`` only; its id is -1.
+
+        Raises TypeError, ValueError or ParamInvalid if an argument is wrong.
+        """
         checks.instance(cache_desc, "cache_desc", CacheDesc)
         checks.sequence(addrs, "addrs", int)
         if cache_desc.placement is not Placement.HOST:
@@ -276,16 +282,16 @@ class Cache:
 
     @property
     def home(self) -> CacheHome | None:
-        """Whose it is; None: it was made by hand."""
+        """The cluster that owns the cache; None if the object was made by hand."""
         return self._home
 
     @property
     def tensor_addrs(self) -> list[int]:
-        """Start address of each tensor; empty once the cache was deallocated."""
+        """Start address of each tensor; empty once the cache has been deallocated."""
         return self._tensor_addrs
 
     def empty(self) -> None:
-        """For the cache manager: it was deallocated."""
+        """Forget the addresses: the cache manager calls this when the cache has been deallocated."""
         self._tensor_addrs = []
 
     @property
@@ -317,9 +323,9 @@ class _Key:
 
 
 def _bind(call: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Positional and keyword arguments of a key by name; ``prompt_cluster_id`` is another name of ``cluster_id``."""
+    """Return a key's positional and keyword arguments by name. ``prompt_cluster_id`` is another name of ``cluster_id``."""
     if len(args) > len(names):
-        raise ParamInvalid(f"{call} takes at most {len(names)} arguments, {len(args)} given")
+        raise ParamInvalid(f"{call} takes at most {len(names)} arguments: {len(args)} were given")
     given = dict(zip(names, args, strict=False))
     for name, value in kwargs.items():
         plain = "cluster_id" if name == "prompt_cluster_id" else name
@@ -330,10 +336,10 @@ def _bind(call: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict
 
 
 class CacheKey(_Key):
-    """Names one batch slot: ``CacheKey(cluster_id, req_id, model_id=0, prefix_id=2**64-1)``.
+    """The name of one batch slot: ``CacheKey(cluster_id, req_id, model_id=0, prefix_id=2**64-1)``.
 
-    With a ``prefix_id`` it names a shared prefix, else a request. ``req_id`` 2**64-1 without prefix is a placeholder that
-    binds nothing. ``cluster_id`` says which peer to pull from and is ignored when a cache is made.
+    With a ``prefix_id`` it names a shared prefix, otherwise a request. A ``req_id`` of 2**64-1 without a prefix is a
+    placeholder that binds nothing. ``cluster_id`` is the peer to pull from; it is ignored when a cache is made.
     """
 
     __slots__ = ("_cluster_id", "_req_id", "_model_id", "_prefix_id")  # noqa: RUF023 - the order of the arguments
@@ -377,7 +383,7 @@ class CacheKey(_Key):
 
 
 class CacheKeyByIdAndIndex(_Key):
-    """Names one batch slot by the owner's cache id."""
+    """The name of one batch slot by the owner's cache id."""
 
     __slots__ = ("_cluster_id", "_cache_id", "_batch_index")  # noqa: RUF023 - the order of the arguments
 
@@ -400,7 +406,7 @@ class CacheKeyByIdAndIndex(_Key):
 
 
 class BlocksCacheKey(_Key):
-    """Names a whole blocks cache: ``BlocksCacheKey(cluster_id, model_id=0)``. One per model id and cluster."""
+    """The name of a whole blocks cache: ``BlocksCacheKey(cluster_id, model_id=0)``. One per model id and cluster."""
 
     __slots__ = ("_cluster_id", "_model_id")
 
@@ -448,7 +454,7 @@ class MemInfo:
 
 
 class Status:
-    """A status code with a question."""
+    """A status code, with :meth:`is_ok`."""
 
     __slots__ = ("_status",)
 
@@ -464,7 +470,7 @@ class Status:
 
 
 def check_cache_key(cache_key: CacheKey) -> None:
-    """Exactly one of ``req_id`` and ``prefix_id`` has to be valid when a key is pulled."""
+    """Raise ParamInvalid unless exactly one of ``req_id`` and ``prefix_id`` is valid, as a key that is pulled needs."""
     if (cache_key.req_id == UNSET) == (cache_key.prefix_id == UNSET):
         raise ParamInvalid(f"{cache_key}: exactly one of req_id and prefix_id must be below 2**64-1")
 

@@ -1,6 +1,6 @@
-"""Digests by which the owner of kept blocks and a peer that pulls them agree on which blocks these are, and of which prompt.
+"""Digests by which the owner of kept blocks and a peer that pulls them agree on the blocks and on their prompt.
 
-What a router carries between them is believed by neither: each end computes the digests of what it has itself, and the owner
+Neither end trusts what a router carries between them. Each computes the digests of what it has itself, and the owner
 compares them (``Claim`` of :mod:`aiodatadist.wire.messages`).
 """
 
@@ -29,17 +29,17 @@ def blocks_digest(cache_ids: Sequence[int], blocks: Sequence[int]) -> bytes:
 def prompt_digest(
     token_ids: Sequence[int], *, lora: str = "", salt: str = "", images: Iterable[str | bytes] = ()
 ) -> bytes:
-    """Return 16 bytes over all that decides which keys and values tokens have.
+    """Return 16 bytes over everything that determines the keys and values of tokens.
 
     Args:
         token_ids: from the first token of the prompt to the last one that the blocks hold.
         lora: the adapter's name.
         salt: separates tenants, for instance vLLM's ``cache_salt``.
-        images: what identifies each image, or other input that is not text, in order: its hash.
+        images: a hash of each image, or of other input that is not text, in order.
 
     Raises:
         TypeError: if an argument has another type.
-        ValueError: if a token is no unsigned 32-bit integer.
+        ValueError: if a token is not an unsigned 32-bit integer.
     """
     if isinstance(images, (str, bytes)):
         raise TypeError(f"images is a {type(images).__name__}: must be a list of hashes")
@@ -47,7 +47,7 @@ def prompt_digest(
     made = blake2b(digest_size=DIGEST_BYTES, person=b"adist prompt")
     for part in (_utf8(lora, "lora"), _utf8(salt, "salt"), *(_utf8(each, "images") for each in images)):
         made.update(len(part).to_bytes(8, "little") + part)
-    # Behind the rest, with its length last: two prompts with the same bytes differ in where the tokens begin.
+    # The tokens come last, followed by their length: otherwise two prompts with the same bytes could have the same digest.
     made.update(tokens)
     made.update(len(tokens).to_bytes(8, "little"))
     return made.digest()
@@ -61,7 +61,10 @@ def check_prompt_digest(digest: bytes | None) -> bytes | None:
 
 
 class Refusal(StrEnum):
-    """Why an owner refuses a claim of blocks that it keeps. The name in small letters is the label of its count."""
+    """The reasons why an owner refuses a claim of blocks that it keeps.
+
+    The names in small letters are the labels under which they are counted.
+    """
 
     OTHER_BLOCKS = "other blocks"
     ANOTHER_PROMPT = "another prompt"
@@ -69,7 +72,7 @@ class Refusal(StrEnum):
 
 
 class LeaseDigests(NamedTuple):
-    """What one end knows of a lease, in hexadecimal as messages have it. An empty text: nothing.
+    """The digests that one end has of a lease, in hexadecimal as in messages. An empty text means unknown.
 
     Attributes:
         blocks: :func:`blocks_digest` of all blocks that are kept.
@@ -81,14 +84,14 @@ class LeaseDigests(NamedTuple):
 
     @classmethod
     def of(cls, cache_id: int, blocks: Sequence[int], prompt: bytes | None) -> Self:
-        """Return those of one cache's blocks."""
+        """Return the digests of one cache's blocks."""
         return cls(blocks_digest([cache_id], blocks).hex(), "" if prompt is None else prompt.hex())
 
     def refusal(self, theirs: LeaseDigests) -> Refusal | None:
-        """Return why the owner, whose digests these are, refuses a peer with others; None if it accepts the peer.
+        """Return the reason why the owner, whose digests these are, refuses a peer; None if it accepts the peer.
 
-        A peer of an older version has no digests. It is accepted unless the owner knows the prompt: then its caller wants the
-        two prompts compared.
+        A peer of an older version has no digests. It is accepted unless the owner knows the prompt, because then the
+        owner's caller wants the two prompts compared.
         """
         if not theirs.blocks:
             return Refusal.NO_DIGESTS if self.prompt else None
@@ -98,7 +101,7 @@ class LeaseDigests(NamedTuple):
 
 
 UNSAID: Final = LeaseDigests()
-"""Of a peer of an older version."""
+"""The digests of a peer of an older version, which sends none."""
 
 
 def _tokens(token_ids: Sequence[int]) -> bytes:

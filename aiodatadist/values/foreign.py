@@ -1,7 +1,7 @@
-"""Input from outside: one reader for all of it, and one function that makes it fit to be shown.
+"""Input from outside: one function that reads all of it, and one that makes it safe to show.
 
-Frames, offers, tickets, push messages, bootstrap lines and headers of pool values come from others. Whatever they contain,
-reading one takes at most 10 ms and 10 MiB, and a refusal is one short line.
+Frames, offers, tickets, push messages, bootstrap lines and headers of pool values come from outside. Whatever they
+contain, reading one takes at most 10 ms and 10 MiB, and a refusal is one short line.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 SHOWN: Final = 300
-"""Characters of a text from outside in a log line, an error, a span or a label."""
+"""The longest text from outside in a log line, an error, a span or a label, in characters."""
 SHOWN_VALUE: Final = 64
-"""Characters of a refused value in an error."""
+"""The longest refused value in an error, in characters."""
 SMALL: Final = 1 << 14
-"""Bytes of JSON that are parsed without a scan if they contain few texts. They cost 2 ms at most."""
+"""The largest JSON, in bytes, that is parsed without a scan if it contains few texts. Parsing it takes at most 2 ms."""
 SMALL_QUOTES: Final = 256
+"""The largest number of quotation marks in such JSON."""
 MAX_DEPTH: Final = 32
-"""Lists and objects around a value."""
+"""The largest number of lists and objects around a value."""
 MAX_NAMES: Final = 64
-"""Fields of one object: pydantic makes an error for each unknown one, and only the first error is reported."""
+"""The largest number of fields in an object. pydantic makes an error for each unknown one, and only the first is reported."""
 MAX_VALUES: Final = 8192
-"""Values other than ints in lists of ints. An offer of 64 workers with full layouts has fewer than 3000."""
+"""The largest number of values other than ints in lists. An offer of 64 workers with full layouts has fewer than 3000."""
 MAX_SIGNS: Final = {b",": (1 << 16) + MAX_VALUES, b'"': 4 * MAX_VALUES, b"[": 2048, b"{": 2048}
-"""How often JSON that is not small may have each: so many it has if its bulk is numbers, or one long text."""
+"""The largest number of each character in JSON that is not small. JSON of mostly numbers, or one long text, stays below."""
 KEYS: Final = {"mac", "token", "heartbeat_token", "secret", "key", "auth_key", "seal"}
-"""Fields whose values are shown in no error."""
+"""Fields whose values no error shows."""
 _WITHOUT_VALUE: Final = {"missing", "extra_forbidden", "json_invalid", "blocks"}
-"""Errors that say enough alone, or have the value in their words."""
+"""Types of errors that are clear without the value, or whose text already has it."""
 
 
 class Unreadable(ValueError):
@@ -100,18 +101,18 @@ def read_foreign(data: object, model: TypeAdapter[T], *, limit_bytes: int, limit
 def read_foreign(data: object, model: Any, *, limit_bytes: int, limit_chars: int) -> Any:
     """Read input from outside: JSON as bytes, or objects that another library has parsed.
 
-    The input is refused at the first limit that it exceeds, before it is validated. NaN and infinity are refused. If a name
-    occurs twice in an object, the last value counts.
+    The input is refused at the first limit that it exceeds, before it is validated. NaN and infinity are refused. If a
+    name occurs twice in an object, the last value counts.
 
     Args:
         data: JSON, or dictionaries, lists, tuples, texts, numbers, True, False and None.
-        model: a pydantic model, or the adapter of a type. Its lists must be ``FailFast``, its tuples must accept lists, and
-            the members of a union must be told apart by ``type`` or ``kind``.
+        model: a pydantic model, or the adapter of a type. Its lists must be ``FailFast``, its tuples must accept lists,
+            and the members of a union must be distinguished by ``type`` or ``kind``.
         limit_bytes: of the whole input, as JSON without blanks.
         limit_chars: of each text, names included.
 
     Raises:
-        Unreadable: if the input exceeds a limit, or is not what the model describes.
+        Unreadable: if the input exceeds a limit, or does not match the model.
     """
     adapter = model if isinstance(model, TypeAdapter) else None
     try:
@@ -134,7 +135,7 @@ def read_foreign(data: object, model: Any, *, limit_bytes: int, limit_chars: int
 
 
 def scan_foreign(data: object, *, limit_bytes: int, limit_chars: int) -> None:
-    """Look at objects as :func:`read_foreign` does before it validates them. Raises Unreadable: if they exceed a limit."""
+    """Check objects as :func:`read_foreign` does before it validates them. Raises Unreadable if they exceed a limit."""
     Scan(limit_chars, limit_bytes).walk(data)
 
 
@@ -150,7 +151,7 @@ def _parsed(data: bytes) -> object:
 
 
 def _check_kind(content: object) -> None:
-    """Refuse what is no name of a kind: pydantic writes it out in its error, however large it is."""
+    """Refuse a ``type`` or ``kind`` that is not a short text: pydantic writes it out in its error, however large it is."""
     if isinstance(content, dict):
         for name in ("type", "kind"):
             if name in content and not (isinstance(content[name], str) and len(content[name]) <= SHOWN_VALUE):
@@ -160,10 +161,10 @@ def _check_kind(content: object) -> None:
 
 
 class Scan:
-    """Look at objects before they are validated, without recursion, up to the first limit that they exceed.
+    """A look at objects before they are validated, without recursion, up to the first limit that they exceed.
 
     Args:
-        limit_bytes: None: the size is known to be small enough.
+        limit_bytes: None if the size is known to be small enough.
     """
 
     def __init__(self, limit_chars: int, limit_bytes: int | None) -> None:
@@ -172,7 +173,7 @@ class Scan:
         self._values = 0
 
     def walk(self, root: object) -> None:
-        """Raises Unreadable."""
+        """Count everything inside ``root``. Raises Unreadable at the first limit that it exceeds."""
         waiting: list[Iterator[object]] = [iter((root,))]
         while waiting:
             for value in waiting[-1]:
@@ -183,10 +184,10 @@ class Scan:
             else:
                 waiting.pop()
             if len(waiting) > MAX_DEPTH + 1:
-                raise Unreadable(f"it has lists or objects inside each other: the limit is {MAX_DEPTH}")
+                raise Unreadable(f"it has lists or objects nested too deeply: the limit is {MAX_DEPTH}")
 
     def look(self, value: object) -> Iterable[object] | None:
-        """Count one value; return what it contains, if that is to be counted one by one."""
+        """Count one value; return its contents if they must be counted one by one, or None."""
         self._values += 1
         if self._values > MAX_VALUES:
             raise Unreadable(f"it has more than {MAX_VALUES} values")

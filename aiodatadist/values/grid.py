@@ -1,10 +1,11 @@
 """Layers x blocks x batch slots -> byte ranges. Pure arithmetic: no memory, no device, no I/O.
 
 A cache is ``num_tensors`` tensors of one shape. Each tensor is cut along dimension 0 into ``shape[0]`` pieces of equal
-*stride*: batch slots of a contiguous cache, blocks of a blocks cache. A layer is ``tensor_num_per_layer`` tensors in a row.
+*stride*: batch slots of a contiguous cache, blocks of a blocks cache. A layer is ``tensor_num_per_layer`` consecutive
+tensors.
 
-A :class:`Grid` is what a transfer moves: for each tensor of a range, the same list of blocks. C expands it
-(``native/program.c``); :meth:`Grid.ranges` does the same in Python, one range per block, and is what tests compare with.
+A :class:`Grid` describes the bytes of a transfer: the same list of blocks for each tensor of a range. C expands it
+(``native/program.c``). :meth:`Grid.ranges` does the same in Python, one range per block, as the reference for tests.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ UINT64 = 2**64
 
 
 class Range(NamedTuple):
-    """``nbytes`` at two addresses."""
+    """A range of ``nbytes`` bytes, at two addresses."""
 
     local: int
     remote: int
@@ -29,10 +30,10 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a grid: ``len(addresses)`` tensors x ``len(index)`` blocks.
+    """A side of a grid: ``len(addresses)`` tensors x ``len(index)`` blocks.
 
-    Block ``i`` of tensor ``t`` is at ``addresses[t] + index[i] * stride``, ``nbytes`` long, the last one of each tensor
-    ``tail``.
+    Block ``i`` of tensor ``t`` is at ``addresses[t] + index[i] * stride``. It has ``nbytes`` bytes, or ``tail`` if it
+    is the last one of its tensor.
     """
 
     addresses: array[int]
@@ -47,18 +48,20 @@ class Side:
         return (len(self.index) - 1) * self.nbytes + self.tail if self.index else 0
 
     def tensors(self, which: range) -> Side:
-        """Some of its tensors, which follow each other."""
+        """Return a side with only these consecutive tensors."""
         return Side(self.addresses[which.start : which.stop], self.index, self.stride, self.nbytes, self.tail)
 
     def blocks(self, first: int, count: int) -> Side:
-        """So many of its blocks, or as many as there are from the first one on."""
+        """Return a side with ``count`` of its blocks, or fewer if it has fewer from ``first`` on."""
         index = self.index[first : first + count]
         tail = self.tail if first + count >= len(self.index) else self.nbytes
         return Side(self.addresses, index, self.stride, self.nbytes, tail)
 
     def parts(self, most: int) -> Iterator[tuple[int, Side]]:
-        """The same in parts of at most so many bytes, each with the number of its first block. The bytes of a block come in
-        the order of its tensors."""
+        """Yield the side in parts of at most ``most`` bytes, each with the number of its first block.
+
+        The bytes of a block come in the order of its tensors.
+        """
         each = self.tensor_bytes
         if each <= most:
             step = max(1, most // max(each, 1))
@@ -69,7 +72,7 @@ class Side:
             yield from self._parts_of(address, most)
 
     def _parts_of(self, address: int, most: int) -> Iterator[tuple[int, Side]]:
-        """Of one tensor."""
+        """Yield the parts of one tensor."""
         tensor = Side(array("Q", [address]), self.index, self.stride, self.nbytes, self.tail)
         step = most // self.nbytes
         if step == 0:
@@ -79,7 +82,7 @@ class Side:
             yield first, tensor.blocks(first, step)
 
     def _slices_of(self, address: int, most: int) -> Iterator[tuple[int, Side]]:
-        """Of blocks that are larger than a part."""
+        """Yield the parts of blocks that are larger than a part."""
         last = len(self.index) - 1
         for i, block in enumerate(self.index):
             whole, start = self.tail if i == last else self.nbytes, address + block * self.stride
@@ -90,11 +93,11 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """``len(local)`` tensors x ``len(local_index)`` blocks.
+    """The byte ranges of a transfer: ``len(local)`` tensors x ``len(local_index)`` blocks.
 
-    Block ``i`` of tensor ``t`` is at ``local[t] + local_index[i] * local_stride`` on this side and at
-    ``remote[t] + remote_index[i] * remote_stride`` on the other, ``nbytes`` long; the last block of each tensor is only
-    ``tail`` bytes long. Addresses, indexes, strides and lengths are bytes and fit 64 bits; the arrays are ``array('Q')``.
+    Block ``i`` of tensor ``t`` is at ``local[t] + local_index[i] * local_stride`` on this side and at ``remote[t] +
+    remote_index[i] * remote_stride`` on the other. It has ``nbytes`` bytes; the last block of each tensor has only
+    ``tail``. Addresses, indexes, strides and lengths are bytes and fit 64 bits; the arrays are ``array('Q')``.
     """
 
     local: array[int]
@@ -108,7 +111,7 @@ class Grid:
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
+        """Bytes of all tensors and blocks."""
         blocks = len(self.local_index)
         return len(self.local) * ((blocks - 1) * self.nbytes + self.tail) if blocks else 0
 
@@ -124,12 +127,12 @@ class Grid:
         return Side(self.remote, self.remote_index, self.remote_stride, self.nbytes, self.tail)
 
     def mirrored(self) -> Grid:
-        """The same ranges with the two sides exchanged."""
+        """Return the same ranges with the two sides exchanged."""
         return Grid(self.remote, self.local, self.remote_index, self.local_index,
                     self.remote_stride, self.local_stride, self.nbytes, self.tail)  # fmt: skip
 
     def ranges(self) -> Iterator[Range]:
-        """One range per tensor and block, not merged."""
+        """Yield one range per tensor and block, not merged."""
         last = len(self.local_index) - 1
         for local, remote in zip(self.local, self.remote, strict=True):
             for i, (mine, theirs) in enumerate(zip(self.local_index, self.remote_index, strict=True)):
@@ -138,11 +141,11 @@ class Grid:
 
 
 def indexes(values: Sequence[int], name: str) -> array[int]:
-    """Block numbers as C reads them; a copy, because C reads them after the caller went on.
+    """Return block numbers as C reads them. They are copied, because C reads them after the caller has continued.
 
     Raises:
-        TypeError: an element is not an integer.
-        ValueError: an element is negative or does not fit 64 bits.
+        TypeError: if an element is not an integer.
+        ValueError: if an element is negative or does not fit 64 bits.
     """
     if not isinstance(values, (list, tuple, range, array)):
         raise TypeError(f"{name} is a {type(values).__name__}: must be a list or tuple of int")
@@ -150,23 +153,23 @@ def indexes(values: Sequence[int], name: str) -> array[int]:
         return array("Q", values)
     except OverflowError:
         bad = next(v for v in values if not 0 <= v < UINT64)
-        raise ValueError(f"{name} has {bad}: block numbers are in [0, 2**64)") from None
+        raise ValueError(f"{name} has {bad}: block numbers must be in [0, 2**64)") from None
     except TypeError:
         bad = next(v for v in values if not isinstance(v, int))
-        raise TypeError(f"{name} has {bad!r} of type {type(bad).__name__}: block numbers are int") from None
+        raise TypeError(f"{name} has {bad!r} of type {type(bad).__name__}: block numbers must be int") from None
 
 
 def tensor_range(num_tensors: int, layers: range | None, tensors_per_layer: int, name: str) -> range:
-    """The tensors of a half-open layer range; all of them for None.
+    """Return the tensors of a half-open layer range; all of them if it is None.
 
     Raises:
-        ParamInvalid: step is not 1, the range is empty or negative, it ends past the last layer, or the cache's tensors
-            are not a whole number of layers.
+        ParamInvalid: if the step is not 1, the range is empty or negative, it ends past the last layer, or the cache's
+            tensors are not a whole number of layers.
     """
     if layers is None:
         return range(num_tensors)
     if layers.step != 1 or layers.start < 0 or layers.stop <= layers.start:
-        raise ParamInvalid(f"{name} is {layers}: it needs step 1 and 0 <= start < stop")
+        raise ParamInvalid(f"{name} is {layers}: must have step 1 and 0 <= start < stop")
     if num_tensors % tensors_per_layer:
         raise ParamInvalid(
             f"{name} is given, but {num_tensors} tensors are not a whole number of layers of {tensors_per_layer}"
@@ -178,5 +181,5 @@ def tensor_range(num_tensors: int, layers: range | None, tensors_per_layer: int,
 
 
 def blocks_for(nbytes: int, block: int) -> int:
-    """How many blocks of ``block`` bytes hold ``nbytes``: the ceiling."""
+    """Return the number of blocks of ``block`` bytes that hold ``nbytes``: the ceiling."""
     return -(-nbytes // block)

@@ -1,4 +1,4 @@
-"""What a peer needs to pull blocks that are kept for it, as JSON carries it through a router."""
+"""The ticket by which a peer pulls blocks that are kept for it, as JSON carries it through a router."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from aiodatadist.values.descriptors import CacheKeyByIdAndIndex
 from aiodatadist.values.foreign import Unreadable, read_foreign, shown
 
 MAX_TICKET_BLOCKS = 1 << 16
-"""Blocks of one lease: a million tokens in blocks of 16. Reading a ticket and starting its pull hold the event loop for 4 ms
-then, 1.5 of them for the digest, and sixteen times as many would for 60."""
+"""The largest number of blocks in one lease: a million tokens in blocks of 16.
+
+Reading such a ticket and starting its pull hold the event loop for 4 ms, of which the digest takes 1.5. A ticket
+sixteen times as large would hold it for 60.
+"""
 MAX_TICKET = 32 * MAX_TICKET_BLOCKS
-"""Bytes of a ticket as JSON, with large block numbers and all that stands around them."""
+"""The largest ticket as JSON, in bytes: large block numbers, and everything around them."""
 MAX_TEXT = 256
-"""Characters of a text in it."""
+"""The longest text in a ticket, in characters."""
 
 NAME = r"^[0-9a-f]{32}$"
 LeaseName = Annotated[str, Field(pattern=NAME)]
@@ -30,9 +33,10 @@ Block = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def _numbers(value: Any, _: object) -> tuple[int, ...]:
-    """Block numbers as JSON has them, all checked in a few calls of C: ``True``, ``1.0`` and ``"1"`` are none.
+    """Check block numbers as JSON has them, in a few calls of C. ``True``, ``1.0`` and ``"1"`` are refused.
 
-    The first one that is wrong is told: telling of all takes seconds."""
+    Only the first wrong number is reported, because reporting all takes seconds.
+    """
     if not isinstance(value, (list, tuple)):
         raise PydanticCustomError("blocks", "must be a list of block numbers")
     if not 1 <= len(value) <= MAX_TICKET_BLOCKS:
@@ -53,28 +57,30 @@ Blocks = Annotated[tuple[Block, ...], WrapValidator(_numbers)]
 
 
 def new_lease_name() -> str:
-    """One that no other lease has, and that cannot be guessed: a peer that knows it may end the lease."""
+    """Return a name that no other lease has. It cannot be guessed, because a peer that knows it may end the lease."""
     return secrets.token_hex(16)
 
 
 def check_lease_name(name: str | None) -> str | None:
-    """Raises TypeError, ParamInvalid: it is no name of a lease."""
+    """Return the name. Raises TypeError or ParamInvalid if it is not the name of a lease, or None."""
     if name is not None and not re.fullmatch(NAME, checks.instance(name, "name", str)):
         raise ParamInvalid(f"name is {name[:64]!r}: must be 32 hexadecimal digits, in small letters")
     return name
 
 
 class LeaseTicket(BaseModel):
-    """Blocks of one cache that their owner keeps for a peer. JSON-safe: ``model_dump(mode="json")`` is a dictionary of
-    integers, strings, lists and one float, and calls that take a ticket take such a dictionary.
+    """The blocks of one cache that their owner keeps for a peer.
+
+    A ticket is JSON-safe: ``model_dump(mode="json")`` returns a dictionary of integers, strings, lists and one float.
+    Calls that take a ticket accept that dictionary, too.
 
     Attributes:
         cluster_id: the owner.
-        lease: its name there.
-        cache_id: of the owner's cache.
-        blocks: their numbers, in the order in which they are pulled.
-        seconds: that were left when the ticket was written. Clocks of two processes are not comparable: it tells a router
-            how long it may take, and the owner alone decides.
+        lease: the name of the lease at the owner.
+        cache_id: the id of the owner's cache.
+        blocks: block numbers, in the order in which they are pulled.
+        seconds: the time that was left when the ticket was written. Clocks of two processes are not comparable, so this
+            only tells a router how long it may take; the owner alone decides.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -87,11 +93,11 @@ class LeaseTicket(BaseModel):
 
     @classmethod
     def of(cls, value: LeaseTicket | Mapping[str, Any]) -> Self:
-        """Raises TypeError, ParamInvalid: it is no ticket."""
+        """Return the ticket. Raises TypeError or ParamInvalid if the value is not one."""
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
-            raise TypeError(f"ticket is a {type(value).__name__}: must be a LeaseTicket, or what model_dump() gave")
+            raise TypeError(f"ticket is a {type(value).__name__}: must be a LeaseTicket, or what model_dump() returned")
         try:
             return read_foreign(dict(value), cls, limit_bytes=MAX_TICKET, limit_chars=MAX_TEXT)
         except Unreadable as error:
@@ -99,5 +105,5 @@ class LeaseTicket(BaseModel):
 
     @property
     def key(self) -> CacheKeyByIdAndIndex:
-        """What the owner's cache is called."""
+        """The key of the owner's cache."""
         return CacheKeyByIdAndIndex(self.cluster_id, self.cache_id, 0)

@@ -1,4 +1,4 @@
-"""What became of each peer that was to be linked, or unlinked."""
+"""The result for each peer that was to be linked or unlinked."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from aiodatadist.errors import LLMException, LLMStatusCode
 
 
 class LinkResults(tuple[LLMStatusCode, list[LLMStatusCode]]):
-    """What ``link_clusters`` and ``unlink_clusters`` return: a tuple of two as LLM-DataDist's, the status of all and a list
-    with that of each peer. It has the reasons besides.
+    """The result of ``link_clusters`` and ``unlink_clusters``: a tuple of two, as LLM-DataDist returns, and the reasons.
+
+    The tuple has the overall status and a list with the status of each peer.
 
     Attributes:
-        errors: for each peer, in order, why it has its status; None where that is success.
+        errors: for each peer, in order, the reason for its status; None if that is success.
     """
 
     errors: tuple[LLMException | None, ...]
@@ -27,7 +28,7 @@ class LinkResults(tuple[LLMStatusCode, list[LLMStatusCode]]):
 
     @classmethod
     def of(cls, errors: Iterable[LLMException | None]) -> Self:
-        """The status of all is that of the last failure, or success."""
+        """Return results whose overall status is that of the last failure, or success."""
         errors = tuple(errors)
         statuses = [LLMStatusCode.LLM_SUCCESS if error is None else error.status_code for error in errors]
         failures = [status for status in statuses if status is not LLMStatusCode.LLM_SUCCESS]
@@ -38,10 +39,10 @@ class LinkResults(tuple[LLMStatusCode, list[LLMStatusCode]]):
 
     @property
     def status(self) -> LLMStatusCode:
-        """Of all: a failure, or success."""
+        """The overall status: a failure, or success."""
         return self[0]
 
     @property
     def statuses(self) -> list[LLMStatusCode]:
-        """Of each peer, in order."""
+        """The status of each peer, in order."""
         return self[1]

@@ -1,10 +1,10 @@
-"""What one proved peer may have under way, or have kept for it: one table, with the reason for each number.
+"""The limits on what one proved peer may have under way, or kept for it: one table, with the reason for each number.
 
-Each limit is a peer's own. A peer that is at a limit is refused, or waits for its own earlier requests; others are
+Each peer has its own limits. A peer that reaches a limit is refused, or waits for its own earlier requests; others are
 unaffected. Refusals are counted under the limit's name, in ``Figures.budget_refusals``.
 
-A peer is an engine with all of its clients, and one of them can ask for what never comes to be. So of what waits for the
-other end's request, the oldest gives way: an honest request only has to outlast its own lateness.
+A peer is an engine with all of its clients, and one client can ask for data that never comes to exist. So among entries
+that wait for the other end's request, the oldest gives way: an honest request only needs to outlast its own lateness.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class Budget(StrEnum):
-    """The limits that refuse, by the names under which refusals are counted."""
+    """The limits that refuse, with the names under which refusals are counted."""
 
     EARLY_CLAIMS = "early_claims"
     WANTS = "wants"
@@ -22,45 +22,69 @@ class Budget(StrEnum):
 
 
 EARLY_CLAIMS = 256
-"""Claims of leases that are not known yet: as many as a decode engine begins requests in one step. Each keeps a timer. The
-oldest gives way to a further one."""
+"""Claims of leases that are not known yet: the number of requests that a decode engine begins in one step.
+
+Each keeps a timer. The oldest gives way to a further one.
+"""
 EARLY_CLAIM_SECONDS = 60.0
-"""Seconds for which such a claim is kept at most, whatever patience the peer asks for. A prefill engine finishes a request
-within that, or its peer claims once more."""
+"""Seconds for which such a claim is kept at most, whatever patience the peer asks for.
+
+A prefill engine finishes a request within that time, or its peer claims again.
+"""
 RELEASED_NAMES = 256
-"""Leases that a peer released before they came to be, and that are refused when they do: as many as it may claim early."""
+"""Leases that a peer released before they existed, and that are refused when they do: the same number as early claims."""
 RELEASED_BY_GONE = 4096
-"""The same of all peers together whose links have ended: of sixteen such peers."""
+"""Such leases of all peers together whose links have ended: those of sixteen peers."""
 WANTS = 1024
-"""Pushes that a peer may ask for while their requests are not known here, and others that it has begun to ask for: four
-times the requests of a step. The oldest gives way to a further one. Those whose requests are known are as many as these."""
+"""Pushes that a peer may ask for while their requests are not known here, and others that it has begun to ask for.
+
+This is four times the requests of a step. The oldest gives way to a further one. Another 1024 may be wanted whose
+requests are known.
+"""
 WANT_BLOCKS = 1 << 20
-"""Numbers of blocks in all of its pushes, 8 MiB: 1024 for each."""
+"""Block numbers in all of a peer's pushes, 8 MiB: 1024 for each push."""
 ANSWERS = 4096
-"""What a peer is told of its pushes and has not taken yet; further answers it does not get."""
+"""Answers about its pushes that a peer has not accepted yet; it gets no further ones."""
 PUSH_BYTES = 24 << 20
-"""Memory of all that, of a peer that takes each limit, beside what this engine's own requests take. With notes
-that were not taken it is below 32 MiB."""
+"""Memory for all of that, for a peer that reaches each limit, without what this engine's own requests take.
+
+Together with notes that were not taken it is below 32 MiB.
+"""
 DROPPED_NAMES = 1024
-"""Pushes that a peer dropped before this engine named them, and that wait less for a peer then: as many as it may want."""
+"""Pushes that a peer dropped before this engine named them: the number that it may want.
+
+Once named, they wait less for a peer.
+"""
 DROPPED_BY_GONE = 4096
-"""The same of all peers together whose links have ended: of four such peers."""
+"""Such pushes of all peers together whose links have ended: those of four peers."""
 REQUEST_BLOCKS = 1 << 23
-"""Numbers of blocks in requests that wait here (request/response mode), 64 MiB: 256 pulls, which an engine of this version
-sends at a time, of 16384 blocks each. What is planned for them takes four times as much beside it."""
+"""Block numbers in requests that wait here (request/response mode), 64 MiB.
+
+This allows 256 pulls, which an engine of this version sends at a time, of 16384 blocks each. Their plans take another
+four times as much.
+"""
 CHECKSUM_CACHES = 4
-"""Bytes that are being summed up for a peer, in sizes of the caches that it was told of: two pulls of all blocks that are
-compared while two more arrive. Further questions wait for these; older peers do not count what they ask for."""
+"""Bytes that are being summed up for a peer, in sizes of the caches that it knows.
+
+This allows two pulls of all blocks to be compared while two more arrive. Further questions wait for these; older peers
+do not limit what they ask for.
+"""
 LOOK_UPS = 8
-"""Look-ups of host names at a time for a peer that this end's user named, or for an entry of ``peers`` that has a ``*``."""
+"""Concurrent look-ups of host names for a peer that this end's user named, or for an entry of ``peers`` that has a ``*``."""
 WAITING_LOOK_UPS = 256
-"""Names that wait for these, at most: as many as a decode engine begins requests in one step."""
+"""Names that wait for these, at most: the number of requests that a decode engine begins in one step."""
 ALL_LOOK_UPS = 64
-"""Look-ups for all of these, and as many for names that are listed as they are."""
+"""Concurrent look-ups for all of these together. Names that are listed literally may have the same number again."""
 SHARE_LOOK_UP_THREADS = 16
-"""Threads of a share's look-ups, those included for which no task waits any longer: a question to the name service cannot be
-taken back. As many earlier names as there are current ones."""
+"""Threads of a share's look-ups, including those for which no task waits any longer.
+
+A question to the name service cannot be taken back. So there is room for the same number of earlier names as of current
+ones.
+"""
 LOOK_UP_THREADS = 128
-"""Threads of all look-ups, likewise. Each lasts for as long as the name service gives no answer, half a minute usually."""
+"""Threads of all look-ups together, also including those.
+
+Each lasts for as long as the name service gives no answer, usually half a minute.
+"""
 KNOWN_NAMES = 64
-"""Names that were answered last. They are looked up again beyond the other limits: one thread for a name at most."""
+"""Names that were answered last. They are looked up again beyond the other limits, with at most one thread per name."""

@@ -1,4 +1,4 @@
-"""Which bytes a transfer moves, as its caller said it: layers, and of these blocks or a slot. A value: it can be printed."""
+"""The bytes that a transfer moves, as its caller named them: layers, and of these blocks or a slot. A printable value."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from aiodatadist.values.grid import indexes, tensor_range
 
 
 class Geometry(Protocol):
-    """What a plan has to know of a cache, ours or a peer's.
+    """The properties of a cache, ours or a peer's, that a plan needs.
 
-    ``addresses`` of its tensors, each cut into ``pieces`` of ``stride`` bytes: blocks if ``blocks``, else batch slots.
+    ``addresses`` are those of its tensors, each cut into ``pieces`` of ``stride`` bytes: blocks if ``blocks``,
+    otherwise batch slots.
     """
 
     @property
@@ -32,7 +33,7 @@ class Geometry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Which layers of either end; None is all of them."""
+    """The layers at either end; None means all of them."""
 
     src: range | None = None
     dst: range | None = None
@@ -43,16 +44,16 @@ class Layers:
         return "all layers" if layers is None else f"layers {layers.start} to {layers.stop - 1}"
 
     def of_source(self, source: Geometry) -> range:
-        """The tensors of the source that these layers are."""
+        """Return the tensors of the source in these layers."""
         return tensor_range(len(source.addresses), self.src, self.tensors_per_layer, "src_layer_range")
 
     def of_target(self, target: Geometry) -> range:
-        """The tensors of the destination that these layers are."""
+        """Return the tensors of the destination in these layers."""
         return tensor_range(len(target.addresses), self.dst, self.tensors_per_layer, "dst_layer_range")
 
 
 _ALL = Layers()
-"""What most callers want."""
+"""The default of most callers."""
 
 
 def _no_blocks() -> array[int]:
@@ -63,16 +64,16 @@ def _no_blocks() -> array[int]:
 class BlockParts:
     """Parts of blocks, for a pull between caches whose blocks differ in size.
 
-    Each block is cut into parts of ``nbytes``, numbered through the blocks that the call names, in their order: where a block
-    has ``k``, part ``p`` is part ``p % k`` of the block at position ``p // k``. Part ``src[i]`` goes to part
-    ``dst[i]``, in every tensor.
+    Each block is cut into parts of ``nbytes``. They are numbered across the blocks that the call names, in order: if a
+    block has ``k`` parts, part ``p`` is part ``p % k`` of the block at position ``p // k``. Part ``src[i]`` goes to
+    part ``dst[i]``, in every tensor.
 
     Args:
-        nbytes: of a part; both sizes of a block are multiples of it.
-        src, dst: as many.
+        nbytes: bytes of a part; both block sizes must be multiples of it.
+        src, dst: part numbers, the same number of them.
 
     Raises:
-        TypeError, ValueError, ParamInvalid: they are no such numbers.
+        TypeError, ValueError, ParamInvalid: if they are not such numbers.
     """
 
     nbytes: int
@@ -81,7 +82,7 @@ class BlockParts:
 
     def __post_init__(self) -> None:
         if checks.integer(self.nbytes, "nbytes", checks.INT64) < 1:
-            raise ParamInvalid(f"nbytes is {self.nbytes}: a part has at least one byte")
+            raise ParamInvalid(f"nbytes is {self.nbytes}: must be at least 1")
         for name in ("src", "dst"):
             object.__setattr__(self, name, indexes(getattr(self, name), name))
         if not self.src or len(self.src) != len(self.dst):
@@ -92,19 +93,21 @@ class BlockParts:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What goes from a source to a destination, in every tensor of the layers. One of three:
+    """The data that goes from a source to a destination, in every tensor of the layers.
 
-    - ``src_blocks`` and ``dst_blocks``: block ``src_blocks[i]`` goes to block ``dst_blocks[i]``, or ``parts`` of the ones go
-      to parts of the others;
-    - ``dst_blocks`` alone: the slot ``src_slot`` is cut into chunks that go to these blocks;
+    It is one of three:
+
+    - ``src_blocks`` and ``dst_blocks``: block ``src_blocks[i]`` goes to block ``dst_blocks[i]``, or with ``parts``,
+      parts of the source's blocks go to parts of the destination's;
+    - only ``dst_blocks``: the slot ``src_slot`` is cut into chunks that go to these blocks;
     - neither: ``nbytes`` bytes of the slot ``src_slot`` go to the slot ``dst_slot``, from an offset in either.
 
-    The slot at the peer is what its cache's key stands for, and is given to the plan instead.
+    The slot at the peer is the one that its cache's key names, and is given to the plan instead.
 
     Attributes:
-        offsets: bytes to skip in the source's slot and in the destination's; None is 0 in both. A pull with offsets, even
-            with 0, consumes no key.
-        parts: None: whole blocks.
+        offsets: bytes to skip in the source's slot and in the destination's; None is 0 in both. A pull with offsets,
+            even 0, consumes no key.
+        parts: None for whole blocks.
     """
 
     layers: Layers = field(default_factory=Layers)
@@ -118,11 +121,11 @@ class Selection:
 
     @property
     def is_whole_blocks(self) -> bool:
-        """Blocks of all tensors go to as many."""
+        """True if whole blocks of all tensors go to the same number of blocks."""
         return len(self.src_blocks) > 0 and self.parts is None and self.layers.src is None and self.layers.dst is None
 
     def count_blocks(self) -> int:
-        """Return how many numbers of blocks, and of parts, it holds."""
+        """Return the number of block and part numbers that the selection holds."""
         parts = 0 if self.parts is None else 2 * len(self.parts.src)
         return len(self.src_blocks) + len(self.dst_blocks) + parts
 
@@ -139,19 +142,22 @@ class Selection:
 
 
 def layers_of(src: range | None, dst: range | None, tensors_per_layer: int) -> Layers:
-    """Layers as a caller gave them. Raises TypeError, ValueError, ParamInvalid: they are none."""
+    """Return layers as a caller gave them.
+
+    Raises TypeError, ValueError or ParamInvalid if a range or ``tensors_per_layer`` is wrong.
+    """
     for value, name in ((src, "src_layer_range"), (dst, "dst_layer_range")):
         if value is not None:
             checks.instance(value, name, range)
             if value.step != 1 or value.start < 0 or value.stop <= value.start:
-                raise ParamInvalid(f"{name} is {value}: it needs step 1 and 0 <= start < stop")
+                raise ParamInvalid(f"{name} is {value}: must have step 1 and 0 <= start < stop")
     if checks.integer(tensors_per_layer, "tensor_num_per_layer", checks.UINT32) == 0:
-        raise ParamInvalid("tensor_num_per_layer is 0: a layer has at least one tensor")
+        raise ParamInvalid("tensor_num_per_layer is 0: must be at least 1")
     return _ALL if (src, dst, tensors_per_layer) == (None, None, 2) else Layers(src, dst, tensors_per_layer)
 
 
 def whole_layers(source: Geometry, src: range | None, dst: range | None, tensors_per_layer: int) -> Layers:
-    """As :func:`layers_of`, for a push: whole layers of the source, as many at either end."""
+    """Return layers for a push: whole layers of the source, the same number at either end. Raises as :func:`layers_of`."""
     layers = layers_of(src, dst, tensors_per_layer)
     count = len(source.addresses)
     if count % tensors_per_layer:

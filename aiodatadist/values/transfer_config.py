@@ -1,4 +1,4 @@
-"""Where a layered transfer goes: one object per destination."""
+"""The destinations of a layered transfer: one object per destination."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from aiodatadist.values.descriptors import BlocksCacheKey, CacheKeyByIdAndIndex
 
 
 def check_range(value: Any, name: str) -> range | None:
-    """None is all layers. Raises TypeError, ParamInvalid: it is no range with step 1 and 0 <= start < stop."""
+    """Return the range; None is all layers.
+
+    Raises TypeError or ParamInvalid if it is not a range with step 1 and 0 <= start < stop.
+    """
     if value is None:
         return None
     checks.instance(value, name, range)
     if value.step != 1 or value.start < 0 or value.stop <= value.start:
-        raise ParamInvalid(f"{name} is {value}: it needs step 1 and 0 <= start < stop")
+        raise ParamInvalid(f"{name} is {value}: must have step 1 and 0 <= start < stop")
     return range(value.start, value.stop)
 
 
 class _Destination:
-    """What both kinds have. With a key ``dst_cluster_id`` is the key's; that it can be set is kept for compatibility."""
+    """The base of both kinds. With a key, ``dst_cluster_id`` is the key's; it can be set for compatibility."""
 
     @property
     def dst_cluster_id(self) -> int:
@@ -37,11 +40,11 @@ class TransferConfig(_Destination):
 
     Args:
         dst_cluster_id: the peer.
-        dst_addrs: for each layer of the range the addresses of its tensors at the peer, in order.
+        dst_addrs: for each layer of the range, the addresses of its tensors at the peer, in order.
         src_layer_range: layers of the source; all if None.
         src_batch_index: batch slot of a contiguous source.
 
-    Raises TypeError, ValueError, ParamInvalid: an argument is wrong. So does setting a property.
+    Raises TypeError, ValueError or ParamInvalid if an argument is wrong. So does setting a property.
     """
 
     def __init__(
@@ -89,13 +92,13 @@ class TransferWithCacheKeyConfig(_Destination):
 
     Args:
         cache_key: a blocks cache, or a batch slot by id.
-        src_layer_range, dst_layer_range: layers of the source, and those of the destination where they go; all layers of that
-            cache if None, which upstream refuses. As many at either end: source layer ``first + i`` goes to destination layer
-            ``first' + i``. What only the caches tell is checked with them: the transfer is refused, or its destination fails,
-            before a byte moves.
+        src_layer_range, dst_layer_range: layers of the source, and the layers of the destination to which they go. If
+            None, all layers of that cache, which upstream refuses. Both must have the same length: source layer ``first
+            + i`` goes to destination layer ``first' + i``. Whatever depends on the caches is checked once they are
+            known: the transfer is refused, or its destination fails, before a byte moves.
         src_batch_index: batch slot of a contiguous source; 0 with a :class:`BlocksCacheKey`.
 
-    Raises TypeError, ValueError, ParamInvalid: an argument is wrong. So does setting a property.
+    Raises TypeError, ValueError or ParamInvalid if an argument is wrong. So does setting a property.
     """
 
     def __init__(

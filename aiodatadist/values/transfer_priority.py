@@ -1,4 +1,4 @@
-"""What goes first on a link."""
+"""The order of transfers on a link."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from aiodatadist.values import checks
 
 
 class TransferPriority(IntEnum):
-    """Which transfers of one link, in one direction, go first. Within a priority they run in the order of their calls.
+    """The priority of a transfer among those of one link, in one direction. Equal ones run in the order of their calls.
 
-    A transfer does not wait for the end of a less urgent one: that one gives way between two windows, and goes on afterwards.
+    A transfer does not wait for the end of a less urgent one, which gives way between two windows and continues
+    afterwards.
 
     Attributes:
-        CRITICAL: a request waits for it: a few blocks that a decode step needs. Beside all else, but over RDMA, where it
-            passes all else.
-        NORMAL: the default. Passes what is BACKGROUND.
+        CRITICAL: a request waits for it, for instance for a few blocks that a decode step needs. Runs beside everything
+            else; over RDMA it passes everything else instead.
+        NORMAL: the default. Passes BACKGROUND transfers.
         BACKGROUND: nothing waits for it: eviction, migration, filling a cache in advance.
     """
 
@@ -31,16 +32,16 @@ class TransferPriority(IntEnum):
 
 
 def check_priority(value: Any) -> TransferPriority:
-    """Raises TypeError: it is none."""
+    """Return the priority. Raises TypeError if it is not one."""
     return checks.instance(value, "priority", TransferPriority)
 
 
 MAX_DEADLINE = 864_000.0
-"""Seconds: ten days."""
+"""The longest deadline in seconds: ten days."""
 
 
 def check_deadline(value: Any) -> float | None:
-    """Seconds from now, or None. Raises TypeError, ParamInvalid: it is no such duration."""
+    """Return the seconds from now, or None. Raises TypeError or ParamInvalid if it is not such a duration."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -248,7 +248,7 @@ def test_what_is_deeper_than_the_limit_is_refused() -> None:
     assert read({"inner": deep}, Whatever) is not None
     assert (
         str(refused({"inner": [deep]}, Whatever))
-        == f"it has lists or objects inside each other: the limit is {MAX_DEPTH}"
+        == f"it has lists or objects nested too deeply: the limit is {MAX_DEPTH}"
     )
 
 

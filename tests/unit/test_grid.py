@@ -101,7 +101,7 @@ def test_range_of_block_numbers_is_fine() -> None:
 @pytest.mark.parametrize(
     ("values", "error", "words"),
     [
-        ([0, -1], ValueError, "src_blocks has -1: block numbers are in [0, 2**64)"),
+        ([0, -1], ValueError, "src_blocks has -1: block numbers must be in [0, 2**64)"),
         ([2**64, 0], ValueError, "src_blocks has 18446744073709551616"),
         ([0, "1"], TypeError, "src_blocks has '1' of type str"),
         ([1.0], TypeError, "src_blocks has 1.0 of type float"),

@@ -127,7 +127,7 @@ def test_no_key_is_a_type_error() -> None:
     ("make", "name"), [(by_address, "src_layer_range"), (by_key, "src_layer_range"), (by_key, "dst_layer_range")]
 )
 def test_ranges_are_not_empty_and_in_steps_of_one(wrong: range, make: Callable[..., object], name: str) -> None:
-    message = f"{name} is .*needs step 1 and 0 <= start < stop"
+    message = f"{name} is .*must have step 1 and 0 <= start < stop"
     with pytest.raises(ParamInvalid, match=message):
         make(**{name: wrong})
     config = make()

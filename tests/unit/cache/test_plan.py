@@ -319,7 +319,7 @@ def test_layers_one_and_two_are_tensors_two_to_five() -> None:
         (8, 8, Layers(range(3, 5), range(2)), r"src_layer_range is range\(3, 5\), but the cache has 4 layers"),
         (8, 8, Layers(range(2), range(3, 5)), r"dst_layer_range is range\(3, 5\), but the cache has 4 layers"),
         (8, 8, Layers(range(2), range(3)), "4 source tensors for 6 destination tensors"),
-        (8, 8, Layers(range(0), range(0)), "it needs step 1 and 0 <= start < stop"),
+        (8, 8, Layers(range(0), range(0)), "must have step 1 and 0 <= start < stop"),
     ],
 )
 def test_layers_that_do_not_fit_are_refused(dst_tensors: int, src_tensors: int, layers: Layers, words: str) -> None:
