@@ -1,4 +1,4 @@
-"""What was done, in numbers that are always counted, and who is told of each call while it goes on."""
+"""Counters that are always on, and observers that are notified of each call while it runs."""
 
 from aiodatadist.counting.callbacks import guarded
 from aiodatadist.counting.figures import SUCCESS, Figures, FlowFigures

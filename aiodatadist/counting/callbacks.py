@@ -1,9 +1,9 @@
 """Code of the caller's that runs in the middle of our own: callbacks, observers, synchronizers, models, pools.
 
-Whatever such code raises ends no more than the call it was made for. That includes CancelledError, which would cancel our
-task, StopIteration, which no future can hold, KeyboardInterrupt and SystemExit, which would end the event loop, and
-exceptions of other libraries that are no Exception. What a signal handler raised in the middle of such code is the process's
-affair instead: it is raised again from the event loop.
+An error in such code ends only the call for which it ran. That includes CancelledError, which would cancel our task,
+StopIteration, which no future can hold, KeyboardInterrupt and SystemExit, which would end the event loop, and
+exceptions of other libraries that do not derive from Exception. An exception from a signal handler that ran in the
+middle of such code concerns the whole process instead: it is raised again from the event loop.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MOST_WORDS = 300
-"""Characters of what a value of the caller's says of itself."""
+"""The longest repr of a caller's value in a log line, in characters."""
 
 
 class Raised(Exception):
-    """Code of the caller's raised. The message names what, which is the cause."""
+    """Code of the caller's raised an exception. The message names it, and it is the cause."""
 
 
 def guarded(call: Callable[[], T], logger: logging.Logger, words: str, *args: object) -> T | None:
-    """Call it and return its result. If it raises, log that with these words and return None. Their ``%s`` are filled with
-    what :func:`shown` makes of the arguments."""
+    """Call it and return its result. If it raises, log the exception with these words and return None.
+
+    The ``%s`` in the words are filled with what :func:`shown` makes of the arguments.
+    """
     try:
         return call()
     except BaseException as error:
@@ -47,7 +49,7 @@ def log_raised(error: BaseException, logger: logging.Logger, words: str, *args: 
 
 
 def attempt(call: Callable[[], T]) -> T:
-    """Call it, on the event loop or in a thread. Raises Raised in place of whatever it raises."""
+    """Call it, on the event loop or in a thread. If it raises anything, raise Raised instead."""
     try:
         return call()
     except BaseException as error:
@@ -55,7 +57,10 @@ def attempt(call: Callable[[], T]) -> T:
 
 
 def _raised(error: BaseException) -> Raised:
-    """Return what takes an error's place. If a signal handler raised the error, have the event loop raise it again."""
+    """Return the Raised that takes an error's place.
+
+    If a signal handler raised the error, the event loop raises it again.
+    """
     loop = _get_running_loop()
     if loop is not None and is_interrupt(error):
         loop.call_soon(_raise, error)
@@ -63,9 +68,9 @@ def _raised(error: BaseException) -> Raised:
 
 
 async def attempt_awaiting(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Call it and await what it returns, in a task of its own: what it does with cancellation stays its own affair.
+    """Call it and await its result, in a separate task, so that cancellation inside it does not reach this task.
 
-    Raises Raised: whatever it raises, also CancelledError, unless this was cancelled from outside.
+    Raises Raised in place of whatever it raises, including CancelledError, unless this was cancelled from outside.
     """
 
     async def run() -> Any:
@@ -90,8 +95,11 @@ async def attempt_awaiting(call: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def is_delivered(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
-    """Return True if an error that code of the caller's let pass, awaited in this task, is not its own: an interrupt, a
-    cancellation of the task from outside, or the end of a coroutine that is never resumed. It must be raised again."""
+    """Return True if an error from the caller's code, awaited in this task, only passed through that code.
+
+    Such an error is an interrupt, a cancellation of the task from outside, or the end of a coroutine that is never
+    resumed. It must be raised again.
+    """
     if isinstance(error, asyncio.CancelledError):
         return task is None or task.cancelling() > 0
     return is_interrupt(error) or (isinstance(error, GeneratorExit) and current_task() is not task)
@@ -126,7 +134,7 @@ def current_task() -> asyncio.Task[Any] | None:
 
 
 def shown(value: object) -> str:
-    """Return its repr, shortened; a repr that raises is left out."""
+    """Return the repr of a value, shortened. A repr that raises is replaced by the type's name."""
     try:
         words = repr(value)
     except BaseException:  # it is the caller's code, too

@@ -1,4 +1,4 @@
-"""What was counted, as it was at one moment: plain values."""
+"""The figures of a cluster at one moment, as plain values."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ SUCCESS = LLMStatusCode.LLM_SUCCESS.name
 
 @dataclass(frozen=True, slots=True)
 class FlowFigures:
-    """Calls of one kind.
+    """The figures of calls of one kind.
 
     Attributes:
-        running: under way now.
-        statuses: of those that ended, how many by status: ``LLM_SUCCESS``, ``CANCELLED``, or why they failed.
-        bytes, ranges, seconds, queue_seconds: of those that succeeded, in all; running, and waiting before.
-        failed_bytes: that landed for those that did not.
-        by_seconds, by_queue_seconds: of those that succeeded, how many took at most each of ``SECONDS``, and no less than the
-            one before; the last is of those that took longer than all.
-        by_bytes: of those that succeeded, how many had at most ``2 ** index`` bytes, and more than the power before.
+        running: calls under way now.
+        statuses: the number of ended calls by status: ``LLM_SUCCESS``, ``CANCELLED``, or the reason of the failure.
+        bytes, ranges: totals of the calls that succeeded.
+        seconds, queue_seconds: total time of the calls that succeeded: running, and waiting before that.
+        failed_bytes: bytes that landed for calls that did not succeed.
+        by_seconds, by_queue_seconds: of the calls that succeeded, the number that took at most each of ``SECONDS`` and
+            more than the one before; the last entry counts those that took longer than all.
+        by_bytes: of the calls that succeeded, the number that had at most ``2 ** index`` bytes and more than the power
+            before.
     """
 
     running: int
@@ -49,38 +51,38 @@ class FlowFigures:
 
 @dataclass(frozen=True)
 class Figures(Generic[Pool]):
-    """A cluster since it was made, over all its links and all its lives.
+    """The figures of a cluster since its object was made, over all its links and all times it was initialised.
 
     Attributes:
-        cluster_id: whose.
-        transfers: by operation, for instance ``"pull_blocks"``; ``"served"`` has what peers asked this cluster to write, in
-            request/response mode. A layered transfer to several peers is one.
-        linking: attempts of this cluster's to make a link.
-        links: links that there are now, by state.
-        links_made: whichever end asked for them.
-        links_ended: of those, why: ``"unlinked"``, ``"connection_lost"``, ``"heartbeats_missed"``, ``"device_error"``,
-            ``"protocol_error"``, ``"other"``.
-        relinking: attempts to make links again that broke (``relink``); ``running`` is links that are being made again now,
-            ``seconds`` how long those were gone that were.
+        cluster_id: the cluster.
+        transfers: by operation, for instance ``"pull_blocks"``; ``"served"`` is what peers asked this cluster to write,
+            in request/response mode. A layered transfer to several peers counts once.
+        linking: this cluster's attempts to make a link.
+        links: links that exist now, by state.
+        links_made: links that were made, by either end.
+        links_ended: links that ended, by reason: ``"unlinked"``, ``"connection_lost"``, ``"heartbeats_missed"``,
+            ``"device_error"``, ``"protocol_error"``, ``"other"``.
+        relinking: attempts to make broken links again (``relink``). ``running`` counts the links that are being made
+            again now, ``seconds`` sums up how long links were gone before they were ready again.
         relinks_given_up: links that were not made again in time.
-        link_changes_dropped: that readers of ``link_changes()`` were too slow for, over all readers.
-        messages_repeated: that this cluster said again to peers, since no answer had come within a second or more: they, or
-            their answers, may have been lost.
-        answers_late: of peers, that came when nothing waited for them any more, for instance the end of a transfer that had
-            its deadline before.
+        link_changes_dropped: changes for which readers of ``link_changes()`` were too slow, over all readers.
+        messages_repeated: messages that this cluster sent again, because no answer had come within at least a second:
+            they, or their answers, may have been lost.
+        answers_late: answers from peers that came when nothing waited for them any longer, for instance the end of a
+            transfer after its deadline.
         leases: leases of blocks that are kept for peers now.
-        leases_opened, leases_ended: how many there were; and why they ended, as
-            :class:`~aiodatadist.LeaseEnd` has it.
-        claims_refused: pulls of leases that this cluster refused, by the reason: ``"other_blocks"``, ``"another_prompt"``, or
-            ``"no_digests"`` where the peer's version has none. The leases continued.
-        budget_refusals: requests of peers that were refused because the peer had too much under way, by the limit, as
+        leases_opened: leases that were opened.
+        leases_ended: leases that ended, by reason as :class:`~aiodatadist.LeaseEnd` has it.
+        claims_refused: pulls of leases that this cluster refused, by reason: ``"other_blocks"``, ``"another_prompt"``,
+            or ``"no_digests"`` if the peer's version has none. The leases continued.
+        budget_refusals: requests of peers that were refused because the peer had too much under way, by the limit as
             ``aiodatadist.values.peer_budget`` names it.
-        incidents: what others caused and is logged at most once a second, as :class:`~aiodatadist.counting.Incident` names
-            it. Those that were not logged count, too.
+        incidents: incidents that others caused, by kind as :class:`~aiodatadist.counting.Incident` names it. Each kind
+            is logged at most once a second; those that were not logged count, too.
         caches: caches that are registered or allocated now.
-        pools: the memory pools by placement, :class:`~aiodatadist.PoolUsage` each.
-        failure_causes: transfers that failed for a reason that their status does not tell: ``"checksum"``, bytes changed on
-            their way. In a ``pull_leased`` each portion counts.
+        pools: the memory pools by placement, one :class:`~aiodatadist.PoolUsage` each.
+        failure_causes: transfers that failed for a reason that their status does not name: ``"checksum"``, bytes
+            changed in transit. Each portion of a ``pull_leased`` counts.
     """
 
     cluster_id: int

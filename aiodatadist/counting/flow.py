@@ -1,7 +1,7 @@
-"""Counters of calls of one kind, as cheap as they can be: they are always on, beside transfers of ten microseconds.
+"""Counters of calls of one kind, as cheap as possible: they are always on, beside transfers of ten microseconds.
 
-They are written on the event loop alone. Any thread may read them: what is read is copied in single steps of the interpreter,
-so a reader in another thread may see a call in one number that is not yet in the next, and never a broken number.
+Only the event loop writes them. Any thread may read them: values are copied in single steps of the interpreter. So a
+reader in another thread may see a call in one number and not yet in the next, but never a broken number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECONDS: Final = (
 
 
 class Done(Protocol):
-    """What a transfer says of itself when it has ended."""
+    """The figures of a transfer that has ended."""
 
     nbytes: int
     ranges: int
@@ -29,15 +29,16 @@ class Done(Protocol):
 
     @property
     def status(self) -> str:
-        """``LLM_SUCCESS``, ``CANCELLED``, or why it failed."""
+        """The status: ``LLM_SUCCESS``, ``CANCELLED``, or the reason of the failure."""
 
 
 class Flow:
-    """Calls of one kind, while they go on.
+    """The counters of calls of one kind.
 
     Attributes:
-        running: under way now.
-        when_ended: :meth:`ended`, which callers leave with each transfer: an attribute, as each would keep one of its own.
+        running: calls under way now.
+        when_ended: the bound method :meth:`ended`, which callers leave with each transfer. It is made once, because
+            each access to the method would make another object.
     """
 
     __slots__ = ("_by_bytes", "_by_queue", "_by_seconds", "_bytes", "_failed_bytes", "_failures", "_queue_seconds", "_ran",
@@ -57,7 +58,7 @@ class Flow:
         self._by_bytes = [0] * 65
 
     def ran(self, nbytes: int, ranges: int, seconds: float) -> None:
-        """One was over, well, before its caller had it: it waited for nothing. A quarter of a microsecond."""
+        """Count a call that had succeeded before its caller got it, and waited for nothing. Takes 0.25 us."""
         self._ran += 1
         self._bytes += nbytes
         self._ranges += ranges
@@ -66,7 +67,7 @@ class Flow:
         self._by_bytes[(nbytes - 1).bit_length()] += 1
 
     def ended(self, done: Done) -> None:
-        """One that was running."""
+        """Count the end of a call that was running."""
         self.running -= 1
         if done.status == SUCCESS:
             self.ran(done.nbytes, done.ranges, done.transfer_seconds)
@@ -80,18 +81,18 @@ class Flow:
         self._by_queue[bisect_left(SECONDS, seconds)] += 1
 
     def took(self, seconds: float) -> None:
-        """One succeeded that moves no bytes of its own."""
+        """Count a call that succeeded and moved no bytes of its own."""
         self._seconds += seconds
         self._by_seconds[bisect_left(SECONDS, seconds)] += 1
         self._waited(0.0)
 
     def failed(self, status: str, nbytes: int = 0) -> None:
-        """One did not succeed."""
+        """Count a call that did not succeed."""
         self._failures[status] += 1
         self._failed_bytes += nbytes
 
     def figures(self) -> FlowFigures:
-        """As they are now. From any thread."""
+        """Return the current figures. Any thread may call it."""
         ran, by_queue, by_seconds = self._ran, self._by_queue.copy(), self._by_seconds.copy()
         by_queue[0] += ran
         statuses = dict(self._failures)
@@ -112,9 +113,9 @@ class Flow:
 
 
 def figures_of(flows: dict[str, Flow]) -> dict[str, FlowFigures]:
-    """Of each operation. From any thread.
+    """Return the figures of each operation. Any thread may call it.
 
-    Copied in one step of C. A list of its items is not one: in Python 3.11 each tuple that it makes may begin a collection of
-    garbage, in which other threads run, and count an operation that was not there.
+    The dictionary is copied in one step of C. A list of its items would not be one: in Python 3.11 each tuple in it may
+    start a garbage collection, during which other threads run and may add an operation.
     """
     return {operation: flow.figures() for operation, flow in dict(flows).items()}

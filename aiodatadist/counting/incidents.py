@@ -1,7 +1,7 @@
-"""What a peer, a client, a pool or a network can cause as often as it likes: counted, and at most one log line a second.
+"""Incidents that a peer, a client, a pool or a network can cause at any rate: counted, and logged at most once a second.
 
-Otherwise each of them could fill the disk with lines. The limit is one line of each kind, however many addresses, names or
-cluster ids are behind it.
+Otherwise each of them could fill the disk with log lines. The limit is one line of each kind, whatever number of
+addresses, names or cluster ids is behind it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from time import monotonic
 from typing import Final
 
 SECONDS: Final = 1.0
-"""Seconds until a line of the same kind may be logged again."""
+"""Seconds until another line of the same kind may be logged."""
 
 
 class Incident(StrEnum):
-    """The kinds: each has its own line in a second, and its own count. No text of others decides about a kind."""
+    """The kinds of incidents.
+
+    Each has its own log line per second, and its own count. No text from outside decides the kind.
+    """
 
     DEFECT = "defect"
-    """An exception that is not foreseen; it ended what it happened in and nothing else."""
+    """An exception that was not foreseen. It ended the call, task or link in which it happened, and nothing else."""
     NO_THREADS = "no_threads"
 
     # ---- links ----
@@ -83,26 +86,26 @@ OF_POOLS: Final = frozenset(
         Incident.VALUE_DAMAGED,
     }
 )
-"""Those that no cluster counts."""
+"""The kinds that no cluster counts."""
 
 
 class Incidents:
-    """Those of one component. Any thread may add one, or read the counts.
+    """The incidents of one component. Any thread may add one, or read the counts.
 
     Attributes:
-        counts: how many there were of each kind, logged or not.
+        counts: the number of incidents of each kind, logged or not.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.clock = clock
-        self._lock = threading.RLock()  # a finalizer may add one, too
+        self._lock = threading.RLock()  # reentrant: a finalizer that runs inside add() may add one, too
         self._logged: dict[Incident, float] = {}
         self._unsaid: Counter[Incident] = Counter()
         self._taken: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
 
     def take(self) -> Counter[str]:
-        """Return what was counted since this was called the last time. For one caller, on any thread."""
+        """Return the counts since the last call of this method. Only one caller may use it, on any thread."""
         counted = Counter(dict(self.counts))
         since, self._taken = counted - self._taken, counted
         return since
@@ -116,13 +119,13 @@ class Incidents:
         level: int = logging.WARNING,
         exc_info: bool = False,
     ) -> None:
-        """Count it, and log it unless a line of the same kind was logged within this second.
+        """Count an incident, and log it unless a line of the same kind was logged within this second.
 
         The next line of that kind says how many were not logged.
 
         Args:
-            words: as for ``logger``; text of others among ``args`` must be printable and short.
-            exc_info: log the exception that is being handled, too.
+            words: as for ``logger``; text from outside among ``args`` must be printable and short.
+            exc_info: True to log the exception that is being handled, too.
         """
         with self._lock:
             self.counts[kind.value] += 1
@@ -140,4 +143,4 @@ class Incidents:
 
 
 OF_PROCESS: Final = Incidents()
-"""Those of code that serves no cluster or cache in particular."""
+"""The incidents of code that serves no particular cluster or cache."""

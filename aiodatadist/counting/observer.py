@@ -1,4 +1,4 @@
-"""Who wants to be told of each call, for instance to make a span of it."""
+"""Observers, which are notified of each call, for instance to make a span of it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Call:
     """A call that has begun.
 
     Attributes:
-        kind: what it is one of.
+        kind: the kind of call.
         operation: its name, for instance ``"pull_blocks"``.
         cluster_id: the cluster that was called; None for a context cache.
-        peer: the other cluster, or the same for copies; None where there is none, or several.
-        keys: of a context cache, how many keys or hashes it is about.
-        age_seconds: how long ago it began: small transfers are over before they can be told of.
+        peer: the other cluster, or the same one for copies; None if there is none, or several.
+        keys: for a context cache, the number of keys or hashes that the call is about.
+        age_seconds: the time since it began: a small transfer has ended before the observer is called.
     """
 
     kind: Literal["transfer", "link", "context_cache"]
@@ -35,13 +35,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What became of it.
+    """The end of a call.
 
     Attributes:
-        status: ``LLM_SUCCESS``, ``CANCELLED``, or why it failed: an ``LLMStatusCode``, of a context cache EMS's name for it.
-        error: what its caller gets.
-        bytes, ranges, queue_seconds, transfer_seconds: of a transfer, as :class:`~aiodatadist.TransferReport` has them.
-        hits: of a context cache, how many keys it served, from the first without a gap.
+        status: ``LLM_SUCCESS``, ``CANCELLED``, or the reason of the failure: the name of an ``LLMStatusCode``, or EMS's
+            name for a context cache.
+        error: the exception that the caller gets.
+        bytes, ranges, queue_seconds, transfer_seconds: for a transfer, as in :class:`~aiodatadist.TransferReport`.
+        hits: for a context cache, the number of keys that it served, from the first without a gap.
     """
 
     status: str
@@ -57,19 +58,19 @@ Tell = Callable[[Ended], object]
 
 
 class Observer(Protocol):
-    """What ``LLMDataDist.observer`` and ``ContextCache.observer`` may be."""
+    """The interface of ``LLMDataDist.observer`` and ``ContextCache.observer``."""
 
     def began(self, call: Call) -> Tell | None:
-        """A call has begun. Called in the context of its caller, on the event loop, so it has to return at once.
+        """Note that a call has begun. Called in the caller's context, on the event loop, so it must return at once.
 
         Returns:
-            What is to be called, once and on the event loop, when it has ended; None: nothing. Where either raises, that is
-            logged, and concerns no call.
+            A function to be called once, on the event loop, when the call has ended; or None. An exception in either is
+                logged, and affects no call.
         """
 
 
 def tell(observer: Observer, call: Call) -> Tell:
-    """Tell an observer that a call has begun; what is returned tells it of the end. Neither raises."""
+    """Notify an observer that a call has begun; return a function that notifies it of the end. Neither raises."""
     ended = guarded(lambda: observer.began(call), logger, "%r failed at the beginning of %s", observer, call.operation)
 
     def end(what: Ended) -> None:

@@ -1,4 +1,4 @@
-"""What a cluster has done over all its links, which come and go."""
+"""The figures of a cluster over all its links, which come and go."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from aiodatadist.counting.flow import Flow
 from aiodatadist.counting.incidents import Incidents
 
 MAX_PEERS = 4096
-"""Peers that are remembered beyond their links, which is some hundred bytes each: those that were linked last."""
+"""The number of peers that are remembered after their links have ended: those that were linked last.
+
+Each takes some hundred bytes.
+"""
 
 
 class Running(Protocol):
@@ -21,16 +24,19 @@ class Running(Protocol):
 
 
 def forget_oldest(by_peer: dict[int, Any]) -> None:
-    """Of what is remembered in the order in which peers were linked or lost."""
+    """Drop the oldest entries of a dictionary in which peers are in the order in which they were linked or lost."""
     while len(by_peer) > MAX_PEERS:
         del by_peer[next(iter(by_peer))]
 
 
 class Totals:
-    """Counted on the event loop, and read by :meth:`aiodatadist.LLMDataDist.figures`. Outlives links and engines.
+    """The counters of a cluster, which outlive its links and engines.
 
-    Attributes: as :class:`~aiodatadist.counting.Figures` has them, and:
-        generations: how many times the link to each peer was made; of a peer that ``MAX_PEERS`` others were linked since, 0.
+    They are counted on the event loop, and read by :meth:`aiodatadist.LLMDataDist.figures`.
+
+    Attributes: those of :class:`~aiodatadist.counting.Figures`, and:
+        generations: the number of times that the link to each peer was made; 0 once ``MAX_PEERS`` others have been
+        linked since.
     """
 
     def __init__(self) -> None:
@@ -52,7 +58,7 @@ class Totals:
         self.incidents = Incidents()
 
     def linked(self, cluster_id: int) -> int:
-        """The link to this peer was made once more: how many times by now."""
+        """Count a link to this peer; return how many times it has been made by now."""
         self.links_made += 1
         times = self.generations.pop(cluster_id, 0) + 1
         self.generations[cluster_id] = times
@@ -60,7 +66,7 @@ class Totals:
         return times
 
     def begun(self, operation: str, transfer: Running) -> None:
-        """Count one when it has ended."""
+        """Count a transfer as running, and its result once it has ended."""
         flow = self.transfers[operation]
         flow.running += 1
         transfer.add_done_callback(flow.when_ended)

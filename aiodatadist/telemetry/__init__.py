@@ -1,8 +1,8 @@
-"""To be seen: metrics for Prometheus, spans for OpenTelemetry, and a dashboard for Grafana.
+"""Observability: metrics for Prometheus, spans for OpenTelemetry, and a dashboard for Grafana.
 
-``prometheus`` and ``otel`` need the extras of these names, and nothing else of the package imports them. What is counted, and
-who may be told of calls, is here: an :class:`Observer` of a caller's own needs no extra. ``metrics`` has every metric's name,
-and ``grafana.json`` beside it is the dashboard.
+``prometheus`` and ``otel`` need the extras of these names, and nothing else in the package imports them. The figures
+and the :class:`Observer` protocol are here, so an observer of the caller's own needs no extra. ``metrics`` lists every
+metric, and ``grafana.json`` beside it is the dashboard.
 """
 
 from aiodatadist.context_caching.calls import CacheFigures

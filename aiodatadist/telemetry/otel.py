@@ -1,7 +1,6 @@
-"""Spans for OpenTelemetry: of each transfer, of each call that makes or ends a link, and of each call of a context cache.
-Extra ``otel``.
+"""Spans for OpenTelemetry: of transfers, of calls that make or end links, and of calls of a context cache.
 
-::
+Needs the extra ``otel``::
 
     datadist.observer = cache.observer = SpanObserver()
 """
@@ -23,23 +22,23 @@ _FIGURES: Final = ("bytes", "ranges", "queue_seconds", "transfer_seconds", "hits
 
 
 class SpanObserver:
-    """An observer of clusters and context caches, any number of them, that makes a span of each call.
+    """An observer that makes a span of each call, for any number of clusters and context caches.
 
-    A span is a child of the one that is current where the call was made, and ends when the call has: also where no caller
-    waits for it. It is called ``kv.transfer pull_blocks``, say. Its attributes begin with ``aiodatadist.``: ``operation``;
-    ``cluster`` and ``peer``, as text, since ids may be larger than an attribute's integers; of a context cache ``keys`` and
-    ``hits``; ``bytes``, ``ranges``, ``queue_seconds`` and ``transfer_seconds``; and ``status``. A failure is the span's
-    status, an exception event, and ``error.type``; a cancellation is no failure.
+    A span is a child of the current span of the caller. It ends when the call has ended, even if no caller waits for
+    it. Its name is, for instance, ``kv.transfer pull_blocks``. Its attributes begin with ``aiodatadist.``:
+    ``operation``; ``cluster`` and ``peer``, as text, because ids may be larger than an attribute's integers; ``keys``
+    and ``hits`` for a context cache; ``bytes``, ``ranges``, ``queue_seconds`` and ``transfer_seconds``; and ``status``.
+    A failure sets the span's status, an exception event, and ``error.type``; a cancellation is not a failure.
 
     Args:
-        tracer_provider: the global one if omitted. Where that has no SDK behind it nothing is recorded.
+        tracer_provider: the global one if omitted. If it has no SDK behind it, nothing is recorded.
     """
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
         self._tracer = get_tracer("aiodatadist", tracer_provider=tracer_provider)
 
     def began(self, call: Call) -> Tell | None:
-        """See :class:`~aiodatadist.telemetry.Observer`."""
+        """Start the span of a call; see :class:`~aiodatadist.telemetry.Observer`."""
         attributes: dict[str, AttributeValue] = {"aiodatadist.operation": call.operation}
         if call.cluster_id is not None:
             attributes["aiodatadist.cluster"] = str(call.cluster_id)

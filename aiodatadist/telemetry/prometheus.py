@@ -1,6 +1,6 @@
-"""A collector for Prometheus: what clusters and context caches have counted, read when it is scraped. Extra ``prometheus``.
+"""A collector for Prometheus: the figures of clusters and context caches, read at each scrape.
 
-::
+Needs the extra ``prometheus``::
 
     from prometheus_client import REGISTRY, start_http_server
 
@@ -39,9 +39,9 @@ except ImportError as error:
     raise ImportError("metrics for Prometheus need the extra: pip install 'aiodatadist[prometheus]'") from error
 
 _SIZES: Final = range(8, 41, 2)
-"""Powers of two, from 256 B to 1 TiB, that bound what the sizes of transfers are counted by."""
+"""Powers of two, from 256 B to 1 TiB: the bounds by which sizes of transfers are counted."""
 _MOVED: Final = ("pull_", "push_", "transfer_cache_async")
-"""What moves bytes between clusters, as NIXL does, begins so."""
+"""The beginnings of operations that move bytes between clusters, as NIXL does."""
 _OUTCOMES: Final = ("saved", "present", "rejected", "failed", "loaded", "missed")
 
 
@@ -49,31 +49,32 @@ _NONE: Final = (0,) * (len(SECONDS) + 1)
 
 
 class Cluster(Protocol):
-    """:class:`aiodatadist.LLMDataDist`, that of :mod:`aiodatadist.legacy`, or of :mod:`aiodatadist.blocking`."""
+    """An :class:`aiodatadist.LLMDataDist`, or that of :mod:`aiodatadist.legacy` or :mod:`aiodatadist.blocking`."""
 
     def figures(self) -> Figures[PoolUsage]: ...
 
 
 class Cache(Protocol):
-    """:class:`aiodatadist.context_caching.ContextCache`."""
+    """An :class:`aiodatadist.context_caching.ContextCache`."""
 
     def figures(self) -> CacheFigures: ...
 
 
 class MetricsCollector(Collector):
-    """Register it with a registry, which asks it at each scrape. It counts nothing itself, and costs nothing in between.
+    """A collector that a Prometheus registry asks at each scrape. It counts nothing itself, and costs nothing in between.
 
-    Scrapes may come from any thread, also while the event loop is busy, and while clusters are not initialised or finalized:
-    counters stay as they are then. Each source is kept until :meth:`remove`.
+    Scrapes can come from any thread, even while the event loop is busy, and while clusters are not initialised or
+    finalized: counters then keep their values. Each source is kept until :meth:`remove`.
 
     Args:
-        sources: clusters and context caches; more with :meth:`add`.
-        labels: for every metric, for instance ``{"model_name": "llama", "engine": "0"}``.
-        nixl_names: also the names of vLLM's NixlConnector. Off where that is in the same registry, which has no name twice.
+        sources: clusters and context caches; add more with :meth:`add`.
+        labels: labels for every metric, for instance ``{"model_name": "llama", "engine": "0"}``.
+        nixl_names: True to add the names of vLLM's NixlConnector. Switch it off if the connector uses the same
+            registry, because a registry can have each name only once.
 
     Raises:
-        TypeError: a source has no ``figures()``.
-        ValueError: a source is there already, or two have the same name.
+        TypeError: if a source has no ``figures()``.
+        ValueError: if a source is there already, or two have the same name.
     """
 
     def __init__(
@@ -92,14 +93,14 @@ class MetricsCollector(Collector):
             self.add(source)
 
     def add(self, source: Cluster | Cache, name: str | None = None) -> None:
-        """Collect this one, too.
+        """Collect this source, too.
 
         Args:
             name: the label ``cluster`` or ``cache``. By default the cluster's id, or ``"context"``.
 
         Raises:
-            TypeError: it has no ``figures()``.
-            ValueError: another one has this name.
+            TypeError: if the source has no ``figures()``.
+            ValueError: if another source has this name.
         """
         if not callable(getattr(source, "figures", None)):
             raise TypeError(f"source is {source!r}: must be an LLMDataDist or a ContextCache")
@@ -109,21 +110,21 @@ class MetricsCollector(Collector):
         with self._lock:
             if name in self._sources:
                 raise ValueError(
-                    f"there is a source of the name {name!r}: give this one another name, or remove() that"
+                    f"there is a source named {name!r} already: give this one another name, or remove() the other"
                 )
             self._sources[name] = source
 
     def remove(self, source: Cluster | Cache) -> None:
-        """Collect it no more. One that is not there is fine."""
+        """Stop collecting this source. An unknown source is accepted."""
         with self._lock:
             self._sources = {name: each for name, each in self._sources.items() if each is not source}
 
     def describe(self) -> Iterable[Family]:
-        """All metrics, without a sample: so a registry finds names that it has twice."""
+        """Return all metrics without samples, by which a registry finds duplicate names."""
         return self._sheet().families()
 
     def collect(self) -> Iterable[Family]:
-        """What the sources have counted so far."""
+        """Return the current figures of the sources."""
         sheet = self._sheet()
         with self._lock:
             sources = list(self._sources.items())
@@ -163,23 +164,26 @@ class _Sheet:
         return list(self._families.values())
 
     def add(self, name: str, value: float, *labels: str) -> None:
-        """A counter or gauge."""
+        """Add a sample of a counter or gauge."""
         self._families[name].add_metric([*self._values, *labels], value)
 
     def add_each(self, name: str, values: Mapping[str, int], known: Sequence[str], *labels: str) -> None:
-        """By the last label; those that are known are there from the beginning, as rates need it."""
+        """Add a sample for each value of the last label. The known ones always get one, because rates need a first value."""
         for each in {**dict.fromkeys(known, 0), **values}:
             self.add(name, values.get(each, 0), *labels, each)
 
     def histogram(self, name: str, bounds: Sequence[float], cells: Sequence[int], total: float, *labels: str) -> None:
-        """``cells`` has one more than there are bounds."""
+        """Add a histogram. ``cells`` has one more entry than ``bounds``, for values above the last bound."""
         buckets = [*map(str, map(float, bounds)), "+Inf"]
         counted = list(zip(buckets, accumulate(cells), strict=True))
         self._families[name].add_metric([*self._values, *labels], counted, total)
 
 
 def _sizes(flows: Sequence[FlowFigures]) -> tuple[list[int], list[int], int]:
-    """Of all of them together: upper bounds, how many transfers there were up to each and above the one before, and bytes."""
+    """Return the sizes of all flows together: upper bounds, transfers by bound, and bytes.
+
+    Transfers above one bound and at most the next count for the next; the last entry is of those above all bounds.
+    """
     bounds = [1 << power for power in _SIZES]
     cells = [0] * (len(bounds) + 1)
     for flow in flows:

@@ -212,7 +212,7 @@ def test_sources_come_and_go() -> None:
     registry = registered(collector)
     assert scraped(registry) == {}
     collector.add(one)
-    with pytest.raises(ValueError, match="there is a source of the name '3'"):
+    with pytest.raises(ValueError, match="there is a source named '3' already"):
         collector.add(never_initialised(3))
     collector.add(never_initialised(3), "another")
     assert {dict(labels)["cluster"] for _, labels in scraped(registry)} == {"3", "another"}
