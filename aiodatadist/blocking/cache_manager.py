@@ -21,6 +21,7 @@ from aiodatadist.errors import ParamInvalid, TransferTimeout
 from aiodatadist.link.notifications import check_payload
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
+from aiodatadist.values.grid import BlockNumbers, indexes
 from aiodatadist.values.selection import layers_of
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 from aiodatadist.values.transfer_priority import TransferPriority, check_deadline, check_priority
@@ -75,7 +76,7 @@ class CacheManager:
     def lease_blocks(
         self,
         cache: Cache,
-        blocks: Sequence[int],
+        blocks: BlockNumbers,
         timeout_in_millis: int,
         *,
         name: str | None = None,
@@ -121,8 +122,8 @@ class CacheManager:
         self,
         src_cache_key: Key,
         dst_cache: Cache,
-        src_blocks: Sequence[int] = (),
-        dst_blocks: Sequence[int] = (),
+        src_blocks: BlockNumbers = (),
+        dst_blocks: BlockNumbers = (),
         *,
         src_layer_range: range | None = None,
         dst_layer_range: range | None = None,
@@ -182,8 +183,8 @@ class CacheManager:
         self,
         dst_cache_key: BlocksCacheKey | CacheKeyByIdAndIndex,
         src_cache: Cache,
-        src_blocks: Sequence[int] = (),
-        dst_blocks: Sequence[int] = (),
+        src_blocks: BlockNumbers = (),
+        dst_blocks: BlockNumbers = (),
         src_layer_range: range | None = None,
         dst_layer_range: range | None = None,
         tensor_num_per_layer: int = 2,
@@ -236,8 +237,8 @@ class CacheManager:
         self,
         src_cache: Cache,
         transfer_configs: Sequence[TransferConfig | TransferWithCacheKeyConfig],
-        src_block_indices: Sequence[int] | None = None,
-        dst_block_indices: Sequence[int] | None = None,
+        src_block_indices: BlockNumbers | None = None,
+        dst_block_indices: BlockNumbers | None = None,
         dst_block_memory_size: int | None = None,
         *,
         tag: object = None,
@@ -253,11 +254,13 @@ class CacheManager:
         for i, config in enumerate(checks.sequence(transfer_configs, "transfer_configs", object)):
             checks.instance(config, f"transfer_configs[{i}]", kind)
         layers = checks.instance(src_cache, "src_cache", Cache).cache_desc.num_tensors // 2
-        handle = LayersHandle(self._submissions, layers, list(dst_block_indices or ()), tag)
+        sources = None if src_block_indices is None else indexes(src_block_indices, "src_block_indices")
+        targets = None if dst_block_indices is None else indexes(dst_block_indices, "dst_block_indices")
+        handle = LayersHandle(self._submissions, layers, list(targets or ()), tag)
         urgency, end = check_priority(priority), _end_of(deadline)
         handle.start_with(
             lambda synchronizer: self._inner.transfer_cache_async(
-                src_cache, synchronizer, transfer_configs, src_block_indices, dst_block_indices, dst_block_memory_size,
+                src_cache, synchronizer, transfer_configs, sources, targets, dst_block_memory_size,
                 checksum=checksum, priority=urgency, deadline=_time_left(end),
             )
         )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from aiodatadist.cache.names import Key
@@ -11,7 +10,7 @@ from aiodatadist.cache.plan import check_once
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, CacheKey
-from aiodatadist.values.grid import indexes
+from aiodatadist.values.grid import BlockNumbers, indexes
 from aiodatadist.values.transfer_priority import TransferPriority
 
 
@@ -33,7 +32,7 @@ def check_offset(value: int | None, which: str) -> int:
     return value
 
 
-def blocks_to_pull(key: Key, src_blocks: Sequence[int], dst_blocks: Sequence[int]) -> tuple[array[int], array[int]]:
+def blocks_to_pull(key: Key, src_blocks: BlockNumbers, dst_blocks: BlockNumbers) -> tuple[array[int], array[int]]:
     """Return the two lists of a ``pull_blocks``, as C reads them.
 
     Raises TypeError or ValueError if an entry is not a block number, ParamInvalid if the lists do not fit the key or
@@ -54,7 +53,7 @@ def blocks_to_pull(key: Key, src_blocks: Sequence[int], dst_blocks: Sequence[int
     return sources, targets
 
 
-def blocks_to_push(src_blocks: Sequence[int], dst_blocks: Sequence[int]) -> tuple[array[int], array[int]]:
+def blocks_to_push(src_blocks: BlockNumbers, dst_blocks: BlockNumbers) -> tuple[array[int], array[int]]:
     """Return the two lists of a ``push_blocks``, as C reads them. Raises the errors of :func:`blocks_to_pull`."""
     sources, targets = indexes(src_blocks, "src_blocks"), indexes(dst_blocks, "dst_blocks")
     if not targets or len(sources) != len(targets):

@@ -21,7 +21,7 @@ from aiodatadist.link import CALLS, AwaitedLink, BlockLease, KeptBlocks, LayerRe
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
 from aiodatadist.values.digests import LeaseDigests, check_prompt_digest
-from aiodatadist.values.grid import indexes
+from aiodatadist.values.grid import BlockNumbers, indexes
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS, LeaseTicket, check_lease_name
 from aiodatadist.values.selection import BlockParts, Selection, layers_of, whole_layers
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
@@ -55,8 +55,8 @@ class CacheManager(Caches):
         self,
         src_cache_key: Key,
         dst_cache: Cache,
-        src_blocks: Sequence[int] = (),
-        dst_blocks: Sequence[int] = (),
+        src_blocks: BlockNumbers = (),
+        dst_blocks: BlockNumbers = (),
         *,
         src_layer_range: range | None = None,
         dst_layer_range: range | None = None,
@@ -178,8 +178,8 @@ class CacheManager(Caches):
         direction: str,
         key: Any,
         cache: Any,
-        mine: Sequence[int],
-        theirs: Sequence[int],
+        mine: Any,
+        theirs: Any,
         checksum: bool | None,
         priority: Any,
         deadline: Any,
@@ -233,7 +233,7 @@ class CacheManager(Caches):
     def lease_blocks(
         self,
         cache: Cache,
-        blocks: Sequence[int],
+        blocks: BlockNumbers,
         timeout_in_millis: int,
         *,
         name: str | None = None,
@@ -299,7 +299,7 @@ class CacheManager(Caches):
         self,
         ticket: LeaseTicket | Mapping[str, Any],
         dst_cache: Cache,
-        dst_blocks: Sequence[int],
+        dst_blocks: BlockNumbers,
         *,
         first: int = 0,
         parts: BlockParts | Callable[[], BlockParts] | None = None,
@@ -355,10 +355,11 @@ class CacheManager(Caches):
             raise ParamInvalid("dst_cache is a contiguous cache: pull_leased fills blocks")
         if not 0 <= checks.integer(first, "first", checks.INT64) < len(kept.blocks):
             raise ParamInvalid(f"first is {first}: the ticket has {len(kept.blocks)} blocks")
+        wanted = indexes(dst_blocks, "dst_blocks")
         if parts is None:
-            sources, targets = blocks_to_pull(kept.key, kept.blocks[first : first + len(dst_blocks)], dst_blocks)
+            sources, targets = blocks_to_pull(kept.key, kept.blocks[first : first + len(wanted)], wanted)
         else:
-            sources, targets = indexes(kept.blocks[first:], "blocks"), indexes(dst_blocks, "dst_blocks")
+            sources, targets = indexes(kept.blocks[first:], "blocks"), wanted
             check_once(targets, "dst_blocks")
         later, now = (parts, None) if callable(parts) else (None, parts)
         if now is not None:
@@ -403,8 +404,8 @@ class CacheManager(Caches):
         self,
         dst_cache_key: BlocksCacheKey | CacheKeyByIdAndIndex,
         src_cache: Cache,
-        src_blocks: Sequence[int] = (),
-        dst_blocks: Sequence[int] = (),
+        src_blocks: BlockNumbers = (),
+        dst_blocks: BlockNumbers = (),
         src_layer_range: range | None = None,
         dst_layer_range: range | None = None,
         tensor_num_per_layer: int = 2,
@@ -514,8 +515,8 @@ class CacheManager(Caches):
         src_cache: Cache,
         layer_synchronizer: Any,
         transfer_configs: Sequence[TransferConfig | TransferWithCacheKeyConfig],
-        src_block_indices: Sequence[int] | None = None,
-        dst_block_indices: Sequence[int] | None = None,
+        src_block_indices: BlockNumbers | None = None,
+        dst_block_indices: BlockNumbers | None = None,
         dst_block_memory_size: int | None = None,
         *,
         tensor_num_per_layer: int = 2,

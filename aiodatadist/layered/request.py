@@ -14,7 +14,7 @@ from aiodatadist.cache.table import Entry
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import Placement
-from aiodatadist.values.grid import Grid, indexes
+from aiodatadist.values.grid import BlockNumbers, Grid, indexes
 from aiodatadist.values.selection import Geometry, Layers, Selection, layers_of
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
@@ -129,7 +129,7 @@ class LayeredRequest:
 
     @classmethod
     def of(
-        cls, entry: Entry, src: Sequence[int] | None, dst: Sequence[int] | None, block_size: int | None, tensors: int
+        cls, entry: Entry, src: BlockNumbers | None, dst: BlockNumbers | None, block_size: int | None, tensors: int
     ) -> LayeredRequest:
         """Raises TypeError, ValueError, ParamInvalid: they make no sense together."""
         sources = indexes(() if src is None else src, "src_block_indices")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from aiodatadist.errors import ParamInvalid
 
@@ -140,23 +140,41 @@ class Grid:
                 yield Range(local + mine * self.local_stride, remote + theirs * self.remote_stride, nbytes)
 
 
-def indexes(values: Sequence[int], name: str) -> array[int]:
-    """Return block numbers as C reads them. They are copied, because C reads them after the caller has continued.
+class ArrayLike(Protocol):
+    """An array of numpy or torch, or another object that gives its numbers as a list."""
+
+    def tolist(self) -> Any:
+        """Return the numbers as a list of int."""
+
+
+BlockNumbers: TypeAlias = Sequence[int] | ArrayLike
+"""Block numbers as callers give them: a list, tuple or range of int, or a one-dimensional array of integers."""
+
+
+def indexes(values: BlockNumbers, name: str) -> array[int]:
+    """Return block numbers as C reads them: a copy, because C reads them after the caller has continued.
 
     Raises:
-        TypeError: if an element is not an integer.
+        TypeError: if an element is not an integer, or the numbers are neither in a list nor in a one-dimensional array.
         ValueError: if an element is negative or does not fit 64 bits.
     """
-    if not isinstance(values, (list, tuple, range, array)):
-        raise TypeError(f"{name} is a {type(values).__name__}: must be a list or tuple of int")
+    numbers = values if isinstance(values, (list, tuple, range, array)) else _listed(values, name)
     try:
-        return array("Q", values)
+        return array("Q", numbers)
     except OverflowError:
-        bad = next(v for v in values if not 0 <= v < UINT64)
+        bad = next(v for v in numbers if not 0 <= v < UINT64)
         raise ValueError(f"{name} has {bad}: block numbers must be in [0, 2**64)") from None
     except TypeError:
-        bad = next(v for v in values if not isinstance(v, int))
+        bad = next(v for v in numbers if not isinstance(v, int))
         raise TypeError(f"{name} has {bad!r} of type {type(bad).__name__}: block numbers must be int") from None
+
+
+def _listed(values: Any, name: str) -> list[int]:
+    numbers = values.tolist() if hasattr(values, "tolist") else None
+    if not isinstance(numbers, list):
+        what = "a list, tuple or range of int, or a one-dimensional array of integers"
+        raise TypeError(f"{name} is a {type(values).__name__}: must be {what}")
+    return numbers
 
 
 def tensor_range(num_tensors: int, layers: range | None, tensors_per_layer: int, name: str) -> range:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aiodatadist.blocking import (
@@ -347,7 +348,7 @@ def test_in_a_child_of_the_process_a_clear_error_is_raised(pair: Pair) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_in_a_child_of_the_process_what_is_under_way_can_be_asked_and_not_told(pair: Pair) -> None:
     config = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(2), range(2))
-    handle = pair.source.manager.submit_layers(pair.source.cache, [config], [3], [0])
+    handle = pair.source.manager.submit_layers(pair.source.cache, [config], np.array([3]), np.array([0]))
     other = pair.source.manager.submit_layers(pair.source.cache, [config], [3], [1])
     hanging = Hanging()
     task = layered(pair, hanging)
