@@ -1,1 +1,1 @@
-"""Waiting, written once: completions, residents of a loop, loop threads, lines of waiters, signals."""
+"""Waiting, written once: completions, residents of a loop, loop threads, queues of waiting tasks, signals."""

@@ -1,13 +1,14 @@
-"""Alarms: moments of one event loop at which something is due, any number of them with one timer.
+"""Alarms: times at which something is due on one event loop, any number of them with one timer.
 
 Who owns what
-    Its owner sets an alarm, and drops it when it is no longer wanted: from then on it keeps nothing alive. If none is set
-    there is no timer.
+    The owner sets an alarm, and drops it when it is no longer wanted; from then on the alarm keeps nothing alive. If no
+    alarm is set, there is no timer.
 
 What happens when alarms are due
-    All that are due are marked at one go. Then they are told, for ``SLICE`` seconds at a time, with a round of the event loop
-    in between: a thousand that are due together do not hold up the loop. If a callback raises, the event loop reports it, as
-    that of any other callback, and the other alarms are told all the same.
+    All alarms that are due are marked first, without interruption. Then ``tell`` is called for each, for ``SLICE``
+    seconds at a time, with a round of the event loop in between: a thousand that are due together do not hold up the
+    loop. If a callback raises, the event loop reports it, as with any other callback, and the other alarms still go
+    off.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 SLICE = 0.004
-"""Seconds for which the event loop is held."""
+"""Seconds for which the event loop is held at most."""
 _FEW = 64
-"""Dropped alarms that are not worth a clean-up."""
+"""The number of dropped alarms up to which a clean-up is not worth its time."""
 
 
 class Alarms(Generic[T]):
-    """Those of one owner. ``len()`` is how many are set.
+    """The alarms of one owner. ``len()`` is the number that is set.
 
     Args:
-        mark: called with each that is due, before any of them is told.
-        tell: called with each that is still set when its turn comes.
+        mark: called with each alarm that is due, before ``tell`` is called for any.
+        tell: called with each alarm that is still set when its turn comes.
     """
 
     def __init__(self, tell: Callable[[T], object], mark: Callable[[T], object] | None = None) -> None:
@@ -51,7 +52,7 @@ class Alarms(Generic[T]):
         return len(self._what)
 
     def set(self, when: float, what: T) -> int:
-        """Set one; return its number. ``when``: by the event loop's clock."""
+        """Set an alarm and return its number. ``when`` is by the event loop's clock."""
         number = next(self._numbers)
         heapq.heappush(self._heap, (when, number))
         self._what[number] = what
@@ -60,7 +61,7 @@ class Alarms(Generic[T]):
         return number
 
     def drop(self, number: int) -> None:
-        """Stop an alarm from being told. No effect if it was dropped before, or told."""
+        """Drop an alarm, so that it does not go off. No effect if it was dropped before, or has gone off."""
         if self._what.pop(number, None) is None:
             return
         if not self._what:

@@ -1,4 +1,4 @@
-"""Blocking calls of the vendor's libraries, in threads of their own."""
+"""Blocking calls of the vendor's libraries, in separate threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 def _start(
     call: Callable[..., T], args: tuple[Any, ...], threads: Executor | None = None, gives_back: bool = False
 ) -> tuple[asyncio.Future[T], concurrent.futures.Future[None] | None]:
-    """What becomes of it, and its place in the queue for threads, if there is one."""
+    """Start the call; return its future, and its place in the queue for ``threads``, if they are given."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -35,7 +35,7 @@ def _start(
             settle, outcome = future.set_result, result  # type: ignore[assignment]
         try:
             loop.call_soon_threadsafe(settle, outcome)
-        except RuntimeError:  # the loop is closed: no caller waits any more
+        except RuntimeError:  # the loop is closed: no caller waits any longer
             logger.debug("%r ended after its event loop", call)
 
     if threads is not None:
@@ -44,7 +44,7 @@ def _start(
 
     def not_begun(error: RuntimeError) -> None:
         if gives_back:
-            words = "no thread can be started for giving back what the device has: the event loop waits for it"
+            words = "no thread can be started to release the device's resources: the event loop waits for the call"
             OF_PROCESS.add(Incident.NO_THREADS, logger, words)
             run()
         else:
@@ -69,19 +69,21 @@ async def in_thread(
     threads: Executor | None = None,
     gives_back: bool = False,
 ) -> T:
-    """Run a blocking call in a thread and wait until it is over, whatever happens meanwhile.
+    """Run a blocking call in a thread and wait until it has ended, even if cancelled.
 
-    A call into the vendor's library cannot be interrupted, and what it works on must not be given back before it returned.
-    So a cancellation is delivered when the call is over; there is no deadline, because there would be nothing to do at it.
+    A call into the vendor's library cannot be interrupted, and the memory it works on must not be released before it
+    has returned. So a cancellation is delivered when the call has ended. There is no deadline, because nothing could be
+    done at it.
 
     Args:
-        undo: gets the result, in a thread, when the wait was cancelled: its caller will not.
+        undo: called with the result, in a thread, if the wait was cancelled, because the caller will not get the
+            result.
         on_cancel: called at once when the wait is cancelled; may make ``call`` return early.
-        threads: to be used, for short calls that are made often; otherwise a thread of its own.
-        gives_back: the call has to be made: where no thread can be started it runs on the event loop.
+        threads: the threads to use, for short calls that are made often; by default each call has a new thread.
+        gives_back: True if the call must be made: if no thread can be started, it runs on the event loop.
 
     Raises:
-        LLMException: no thread can be started; the call was not made.
+        LLMException: if no thread can be started; the call was not made.
     """
     future, queued = _start(call, args, threads, gives_back)
     try:
@@ -101,5 +103,8 @@ async def in_thread(
 
 
 async def _finish(future: asyncio.Future[Any]) -> None:
-    """Until it is done. The caller re-raises the cancellation that it has; any that come meanwhile are the same news."""
+    """Wait until the future is done.
+
+    The caller has a cancellation and raises it again; cancellations in the meantime add nothing to it.
+    """
     await outlast(future.done, lambda: asyncio.wait([future]))

@@ -1,4 +1,4 @@
-"""Back-pressure: so many bytes may be in use together, and a task that wants more waits in line."""
+"""Back-pressure: a limited number of bytes may be in use together, and a task that wants more waits in a queue."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from aiodatadist.concurrency.fair_queue import FairQueue
 
 
 class ByteBudget:
-    """Bytes, given out in the order in which they were asked for.
+    """A number of bytes, granted in the order of the requests.
 
     Attributes:
-        limit: bytes out at a time; a task that wants more than that gets it, alone.
-        taken, most: bytes out now, and the most there ever were.
+        limit: bytes in use at a time; a task that wants more than that gets them once nothing else is in use.
+        taken, most: bytes in use now, and the most that ever were.
     """
 
     def __init__(self, limit: int) -> None:
@@ -23,14 +23,16 @@ class ByteBudget:
 
     @property
     def free(self) -> int:
-        """Bytes that could be taken now, were there no line."""
+        """Bytes that could be taken now, if no task were waiting."""
         return self.limit - self.taken
 
     async def take(self, nbytes: int, deadline: float = math.inf) -> None:
-        """All of them at once, when that many are free. Cancelled: none. A deadline that has passed means: now or never.
+        """Take ``nbytes`` once they are free, all together. If cancelled, none are taken.
+
+        If the deadline has passed already, they are taken now or not at all.
 
         Raises:
-            TimeoutError: the deadline has passed. Nothing was taken.
+            TimeoutError: if the deadline has passed. Nothing was taken.
         """
 
         def attempt() -> bool | None:
@@ -43,6 +45,6 @@ class ByteBudget:
         await self._line.take(attempt, deadline)
 
     def give(self, nbytes: int) -> None:
-        """Give back what was taken, all of it or a part."""
+        """Release what was taken, all of it or a part."""
         self.taken -= nbytes
         self._line.call()

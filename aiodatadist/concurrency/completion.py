@@ -1,20 +1,20 @@
-"""What everything under way has that moves bytes: one end, tasks that wait for it, and a way to stop it.
+"""The base of everything that moves bytes: it ends once, tasks can wait for it, and it can be stopped.
 
 Who owns what
-    A :class:`Completion` is made by what carries the work out (a stream, a link, a layered transfer, a context cache), which
-    ends it exactly once, on the loop. Until then the memory belongs to the device. Callers own nothing of it: they may wait,
-    ask it to stop, leave a callback, or forget it.
+    A :class:`Completion` is made by the object that does the work (a stream, a link, a layered transfer, a context
+    cache). That object ends it exactly once, on the loop. Until then the memory belongs to the device. Callers own
+    nothing: they may wait, ask it to stop, leave a callback, or forget it.
 
 What cancellation means
-    :meth:`Completion.cancel` asks and returns at once; the completion ends when no byte can land any more. Cancelling a task
-    that waits in :meth:`Completion.join` does the same, and the cancellation is delivered at that end: this is the only place
-    where a task waits for a device under a shield. If no end comes within ``quiesce_seconds``, :meth:`Completion._unanswered`
-    says what that means: a transfer is ``STUCK`` then, and its memory must never be used again. A forked child ends its tasks
-    without a wait: what is under way is its parent's.
+    :meth:`Completion.cancel` asks and returns at once; the completion ends when no byte can land any longer. Cancelling
+    a task that waits in :meth:`Completion.join` does the same, and the cancellation is delivered at that end. This is
+    the only place where a task waits for a device under a shield. If no end comes within ``quiesce_seconds``,
+    :meth:`Completion._unanswered` decides: a transfer is then ``STUCK``, and its memory must never be used again. A
+    forked child ends its tasks without a wait, because what is under way belongs to its parent.
 
 In which order
-    At the end the state is set first, then the callbacks are called, which may know better what happened, and then the tasks
-    that wait go on. A callback that fails concerns no other.
+    At the end the state is set first. Then the callbacks are called; one of them may know better what happened. Then
+    the waiting tasks continue. A callback that fails affects no other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ logger = logging.getLogger(__name__)
 
 
 class TransferState(Enum):
-    """``PENDING`` ends in exactly one of the others; ``STUCK`` means that its memory must never be used again."""
+    """The state of a transfer. ``PENDING`` changes once, to one of the others.
+
+    ``STUCK`` means that the transfer's memory must never be used again.
+    """
 
     PENDING = "pending"
     DONE = "done"
@@ -48,7 +51,7 @@ class TransferState(Enum):
 
 
 class Completion(ABC):
-    """Something under way that moves bytes, and ends once.
+    """Work under way that moves bytes, and ends once.
 
     Attributes:
         state: see :class:`TransferState`.
@@ -73,41 +76,44 @@ class Completion(ABC):
     @property
     @abstractmethod
     def quiesce_seconds(self) -> float:
-        """How long after a cancellation it may take until no byte can land any more."""
+        """The time that it may take after a cancellation until no byte can land any longer."""
 
     @abstractmethod
     def _cancel(self) -> bool:
-        """Ask what carries it out to stop."""
+        """Ask the object that does the work to stop. Return False if it cannot be stopped any longer."""
 
     @abstractmethod
     def _unanswered(self) -> None:
-        """It did not end within ``quiesce_seconds`` after a cancellation."""
+        """Handle a cancellation after which no end came within ``quiesce_seconds``."""
 
     @abstractmethod
     def _let_go(self) -> None:
-        """It ended: drop what it kept alive."""
+        """Release what this kept alive, because it has ended."""
 
     @abstractmethod
     def _what(self) -> str:
-        """What it is, for the log."""
+        """Return its name for the log."""
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """Call it on the loop when this ended; at once if it has. What it raises is logged."""
+        """Call it on the loop when this has ended; at once if it has already. An exception in it is logged."""
         if self.is_done:
             self._tell(callback)
         else:
             self._callbacks.append(callback)
 
     def cancel(self) -> bool:
-        """Ask it to stop. Its memory belongs to the device until it is done. False if it is done already."""
+        """Ask it to stop. Return False if it has ended already.
+
+        Its memory belongs to the device until it has ended.
+        """
         return not self.is_done and self._cancel()
 
     def holds_loop(self) -> bool:
-        """Calls have held the event loop for so long that awaiting this has to suspend, although it is done."""
+        """Return True if calls have held the event loop so long that awaiting this must suspend, although it has ended."""
         return loop_time(asyncio.get_running_loop()).look()
 
     async def join(self) -> None:
-        """Wait for the end, whatever it is; returns at once after it. Cancelling the waiting task cancels it, too."""
+        """Wait for the end, whatever it is; return at once after it. Cancelling the waiting task cancels this, too."""
         if self.state is TransferState.PENDING:
             try:
                 await self._settled()
@@ -125,12 +131,12 @@ class Completion(ABC):
         try:
             await waiter
         except asyncio.CancelledError:
-            if waiter in waiters:  # else it ended in this tick
+            if waiter in waiters:  # else it ended in this round of the loop
                 waiters.remove(waiter)
             raise
 
     def _end(self, state: TransferState) -> None:
-        """Once."""
+        """Set the final state, call the callbacks, and let waiting tasks continue. Called once."""
         self.state = state
         self._let_go()
         for callback in self._callbacks:
@@ -152,13 +158,13 @@ class Completion(ABC):
 
 
 class TransferReport(NamedTuple):
-    """What a transfer did.
+    """The result of a successful transfer.
 
     Attributes:
-        bytes: how many landed.
+        bytes: bytes that landed.
         ranges: pieces that the device was asked for, neighbours merged.
-        queue_seconds: waiting for earlier transfers of the same link.
-        transfer_seconds: from the first piece to the last byte in place.
+        queue_seconds: time waiting for earlier transfers of the same link.
+        transfer_seconds: time from the first piece until the last byte was in place.
     """
 
     bytes: int
@@ -168,13 +174,14 @@ class TransferReport(NamedTuple):
 
 
 class TransferCompletion(Completion):
-    """A transfer between caches. Await it with :meth:`wait`; or keep it, and ask.
+    """A transfer between caches. Await it with :meth:`wait`, or keep it and look at its attributes.
 
     Attributes:
-        error: why it failed, or None.
+        error: the reason of a failure, or None.
         nbytes, ranges: bytes known to have landed; ranges handed to the device after merging neighbours.
-        queue_seconds, transfer_seconds: waiting behind others, also after it had begun; running.
-        late_after: its deadline, in seconds, if that has passed: it ends, and does not begin any more. Else 0.
+        queue_seconds, transfer_seconds: time waiting behind others, also after it had begun; time running.
+        late_after: its deadline in seconds, once that has passed; it is then being ended, and cannot begin. Before
+            that, 0.
     """
 
     __slots__ = ("_dropped_as", "error", "late_after", "nbytes", "queue_seconds", "ranges", "transfer_seconds")
@@ -191,7 +198,7 @@ class TransferCompletion(Completion):
 
     @property
     def status(self) -> str:
-        """Of one that has ended, in a word: ``LLM_SUCCESS``, ``CANCELLED``, or why it failed."""
+        """The status of a transfer that has ended: ``LLM_SUCCESS``, ``CANCELLED``, or the reason of its failure."""
         if self.error is not None:
             return self.error.status_code.name
         return SUCCESS if self.state is TransferState.DONE else "CANCELLED"
@@ -202,13 +209,15 @@ class TransferCompletion(Completion):
         return max(self.queue_seconds + self.transfer_seconds, 0.0) if self.is_done else 0.0
 
     async def wait(self) -> None:
-        """Wait for the end. Where it is over already this suspends only if calls have held the loop for a millisecond.
+        """Wait for the end.
+
+        If it has ended already, this suspends only if calls have held the loop for a millisecond.
 
         Raises:
-            LLMException: it failed; the destination's contents are undefined, and no byte lands any more.
-            asyncio.CancelledError: it was cancelled, by :meth:`cancel` or with the waiting task. In both cases this
-                returns only when no byte can land any more. A task that is cancelled just after the end gets it as well,
-                and ``state`` says what became of the transfer.
+            LLMException: if it failed; the destination's contents are undefined, and no byte lands any longer.
+            asyncio.CancelledError: if it was cancelled, by :meth:`cancel` or with the waiting task. In both cases this
+                returns only when no byte can land any longer. A task that is cancelled just after the end gets it as
+                well; ``state`` then has the transfer's own result.
         """
         if self.state is TransferState.PENDING:
             await self.join()
@@ -220,10 +229,10 @@ class TransferCompletion(Completion):
             raise asyncio.CancelledError("the transfer was cancelled")
 
     def drop(self, name: str, origin: Origin | None) -> None:
-        """The caller let go of it without asking what became of it: a failure is logged, now or when it comes.
+        """Give up the caller's interest: from now on a failure that no caller retrieved is logged.
 
         Args:
-            origin: where it was started; None: it has succeeded.
+            origin: the place where the transfer was started; None if it has succeeded.
         """
         self._dropped_as = name, origin
         if self.is_done:
@@ -234,16 +243,16 @@ class TransferCompletion(Completion):
             log_unretrieved(logger, name, self.error, origin)
 
     def expire(self) -> None:
-        """It is late: it is cancelled, and ends with ``LLM_TIMEOUT``."""
+        """Cancel it because it is late: it ends with ``LLM_TIMEOUT``."""
         self.cancel()
 
     def replace_error(self, error: LLMException) -> None:
-        """For a done callback: tell a better-informed error instead, for instance that the peer died."""
+        """Set a better-informed error, for instance that the peer died. For done callbacks."""
         self.state = TransferState.STUCK if self.state is TransferState.STUCK else TransferState.FAILED
         self.error = error
 
     def _finish(self, state: TransferState, error: LLMException | None) -> None:
-        """Once; what comes later is ignored."""
+        """End with a state and an error. Has no effect after the first call."""
         if self.is_done:
             return
         if self.late_after and state is TransferState.CANCELLED:
@@ -257,10 +266,10 @@ class TransferCompletion(Completion):
         self._finish(TransferState.STUCK, StuckError("the device did not answer a cancellation"))
 
     def results(self) -> list[tuple[TransferState, LLMException | None]]:
-        """State and error of each destination."""
+        """Return state and error of each destination."""
         return [(self.state, self.error)]
 
 
 def too_late(seconds: float, how_far: str = "") -> TransferTimeout:
-    """The error of a transfer whose deadline has passed."""
+    """Return the error of a transfer whose deadline has passed."""
     return TransferTimeout(f"not done within the deadline, {seconds:g} s from the call{how_far and ': '}{how_far}")

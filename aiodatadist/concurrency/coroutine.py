@@ -1,4 +1,4 @@
-"""Objects that have started and can be awaited, where asyncio and anyio want a coroutine."""
+"""Objects that have started and can be awaited, in the form of the coroutine that asyncio and anyio expect."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class StartedCoroutine(Coroutine[Any, Any, T_co]):
-    """What ``__await__`` of a subclass does, for ``TaskGroup.create_task``, ``asyncio.create_task`` and ``start_soon``, too.
+    """A coroutine around ``__await__`` of a subclass.
 
-    Unlike a coroutine of ``async def`` it has started already, and any number of tasks may run it, or await it: each goes its
-    own way through ``__await__``. A task that is cancelled before it began cancels it all the same.
+    It can be passed to ``TaskGroup.create_task``, ``asyncio.create_task`` and ``start_soon``. Unlike a coroutine of
+    ``async def`` it has started already, and any number of tasks may run it or await it: each gets its own iterator of
+    ``__await__``. If a task is cancelled before it began to run this, the work is cancelled all the same.
     """
 
     __slots__ = ()
     _ways: dict[asyncio.Task[Any] | None, Generator[Any, Any, T_co]]
-    """By the task that goes it. A subclass has the slot; it is filled when it is first needed."""
+    """The iterator of each task. A subclass has the slot; it is filled when it is first needed."""
 
     @abstractmethod
     def done(self) -> bool:
-        """It has ended, one way or another."""
+        """Return True if it has ended, successfully or not."""
 
     def send(self, value: Any, /) -> Any:
         way = self._way()
@@ -39,11 +40,11 @@ class StartedCoroutine(Coroutine[Any, Any, T_co]):
             if self.done():
                 raise error
             way = self._begin()
-            self._step(lambda: way.send(None))  # to where a cancellation reaches it
+            self._step(lambda: way.send(None))  # to its first await, where a cancellation reaches it
         return self._step(lambda: way.throw(error))
 
     def close(self) -> None:
-        """The running task goes no further; what was started does."""
+        """End the running task's iterator. The work that was started continues."""
         way = getattr(self, "_ways", {}).pop(_driver(), None)
         if way is not None:
             way.close()
@@ -61,7 +62,7 @@ class StartedCoroutine(Coroutine[Any, Any, T_co]):
     def _step(self, step: Callable[[], Any]) -> Any:
         try:
             return step()
-        except BaseException:  # StopIteration, too: it is at its end
+        except BaseException:  # StopIteration, too: the iterator has ended
             self._ways.pop(_driver(), None)
             raise
 

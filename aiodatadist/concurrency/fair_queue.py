@@ -1,27 +1,28 @@
-"""Lines of tasks that want something of which there may not be enough. First come, first served: no large wish starves.
+"""Queues of tasks that want something scarce. First come, first served: no large request starves.
 
 Who owns what
-    The owner of the scarce thing owns a :class:`FairQueue`, and calls :meth:`FairQueue.call` whenever there may be more of
-    it. A task brings an *attempt*: a plain function that takes what the task wants and returns it, or returns None and takes
-    nothing. Only the first in the line attempts, in its own task, so what it takes is never on its way to a task that does
-    not want it any more.
+    The owner of the scarce thing owns a :class:`FairQueue`, and calls :meth:`FairQueue.call` whenever there may be more
+    of it. A task brings an *attempt*: a plain function that takes what the task wants and returns it, or returns None
+    and takes nothing. Only the first task in the line attempts, and it does so itself, so what it takes is never on its
+    way to a task that no longer wants it.
 
 Who has a line
-    Without a name there is one line for all. Where tasks work for several peers, each peer has its own line, and the lines
-    take turns: a peer that has a thousand tasks waiting delays another one's by one turn.
+    Without a name there is one line for all. If tasks work for several peers, each peer has its own line, and the lines
+    take turns: a peer with a thousand waiting tasks delays another peer's by one turn.
 
 What cancellation means
-    A task that is cancelled, or out of time, leaves the line with nothing, and the next one attempts: it may have stood in
-    the way of a smaller wish. An attempt that raises ends its own wait only.
+    A task that is cancelled, or out of time, leaves the line with nothing, and the next one attempts, because the first
+    may have stood in the way of a smaller request. An attempt that raises ends only its own wait.
 
 Why not trio's ``ParkingLot``
-    It parks tasks in order and lets so many go. What they wait for, whether it is there after all, what happens to the permit
-    of a task that was cancelled between its release and its turn, and the rule that a newcomer must not pass the line: all
-    that is the caller's, and it was written four times. ``anyio.Semaphore`` has those rules, for single permits.
+    It parks tasks in order and releases a number of them. It leaves the rest to its caller: what they wait for, whether
+    that is really there, what happens to the permit of a task that was cancelled between its release and its turn, and
+    the rule that a newcomer must not pass the line. That was written four times before it was here. ``anyio.Semaphore``
+    has those rules, for single permits.
 
 Where it is not used
-    ``context_caching.transfer.start_limiter`` releases tasks by rounds of the loop, a thousand at once, and spares each a
-    timer. ``context_caching.pools.worker_threads`` waits for single permits, for which a semaphore is enough.
+    ``context_caching.transfer.start_limiter`` releases tasks by rounds of the loop, a thousand at once, and spares each
+    a timer. ``context_caching.pools.worker_threads`` waits for single permits, for which a semaphore is enough.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 
 class _Turn:
-    """The place of a task. ``called`` is done when its task may attempt."""
+    """A task's place in a line. ``called`` is done when the task may attempt."""
 
     __slots__ = ("called",)
 
@@ -47,25 +48,26 @@ class _Turn:
 
 
 class FairQueue:
-    """The lines. ``len()`` is how many tasks wait, in all of them."""
+    """The lines. ``len()`` is the number of waiting tasks in all of them."""
 
     def __init__(self) -> None:
-        self._lines: dict[Hashable, deque[_Turn]] = {}  # the first one's first turn is the next
+        self._lines: dict[Hashable, deque[_Turn]] = {}  # the next turn is the first turn of the first line
         self._waiting = 0
 
     def __len__(self) -> int:
         return self._waiting
 
     async def take(self, attempt: Callable[[], T | None], deadline: float = math.inf, line: Hashable = None) -> T:
-        """What ``attempt`` returns, as soon as it returns something. Does not wait, nor yield, if it does so at once.
+        """Return the first result of ``attempt`` that is not None. If that is the first call's, neither wait nor yield.
 
         Args:
-            deadline: by the loop's clock. One that has passed means: now or never.
-            line: in which the task waits, for instance its peer's.
+            deadline: by the loop's clock. If it has passed already, there is only one attempt, at once.
+            line: the line in which the task waits, for instance its peer's.
 
         Raises:
-            TimeoutError: the deadline has passed, and nothing was taken.
-            Whatever the attempt raises.
+            TimeoutError: if the deadline has passed. Nothing was taken.
+
+        It also raises whatever the attempt raises.
         """
         if not self._waiting and (taken := attempt()) is not None:
             return taken
@@ -82,7 +84,7 @@ class FairQueue:
                         has_taken = True
                         return taken
                     turn.called = loop.create_future()
-            if self._next() is turn and (taken := attempt()) is not None:  # it came with the deadline
+            if self._next() is turn and (taken := attempt()) is not None:  # the call came together with the deadline
                 has_taken = True
                 return taken
             raise TimeoutError("the deadline has passed")
@@ -94,7 +96,7 @@ class FairQueue:
         return next(iter(self._lines.values()))[0]
 
     def _leave(self, line: Hashable, turn: _Turn, has_taken: bool) -> None:
-        """A line whose first task got what it wanted goes behind the others."""
+        """Remove a task. If it got what it wanted, move its line behind the others."""
         self._waiting -= 1
         turns = self._lines[line]
         turns.remove(turn)
@@ -104,6 +106,6 @@ class FairQueue:
             self._lines[line] = turns
 
     def call(self) -> None:
-        """There may be more than before: the next task attempts again. Nothing happens where none waits."""
+        """Let the next task attempt again, because there may be more than before. Has no effect if none waits."""
         if self._waiting and not (turn := self._next()).called.done():
             turn.called.set_result(None)

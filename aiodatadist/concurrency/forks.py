@@ -1,9 +1,10 @@
-"""What a forked child must leave alone: the event loop, its registrations and our tasks are the parent's.
+"""Protection of a forked child: the event loop, its registrations and our tasks are the parent's.
 
-A child that leaves through ``sys.exit`` unwinds its copy of the event loop, which cancels all tasks. Ours would part from
-peers through the parent's sockets, and the loop would take the parent's sockets out of the epoll set that both share. libuv
-hands its changes of that set to the kernel through memory that both share, too, and aborts a process that finds another's
-there: a child does not get this memory, so one that runs uvloop's loop once more ends with a SIGSEGV, and the parent goes on.
+A child that leaves through ``sys.exit`` unwinds its copy of the event loop, which cancels all tasks. Ours would then
+part from peers through the parent's sockets, and the loop would remove the parent's sockets from the epoll set that
+both share. libuv passes its changes of that set to the kernel through memory that both share, too, and aborts a process
+that finds another's there. So a child does not get this memory: a child that runs uvloop's loop again ends with a
+SIGSEGV, and the parent continues.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from weakref import WeakSet
 import anyio
 
 DONTFORK = 10
-"""``MADV_DONTFORK``, which Python's ``mmap`` has for its own mappings only."""
+"""The kernel's ``MADV_DONTFORK``. Python's ``mmap`` offers it only for its own mappings."""
 
 _libc = ctypes.CDLL(None)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -30,21 +31,24 @@ _left: list[asyncio.Task[None]] = []
 _epolls: list[int] = []
 
 generation = 0
-"""Of this process: one more than its parent's had when it was forked. What began in an earlier one is the parent's."""
+"""The generation of this process: one more than its parent had when it was forked.
+
+What began in an earlier generation belongs to the parent.
+"""
 
 
 def since(pid: int) -> str:
-    """For the refusal of what began in process ``pid``, which is not this one."""
+    """Return a text for the refusal of what began in process ``pid``, which is not this one."""
     return f"before a fork, in process {pid}: this is its child, process {os.getpid()}"
 
 
 def guard(root: asyncio.Task[None]) -> None:
-    """This task, and all that it starts, belong to this process: a forked child does not run them, not even to an end."""
+    """Bind a task, and all that it starts, to this process: a forked child does not run them, not even to their end."""
     _roots.add(root)
 
 
 def _before() -> None:
-    """In the parent, on the thread that forks: only a loop that runs there goes on in the child."""
+    """Note what a child must not run. Runs in the parent, on the thread that forks: only its loop continues in the child."""
     _left.clear()
     _epolls.clear()
     loop = _get_running_loop()
@@ -64,17 +68,20 @@ def _before() -> None:
 
 
 def _all_epolls() -> list[int]:
-    """Of the process: uvloop does not say which is its own, and no other one is of use in a child."""
+    """Return all epoll sets of the process.
+
+    uvloop does not say which one is its own, and a child can use none of the others.
+    """
     found = []
     for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # closed in the meantime
             if str(entry.readlink()) == "anon_inode:[eventpoll]":
                 found.append(int(entry.name))
     return found
 
 
 def _keep_rings() -> None:
-    """The memory of this process's io_urings, which it shares with the kernel, is not a child's."""
+    """Keep the memory of this process's io_urings, which it shares with the kernel, out of the child."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         if line.endswith("anon_inode:[io_uring]"):
             first, end = (int(address, 16) for address in line.split()[0].split("-"))
@@ -98,7 +105,7 @@ def _after_in_child() -> None:
     generation += 1
     for task in _left:
         asyncio._unregister_task(task)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))  # for ever: to destroy one would run its end
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))  # kept for ever: destroying a task would run its clean-up
     for number in _epolls:
         with select.epoll() as own:
             os.dup2(own.fileno(), number, inheritable=False)

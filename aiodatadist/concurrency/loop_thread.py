@@ -1,28 +1,28 @@
-"""An event loop in a thread of its own, for callers that have none.
+"""An event loop in a separate thread, for callers that have none.
 
 Who owns what
-    The maker of a :class:`LoopThread` ends it with :meth:`LoopThread.join`. The thread owns the loop, and one task group on
-    it; every :meth:`LoopThread.call` is a task of that group. The thread is a daemon: a process that never joins it can end
-    all the same, and its peers see its connections close.
+    The maker of a :class:`LoopThread` ends it with :meth:`LoopThread.join`. The thread owns the loop, and one task
+    group on it; every :meth:`LoopThread.call` is a task of that group. The thread is a daemon: a process that never
+    joins it can end all the same, and its peers see its connections close.
 
 What cancellation means
-    An interrupt (KeyboardInterrupt, or whatever else a signal handler raises) of a thread that waits in ``call`` cancels the
-    call's scope on the loop, and is re-raised when the call has ended, or after ``OUTLAST_SECONDS`` where it does not end:
-    it goes on in the thread then. Further interrupts meanwhile are dropped. A call that the loop had not begun never begins.
-    ``join`` lets calls end for ``last_calls`` seconds, then cancels them; interrupted, it waits for so long at most. A call
-    is settled in every case.
+    An interrupt (KeyboardInterrupt, or whatever else a signal handler raises) of a thread that waits in ``call``
+    cancels the call's scope on the loop. The interrupt is raised again when the call has ended, or after
+    ``OUTLAST_SECONDS`` if it does not end; the call then continues in the thread. Further interrupts in the meantime
+    are dropped. A call that the loop had not begun never begins. ``join`` lets calls end for ``last_calls`` seconds,
+    then cancels them; if interrupted, it waits for ``OUTLAST_SECONDS`` at most. A call is settled in every case.
 
 What it guards
-    It refuses a child of its process, its own thread, and all that comes after its end, with what ``refuse`` makes of a
-    :class:`Unusable`: each interface has exceptions and words of its own.
+    It refuses calls in a child of its process, on its own thread, and after its end, with what ``refuse`` makes of an
+    :class:`Unusable`: each interface has its own exceptions and words.
 
 Why not anyio's ``BlockingPortal``
-    It wakes the loop with ``call_soon_threadsafe`` for each call: asyncio writes to a socket there and lets go of the
-    interpreter lock, so a submission waits for the loop's turn. Here posts of many threads share one wake-up, and the lock is
-    kept. A portal begins all calls that have come; here the loop looks after others after eight. An interrupted
-    ``BlockingPortal.call`` returns while its task still runs, which for a transfer is too early, and a portal has no guard
-    against forks. ``BlockingPortalProvider`` counts its users as ``aiodatadist.blocking.shared_loop`` does, but starts
-    portals only.
+    It wakes the loop with ``call_soon_threadsafe`` for each call. asyncio then writes to a socket and releases the
+    interpreter lock, so a submission waits for the loop's turn. Here posts of many threads share one wake-up, and the
+    lock is kept. A portal begins all calls that have come; here the loop looks after other work after eight. An
+    interrupted ``BlockingPortal.call`` returns while its task still runs, which for a transfer is too early, and a
+    portal has no guard against forks. ``BlockingPortalProvider`` counts its users as
+    ``aiodatadist.blocking.shared_loop`` does, but starts only portals.
 """
 
 from __future__ import annotations
@@ -56,21 +56,26 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-"""What the thread runs: the loop of the process's policy, for instance uvloop's."""
+"""Makes the thread's loop: the loop of the process's policy, for instance uvloop's."""
 LOOK_UP_SECONDS = 0.2
-"""Seconds after which an interrupt is noticed at the latest."""
+"""Seconds within which an interrupt is noticed."""
 OUTLAST_SECONDS = 60.0
-"""Seconds for which an interrupted thread waits for what it cancelled: a server that does not answer, or a device that does
-not stop, may hold that up for ever."""
+"""Seconds for which an interrupted thread waits for the call that it cancelled.
+
+A server that does not answer, or a device that does not stop, could hold the call up for ever.
+"""
 PORTION = 8
-"""Functions that the loop runs before it looks after others: to begin a transfer takes some 50 us."""
+"""Functions that the loop runs before it looks after other work: beginning a transfer takes some 50 us."""
 
 _wake: Callable[[int, int], int] = ctypes.PyDLL(None).eventfd_write
-"""Keeps the interpreter lock, which ``os.eventfd_write`` lets go of: a submission would wait for the loop's turn."""
+"""Writes to an eventfd and keeps the interpreter lock.
+
+``os.eventfd_write`` releases it, and a submission would then wait for the loop's turn.
+"""
 
 
 class Unusable(Enum):
-    """Why a call is refused, or did not end by itself."""
+    """The reasons why a call is refused, or did not end by itself."""
 
     NOT_STARTED = "no thread can be started"
     FORKED = "this is a child of the process that started the thread"
@@ -84,14 +89,15 @@ Refuse = Callable[[Unusable], Exception]
 
 
 class _Settled:
-    """What the loop's thread settles and one other thread waits for, however it is interrupted meanwhile.
+    """A result that the loop's thread settles and one other thread waits for, whatever interrupts that thread.
 
-    Not a ``concurrent.futures.Future``: its condition is Python code, and an interrupt in the wrong place of it leaves its
-    lock taken for ever, on which the loop's thread would wait. The lock here is never waited for by the thread that settles.
+    It is not a ``concurrent.futures.Future``: that one's condition is Python code, and an interrupt in the wrong place
+    of it leaves its lock taken for ever. The loop's thread would wait on that lock. The thread that settles never waits
+    for the lock here.
 
     Attributes:
-        is_over: it is settled.
-        error: with this; None: with a result, or not yet.
+        is_over: True once it is settled.
+        error: the exception with which it is settled; None if it has a result, or is not settled yet.
     """
 
     def __init__(self) -> None:
@@ -102,15 +108,18 @@ class _Settled:
         self._lock.acquire()
 
     def settle(self, result: Any, error: BaseException | None) -> None:
-        """On the loop's thread. Nothing happens if it is settled."""
+        """Settle it, on the loop's thread. Has no effect if it is settled."""
         if not self.is_over:
             self._result, self.error = result, error
             self.is_over = True
             self._lock.release()
 
     def wait(self, seconds: float = math.inf) -> None:
-        """Until it is settled, or for so long. The main thread looks up now and then: a signal that came after the
-        interpreter's last look, and before the thread began to wait, would otherwise be noticed only afterwards."""
+        """Wait until it is settled, or for ``seconds``.
+
+        The main thread wakes up now and then. A signal that came after the interpreter's last check, and before the
+        thread began to wait, would otherwise be noticed only at the end.
+        """
         is_main = threading.current_thread() is threading.main_thread()
         slice_seconds = LOOK_UP_SECONDS if is_main or seconds < math.inf else -1
         until = time.monotonic() + seconds
@@ -118,21 +127,21 @@ class _Settled:
             self._lock.acquire(timeout=slice_seconds)
 
     def outlast(self) -> None:
-        """Until it is settled, or for ``OUTLAST_SECONDS``, however many interrupts come."""
+        """Wait until it is settled, or for ``OUTLAST_SECONDS``, whatever number of interrupts come."""
         until = time.monotonic() + OUTLAST_SECONDS
         while not self.is_over and (left := until - time.monotonic()) > 0:
             with suppress(BaseException):  # whatever a signal handler raises
                 self.wait(left)
 
     def result(self) -> Any:
-        """What it is settled with, or raises it."""
+        """Return the result with which it is settled, or raise the exception."""
         if self.error is not None:
             raise self.error
         return self._result
 
 
 class _Call:
-    """A call on its way over the loop and back. Its caller waits for :attr:`settled`."""
+    """A call on its way to the loop and back. Its caller waits for :attr:`settled`."""
 
     def __init__(self, function: Callable[[], Awaitable[Any]], refuse: Refuse) -> None:
         self.settled = _Settled()
@@ -146,7 +155,10 @@ class _Call:
             tasks.start_soon(self._run, self._scope)
 
     async def _run(self, scope: Scope) -> None:
-        """In a task of the loop's. That what is called was cancelled from elsewhere is no reason to cancel others."""
+        """Run the call in a task of the loop's.
+
+        If the called code was cancelled by something other than this task's owner, no other call is cancelled.
+        """
         task = asyncio.current_task()
         try:
             with scope:
@@ -154,7 +166,7 @@ class _Call:
         except asyncio.CancelledError as error:
             if is_delivered(error, task):
                 raise
-        except BaseException as error:  # of the caller's code: raised in its thread, and ends no other call
+        except BaseException as error:  # from the caller's code: raised in its thread, and ends no other call
             if isinstance(error, GeneratorExit) and is_delivered(error, task):
                 raise
             self.settled.settle(None, error)
@@ -163,31 +175,33 @@ class _Call:
                 self.fail(self._refuse(Unusable.STOPPED))
 
     def cancel(self) -> None:
-        """Make it end as soon as it safely can. If it never began it never will."""
+        """End the call as soon as that is safe. A call that has not begun never begins."""
         if self._scope is None:
             self.fail(self._refuse(Unusable.NOT_BEGUN))
         else:
             self._scope.cancel()
 
     def fail(self, error: BaseException) -> None:
-        """It cannot begin, or ends with this. Nothing happens if it is settled."""
+        """Settle the call with an error. Has no effect if it is settled."""
         self.settled.settle(None, error)
 
 
 class LoopThread:
-    """A running event loop. :meth:`call` waits for it, :meth:`post` does not; both may be used from any other thread.
+    """A running event loop. :meth:`call` waits for it, :meth:`post` does not; any other thread may use both.
 
     Args:
-        name: of the thread.
-        refuse: makes the exceptions that are raised where it cannot be used.
-        warn: called before each wait of a thread that runs an event loop, which the wait stops.
+        name: the name of the thread.
+        refuse: makes the exception that is raised if the loop cannot be used.
+        warn: called before each wait of a thread that runs an event loop itself, which the wait stops.
         last_calls: seconds that calls under way have for ending by themselves in :meth:`join`.
 
     Attributes:
-        pid: of the process that it runs in.
+        pid: the process that it runs in.
 
     Raises:
-        OSError: there is no event loop to be had. What ``refuse`` makes of NOT_STARTED: no thread.
+        OSError: if no event loop can be made.
+
+    If no thread can be started, it raises what ``refuse`` makes of NOT_STARTED.
     """
 
     def __init__(self, name: str, refuse: Refuse, warn: Callable[[], object], last_calls: float) -> None:
@@ -198,7 +212,9 @@ class LoopThread:
         self._calls: set[_Call] = set()
         self._posted: deque[Callable[[], object]] = deque()
         self._is_over = False
-        self._lock = threading.RLock()  # a signal handler, or a finalizer, of the thread that has it may post, too
+        self._lock = (
+            threading.RLock()
+        )  # reentrant: a signal handler or finalizer of the thread that holds it may post, too
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._tasks: Spawner
         self._stopping: anyio.Event
@@ -212,7 +228,7 @@ class LoopThread:
         try:
             started.wait()
             started.result()
-        except BaseException:  # an interrupt may have come when it had started already
+        except BaseException:  # an interrupt may come after the thread has started
             started.outlast()
             if started.is_over and started.error is None:
                 self.join()
@@ -228,7 +244,7 @@ class LoopThread:
             else:
                 started.settle(None, error)
         finally:
-            with self._lock:  # no thread rings any more
+            with self._lock:  # no thread rings any longer
                 self._is_over = True
                 os.close(self._bell)
             for call in list(self._calls):
@@ -249,12 +265,12 @@ class LoopThread:
             loop.remove_reader(self._bell)
 
     def _answer(self) -> None:
-        """The bell rang."""
+        """Run what was posted, because the bell rang."""
         os.eventfd_read(self._bell)
         self._run_posted()
 
     def _run_posted(self) -> None:
-        """What lies there, in order; the rest when others have had their turn."""
+        """Run posted functions in order, a portion at a time; the rest once other work has had its turn."""
         for _ in range(PORTION):
             if not self._posted:
                 return
@@ -266,30 +282,32 @@ class LoopThread:
         asyncio.get_running_loop().call_soon(self._run_posted)
 
     def check_process(self) -> None:
-        """Raises what ``refuse`` makes of FORKED: there is no loop in this process."""
+        """Check that this is the process of the loop; otherwise raise what ``refuse`` makes of FORKED."""
         if self.pid != os.getpid():
             raise self._refuse(Unusable.FORKED)
 
     def check_usable(self) -> None:
-        """Raises what ``refuse`` makes of FORKED or OWN_THREAD: this process, or this thread, cannot wait for the loop."""
+        """Check that this process and thread can wait for the loop.
+
+        Otherwise raise what ``refuse`` makes of FORKED or OWN_THREAD.
+        """
         self.check_process()
         if threading.get_ident() == self._thread.ident:
             raise self._refuse(Unusable.OWN_THREAD)
 
     def check_may_wait(self) -> None:
-        """The same; and a thread that runs an event loop is warned."""
+        """Check the same as :meth:`check_usable`, and warn a thread that runs an event loop."""
         self.check_usable()
         if _get_running_loop() is not None:
             self._warn()
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Await ``function()`` on the loop, in the caller's context; what it returns or raises.
+        """Await ``function()`` on the loop, in the caller's context; return or raise what it returns or raises.
 
-        KeyboardInterrupt, and whatever else a signal handler raises here, cancels it, and is re-raised when it ended, or
-        after ``OUTLAST_SECONDS``.
+        KeyboardInterrupt, and whatever else a signal handler raises here, cancels the call. It is raised again when the
+        call has ended, or after ``OUTLAST_SECONDS``.
 
-        Raises:
-            What ``refuse`` makes of FORKED, OWN_THREAD, OVER, NOT_BEGUN or STOPPED.
+        Raises what ``refuse`` makes of FORKED, OWN_THREAD, OVER, NOT_BEGUN or STOPPED.
         """
         self.check_may_wait()
         call = _Call(function, self._refuse)
@@ -297,8 +315,10 @@ class LoopThread:
         try:
             self.post(partial(copy_context().run, self._start, call))
             call.settled.wait()
-        except BaseException:  # what a signal handler raised while it runs
-            if not call.settled.is_over and self._ring(call.cancel):  # else the loop is over, and the call with it
+        except BaseException:  # from a signal handler, while the call runs
+            if not call.settled.is_over and self._ring(
+                call.cancel
+            ):  # otherwise the loop has ended, and the call with it
                 call.settled.outlast()
             raise
         else:
@@ -307,7 +327,7 @@ class LoopThread:
             self._calls.discard(call)
 
     def _start(self, call: _Call) -> None:
-        """On the loop. Whatever goes wrong, the caller, who waits for it, is told."""
+        """Start the call on the loop. If that fails, the caller gets the error, because it waits for the call."""
         try:
             call.start(self._tasks)
         except BaseException as error:
@@ -315,7 +335,7 @@ class LoopThread:
             raise
 
     def post(self, function: Callable[[], object]) -> None:
-        """Run ``function()`` on the loop soon, in the order of the posts. Waits for nothing; many share one wake-up.
+        """Run ``function()`` on the loop soon, in the order of the posts. Does not wait; many posts share one wake-up.
 
         Raises what ``refuse`` makes of FORKED or OVER.
         """
@@ -324,7 +344,7 @@ class LoopThread:
             raise self._refuse(Unusable.OVER)
 
     def _ring(self, function: Callable[[], object]) -> bool:
-        """Post it; False: the loop is over, and it is not run."""
+        """Post the function; return False if the loop has ended, so that it will not run."""
         self._posted.append(function)
         with self._lock:
             if not self._is_over:
@@ -332,10 +352,10 @@ class LoopThread:
             return not self._is_over
 
     def join(self) -> None:
-        """End the loop when the calls under way have ended, and wait for the thread. Interrupts are raised afterwards, or
-        after ``OUTLAST_SECONDS``.
+        """End the loop once the calls under way have ended, and wait for the thread.
 
-        May be called twice. Raises what ``refuse`` makes of FORKED or OWN_THREAD.
+        An interrupt is raised afterwards, or after ``OUTLAST_SECONDS``. May be called twice. Raises what ``refuse``
+        makes of FORKED or OWN_THREAD.
         """
         self.check_usable()
         self._ring(self._stopping.set)

@@ -1,5 +1,8 @@
-"""How long calls have held the event loop: small transfers end inside the call that asks for them, and awaiting what has
-ended suspends nothing. After a millisecond of that the next await lets the loop go round once."""
+"""The time for which calls have held the event loop.
+
+Small transfers end inside the call that asks for them, and awaiting something that has ended suspends nothing. After a
+millisecond of that, the next await lets the loop go round once.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ HELD: Final = 1_000_000
 
 
 class LoopTime:
-    """One per event loop. It counts from the first call of a round of the loop until the loop goes round.
+    """The time that calls hold one event loop, from the first call of a round of the loop until the loop goes round.
 
     Attributes:
-        limit: calls that end later than this have held the loop too long; 0 while none has worked in this round. The clock is
+        limit: the time after which calls have held the loop too long; 0 if none has worked in this round. The clock is
             ``CLOCK_MONOTONIC`` in nanoseconds, that of C's completions.
-        is_over: they have: what is awaited next has to suspend.
+        is_over: True if they have: the next await must suspend.
     """
 
     __slots__ = ("__weakref__", "_loop", "is_over", "limit")
@@ -29,7 +32,10 @@ class LoopTime:
         self.is_over = False
 
     def passed(self, began: int, ended: int) -> None:
-        """A call worked from then to then, and ``ended`` is beyond the limit: it is the first of a round, or one too many."""
+        """Note that a call worked from ``began`` to ``ended``, beyond the limit.
+
+        It is the first call of a round, or one too many.
+        """
         if self.limit:
             self.is_over = True
             return
@@ -40,7 +46,7 @@ class LoopTime:
             loop.call_soon(self._went_round)
 
     def look(self) -> bool:
-        """The loop has been held too long by now."""
+        """Return True if the loop has been held too long by now."""
         now = monotonic_ns()
         if now > self.limit:
             self.passed(now, now)
@@ -55,7 +61,7 @@ _each: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTime] = weakref.
 
 
 def loop_time(loop: asyncio.AbstractEventLoop) -> LoopTime:
-    """The one of this loop."""
+    """Return the LoopTime of this loop."""
     found = _each.get(loop)
     if found is None:
         found = _each[loop] = LoopTime(loop)
@@ -63,10 +69,10 @@ def loop_time(loop: asyncio.AbstractEventLoop) -> LoopTime:
 
 
 async def give_way() -> None:
-    """For awaitables that may end without having waited for anything: suspends once if calls have held the loop too long.
+    """Suspend once if calls have held the loop too long. For awaitables that may end without a wait.
 
-    Raises CancelledError: the task was cancelled meanwhile. A call with an effect that its caller has to learn of, such as an
-    allocation, gives way before that effect.
+    Raises CancelledError if the task was cancelled in the meantime. A call whose caller must learn of its effect, such
+    as an allocation, gives way before that effect.
     """
     if loop_time(asyncio.get_running_loop()).look():
         await asyncio.sleep(0)

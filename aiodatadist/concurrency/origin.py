@@ -1,4 +1,4 @@
-"""Where a caller started something, for the message about it when the caller forgets it."""
+"""The place where a caller started something, for the message about it if the caller forgets it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from types import CodeType, FrameType
 
 _OURS = "aiodatadist."
 _RUN_BY = frozenset({"asyncio", "uvloop", "anyio", "contextvars", "threading"})
-"""A loop or a thread, and no caller, is what called us."""
+"""Modules that run loops and threads: if one of them called us, there is no caller to name."""
 
 
 class Origin:
-    """The line of the caller's that led here; in asyncio's debug mode, the last ten that did. Keeps no frame alive."""
+    """The caller's line that led here; in asyncio's debug mode, the last ten that did. Keeps no frame alive."""
 
     __slots__ = ("_code", "_line", "_stack")
 
@@ -35,7 +35,7 @@ class Origin:
                 )
 
     def __str__(self) -> str:
-        """To stand behind a sentence; empty where no caller is known."""
+        """Return words to append to a sentence; empty if no caller is known."""
         if self._code is None:
             return ""
         if self._stack is None:
@@ -45,7 +45,7 @@ class Origin:
 
 
 def log_unretrieved(logger: logging.Logger, what: str, error: Exception, origin: Origin | None) -> None:
-    """A caller never asked for this failure. What caused it is shown as well, where that is known."""
+    """Log a failure that no caller asked for, together with its cause if that is known."""
     logger.error(
         "%s failed, and its exception was never retrieved: %s: %s%s",
         *(what, type(error).__name__, error, "" if origin is None else origin),

@@ -1,4 +1,4 @@
-"""After a cancellation: wait for the end of what cannot simply be left, in one place."""
+"""Waiting after a cancellation for the end of work that cannot simply be left, in one place."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import anyio
 async def outlast(
     is_over: Callable[[], bool], wait: Callable[[], Awaitable[object]], seconds: float = math.inf
 ) -> bool:
-    """Until something has ended, whatever else is cancelled meanwhile; False: it has not within so many seconds.
+    """Wait until something has ended, whatever is cancelled in the meantime; return False if it has not ended in time.
 
-    The caller has a cancellation in hand, has asked what it waited for to end, and re-raises the cancellation afterwards: a
-    cancelled task goes on only when no byte can land any more, or nothing is left to be given back. Cancellations that come
-    meanwhile are the same news. That includes ``Task.cancel``, which no cancel scope keeps off.
+    The caller has been cancelled, has asked its work to end, and raises the cancellation again afterwards. A cancelled
+    task continues only when no byte can land any longer, and nothing is left to release. Further cancellations in the
+    meantime add nothing. That includes ``Task.cancel``, which no cancel scope keeps off.
 
     Args:
-        is_over: asked before each wait.
-        wait: returns, or is cancelled, when it may be worth to ask again.
+        is_over: called before each wait.
+        wait: returns, or is cancelled, when it may be worth calling ``is_over`` again.
+        seconds: the time limit.
     """
     with anyio.CancelScope(shield=True, deadline=anyio.current_time() + seconds):
         while not is_over():
@@ -34,5 +35,5 @@ async def outlast(
 
 
 async def outlast_future(future: asyncio.Future[Any], seconds: float = math.inf) -> bool:
-    """The same for a future or a task of this loop, which is not cancelled; what it raises stays in it."""
+    """Wait likewise for a future or task of this loop, which is not cancelled; what it raises stays in it."""
     return await outlast(future.done, lambda: asyncio.wait([future]), seconds)

@@ -1,16 +1,16 @@
-"""A cancel scope that can be made, cancelled and given a deadline where no task is: in callbacks of the event loop.
+"""A cancel scope that can be made, cancelled and given a deadline outside tasks: in callbacks of the event loop.
 
-anyio's own looks for the async library where it is made. With ``sniffio`` installed, and before anyio 4.12, it finds it in
-tasks only; so this one makes anyio's when a task enters it.
+anyio's own scope looks for the async library when it is made. With ``sniffio`` installed, and before anyio 4.12, it
+finds it only in tasks; so this one makes anyio's when a task enters it.
 
 Who owns what
-    What may have to stop a task makes the scope and hands it to that task, which enters it. A later task may enter it again,
-    when the first one has left it. The scope can be cancelled from anywhere on its loop, before and after that; it belongs to
-    no other thread.
+    The object that may have to stop a task makes the scope and hands it to that task, which enters it. A later task may
+    enter it again, once the first one has left it. The scope can be cancelled from anywhere on its loop, before and
+    after that; it belongs to no other thread.
 
 What cancellation means
-    The body ends at its next await, and the scope's own cancellation stays within the scope: ``cancelled_caught``. One that
-    was cancelled before it was entered cancels the body at its first await.
+    The body ends at its next await, and the scope's own cancellation stays within the scope: ``cancelled_caught``. A
+    scope that was cancelled before it was entered cancels the body at its first await.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import anyio
 
 
 class Scope:
-    """A cancel scope. Before a task enters it, and from callbacks, it may be cancelled and given a deadline."""
+    """A cancel scope. Before a task enters it, and from callbacks, it can be cancelled and given a deadline."""
 
     __slots__ = ("_deadline", "_inner", "_is_cancelled")
 
@@ -33,24 +33,24 @@ class Scope:
         self._deadline = math.inf
 
     def cancel(self) -> None:
-        """Stop what runs within, or what will, at its first await."""
+        """Stop what runs within; or what will run, at its first await."""
         self._is_cancelled = True
         if self._inner is not None:
             self._inner.cancel()
 
     @property
     def cancel_called(self) -> bool:
-        """It was cancelled, or its deadline has passed."""
+        """True if it was cancelled, or its deadline has passed."""
         return self._is_cancelled or (self._inner is not None and self._inner.cancel_called)
 
     @property
     def cancelled_caught(self) -> bool:
-        """What ran within ended early, because of this scope."""
+        """True if what ran within ended early, because of this scope."""
         return self._inner is not None and self._inner.cancelled_caught
 
     @property
     def deadline(self) -> float:
-        """By the event loop's clock."""
+        """The deadline, by the event loop's clock."""
         return self._deadline
 
     @deadline.setter

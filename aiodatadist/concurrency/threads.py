@@ -1,4 +1,4 @@
-"""Threads whose start ends in bounded time, also where there is no memory for them."""
+"""Threads whose start ends in bounded time, even if there is no memory for them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 BEGIN_TIMEOUT = 5.0
-"""Seconds that a new thread has for its first step, which takes less than a millisecond on a machine that is not busy."""
+"""Seconds that a new thread has for its first step, which takes less than a millisecond unless the machine is busy."""
 
 LAST_LOOK = 0.2
-"""Seconds after that until it is given up."""
+"""Further seconds until the thread is given up."""
 
 
 class _NotBegunError(RuntimeError):
@@ -21,11 +21,11 @@ class _NotBegunError(RuntimeError):
 
 
 _limbo: dict[threading.Thread, threading.Thread] = getattr(threading, "_limbo", {})
-"""Threads that were started and have not begun: each takes itself out, and fails if it is not there."""
+"""Threads that were started and have not begun. Each removes itself, and fails if it is not there."""
 
 
 class _Begun(threading.Event):
-    """What ``Thread.start`` waits for."""
+    """The event for which ``Thread.start`` waits."""
 
     def __init__(self, thread: threading.Thread) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class _Begun(threading.Event):
         self._one_at_a_time = threading.Lock()
 
     def set(self) -> None:
-        """The thread says so, and then takes itself out of those that have not begun."""
+        """Note that the thread has begun. The thread calls this, and then removes itself from those that have not begun."""
         with self._one_at_a_time:
             if (thread := self._thread()) is not None:
                 _limbo.setdefault(thread, thread)
             super().set()
 
     def give_up(self) -> None:
-        """It may never begin, and is forgotten."""
+        """Forget the thread, because it may never begin."""
         with self._one_at_a_time:
             if not self.is_set() and (thread := self._thread()) is not None:
                 _limbo.pop(thread, None)
@@ -53,8 +53,10 @@ class _Begun(threading.Event):
 
 
 class DaemonThread(threading.Thread):
-    """A daemon thread. Where the system starts a thread that finds no memory for its first step, ``Thread.start`` would wait
-    for ever for it."""
+    """A daemon thread whose start does not hang.
+
+    If the system starts a thread that finds no memory for its first step, ``Thread.start`` would wait for it for ever.
+    """
 
     def __init__(self, target: Callable[..., object], name: str, args: tuple[Any, ...] = ()) -> None:
         super().__init__(target=target, name=name, args=args, daemon=True)
@@ -62,7 +64,10 @@ class DaemonThread(threading.Thread):
         self._is_decided = threading.Lock()
 
     def start(self) -> None:
-        """Raises RuntimeError: no thread can be started, or it did not begin; the target is not called, not even later."""
+        """Start the thread.
+
+        Raises RuntimeError if no thread can be started, or if it did not begin; the target is then never called.
+        """
         try:
             super().start()
         except _NotBegunError:
@@ -72,19 +77,23 @@ class DaemonThread(threading.Thread):
     def start_soon(
         self, loop: asyncio.AbstractEventLoop, not_begun: Callable[[RuntimeError], object]
     ) -> asyncio.TimerHandle:
-        """As :meth:`start`, without waiting for its first step, which takes the event loop's time where many are started.
+        """Start the thread without waiting for its first step, which would take the event loop's time if many are started.
 
         Args:
-            not_begun: told on the loop, after ``BEGIN_TIMEOUT``, that it did not begin and never calls the target. The timer
-                is returned.
+            not_begun: called on the loop, after ``BEGIN_TIMEOUT``, if the thread did not begin; it then never calls the
+                target.
 
-        Raises RuntimeError: no thread can be started."""
+        Returns:
+            The timer after which ``not_begun`` is called.
+
+        Raises RuntimeError if no thread can be started.
+        """
         self._begun.is_awaited = False
         self.start()
         return loop.call_later(BEGIN_TIMEOUT, self._look, loop, not_begun)
 
     def _look(self, loop: asyncio.AbstractEventLoop, not_begun: Callable[[RuntimeError], object]) -> None:
-        """A process that was stopped for that long has not run its threads either: look once more."""
+        """Look once more before giving up: a process that was stopped for that long has not run its threads either."""
 
         def look_again() -> None:
             if self.give_up():
@@ -93,7 +102,7 @@ class DaemonThread(threading.Thread):
         loop.call_later(LAST_LOOK, look_again)
 
     def give_up(self) -> bool:
-        """If it has not begun it never calls the target; False: it has, perhaps just now."""
+        """Keep the thread from calling its target; return False if it has begun, perhaps only just."""
         if not self._is_decided.acquire(blocking=False):
             return False
         self._begun.give_up()

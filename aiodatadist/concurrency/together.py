@@ -9,8 +9,10 @@ import anyio
 
 
 async def together(jobs: Sequence[Callable[[], Coroutine[Any, Any, object]]]) -> None:
-    """Run all jobs. A single job runs in the caller's own task: thousands of callers may wait at a time, and each task is
-    some thirty objects that every collection of garbage looks at.
+    """Run all jobs at the same time, and return once they have ended.
+
+    A single job runs in the caller's own task. Thousands of callers may wait at a time, and each further task is some
+    thirty objects that every garbage collection visits.
 
     Raises ExceptionGroup if a job of several fails, and what the job raises if there is only one.
     """

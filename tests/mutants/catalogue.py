@@ -133,8 +133,8 @@ MUTANTS = (
         "deadline-ignored",
         "a transfer ends when its deadline has passed",
         "aiodatadist/concurrency/completion.py",
-        '        """It is late: it is cancelled, and ends with ``LLM_TIMEOUT``."""\n        self.cancel()\n',
-        '        """It is late: it is cancelled, and ends with ``LLM_TIMEOUT``."""\n',
+        '        """Cancel it because it is late: it ends with ``LLM_TIMEOUT``."""\n        self.cancel()\n',
+        '        """Cancel it because it is late: it ends with ``LLM_TIMEOUT``."""\n',
         ("tests/test_deadlines.py::test_each_has_its_own",),
     ),
     Mutant(
