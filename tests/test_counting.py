@@ -28,6 +28,7 @@ from aiodatadist import (
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.counting import SECONDS, Call, Flow, FlowFigures, Tell
+from aiodatadist.link import Cause
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster
 from aiodatadist.testing.views import cut_link
 
@@ -130,9 +131,12 @@ async def test_a_peer_that_vanishes_is_counted_as_lost() -> None:
 
 @pytest.mark.parametrize(
     ("failure", "cause", "counted"),
-    [(PeerLost("no heartbeats"), "heartbeats_missed", "heartbeats_missed"), (PeerLost("gone"), "", "connection_lost")],
+    [
+        (PeerLost("no heartbeats"), Cause.HEARTBEATS_MISSED, "heartbeats_missed"),
+        (PeerLost("gone"), None, "connection_lost"),
+    ],
 )
-async def test_a_link_that_is_broken_off_has_its_cause(failure: PeerLost, cause: str, counted: str) -> None:
+async def test_a_link_that_is_broken_off_has_its_cause(failure: PeerLost, cause: Cause | None, counted: str) -> None:
     async with linked_pair(DESC) as (_, decoder, _, _):
         link = inside(decoder.datadist).links.find(1)
         link.break_off(failure, cause)

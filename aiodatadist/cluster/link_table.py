@@ -110,7 +110,8 @@ class LinkTable:
             told = "cluster %d: the link to cluster %d failed", self._engine.cluster_id, link.cluster_id
             self._engine.totals.incidents.add(Incident.DEFECT, logger, *told, level=logging.ERROR, exc_info=True)
         finally:
-            self._engine.totals.links_ended[link.cause] += 1
+            if link.life.cause is not None:
+                self._engine.totals.links_ended[link.life.cause.word] += 1
             self._replaced.discard(link)
             if self._links.get(link.cluster_id) is link:
                 del self._links[link.cluster_id]
@@ -212,13 +213,13 @@ class LinkTable:
 
     def statistics(self) -> list[LinkStatistics]:
         return [
-            link.counters.snapshot(link.cluster_id, link.state.value, link.generation)
+            link.counters.snapshot(link.cluster_id, link.life.state.value, link.generation)
             for link in list(self._links.values())
         ]
 
     def states(self) -> Counter[str]:
         """How many links there are in each state, those that are being made among them. From any thread."""
-        return Counter(link.state.value for link in (*self._links.values(), *self.opening, *self._replaced))
+        return Counter(link.life.state.value for link in (*self._links.values(), *self.opening, *self._replaced))
 
     async def wait_linked(self, cluster_id: int) -> None:
         """Raises NotLinked: the engine stops before there is such a link."""

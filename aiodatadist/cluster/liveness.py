@@ -14,7 +14,7 @@ import anyio.abc
 from aiodatadist.cluster.heartbeat_thread import CLOSED, HeartbeatThread
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.errors import LinkError
-from aiodatadist.link import Link, connected
+from aiodatadist.link import Cause, Link, connected
 from aiodatadist.wire.frames import encode
 from aiodatadist.wire.messages import AttachHeartbeats
 
@@ -128,7 +128,7 @@ class Heartbeats:
                     await news.wait()
                 await _let_it_tell(link, why)
             if why and not link.is_closed:
-                link.lost(why, "" if why == CLOSED else "heartbeats_missed")
+                link.lost(why, None if why == CLOSED else Cause.HEARTBEATS_MISSED)
         finally:
             self._watched.discard(link)
             watch.stop()

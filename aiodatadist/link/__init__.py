@@ -1,6 +1,7 @@
 """One peer: what two linked clusters say to each other, and what they move.
 
-``session`` is what all its parts share, and ``link`` the life of it, ``link_handshake`` its beginning; ``connection`` and
+``lifecycle`` says, as tables, what can happen to a link. ``session`` is what all its parts share, and ``link`` acts on its
+life, ``link_handshake`` its beginning; ``connection`` and
 ``wire`` carry its messages, ``questions`` those that are answered; ``channels`` reach memory, and ``leases`` say what of
 this end's the peer may reach; ``requester`` and ``responder`` are transfers for which the peer has to be asked, and those
 that it asks for; ``checksums`` compares what arrived with what was sent; ``block_leases`` keeps blocks for a peer, and
@@ -16,11 +17,12 @@ from aiodatadist.link.channels import channel_name
 from aiodatadist.link.connection import Connection, FirstWords, connected
 from aiodatadist.link.layer_events import LayerReceiver
 from aiodatadist.link.leased_pull import KeptBlocks
+from aiodatadist.link.lifecycle import AWAIT_LINK, Cause, LinkState
 from aiodatadist.link.link import DRAIN_TIMEOUT, Link
 from aiodatadist.link.notifications import Notification, NotificationInbox
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
-from aiodatadist.link.session import AWAIT_LINK, CALLS
-from aiodatadist.link.state import LinkHost, LinkState
+from aiodatadist.link.session import CALLS
+from aiodatadist.link.state import LinkHost
 from aiodatadist.link.statistics import LinkCounters, LinkStatistics
 from aiodatadist.link.wire import Wire
 
@@ -31,6 +33,7 @@ __all__ = [
            "AwaitedLink",
            "BlockLease",
            "BlockLeases",
+           "Cause",
            "Connection",
            "FirstWords",
            "KeptBlocks",

@@ -272,6 +272,6 @@ class LeasedPull(RemoteOperation):
             lease, (blocks, prompt), *_ = self._kept
             end: Literal["taken", "released", "failed"] = _SAID.get(self.state, "failed")
             session.post(Unclaim(call=call, lease=lease, end=end, blocks_digest=blocks, prompt_digest=prompt))
-        if session.failure is not None and self.is_cancelled:
+        if session.life.failure is not None and self.is_cancelled:
             self.replace_error(session.copy_of_failure())
         session.check_idle()

@@ -32,6 +32,7 @@ from aiodatadist.link.block_leases import LeaseEnd
 from aiodatadist.link.checksums import check_peer
 from aiodatadist.link.layer_events import LayerReceiver
 from aiodatadist.link.leased_pull import KeptBlocks, LeasedPull
+from aiodatadist.link.lifecycle import Cause, End, Event, LinkState
 from aiodatadist.link.link_handshake import LinkHandshake, refuse
 from aiodatadist.link.notifications import IncomingNotifications, check_payload
 from aiodatadist.link.peer_claim import PeerClaim
@@ -42,7 +43,7 @@ from aiodatadist.link.responder import Responder
 from aiodatadist.link.served_requests import KNOWN
 from aiodatadist.link.session import Session
 from aiodatadist.link.shortcut import Shortcuts
-from aiodatadist.link.state import LinkHost, LinkState
+from aiodatadist.link.state import LinkHost
 from aiodatadist.link.wire import Wire
 from aiodatadist.transport import StillWritten
 from aiodatadist.values.digests import UNSAID, LeaseDigests
@@ -127,7 +128,7 @@ class Link(Session):
     def __init__(self, wire: Wire, device: Device, transport: Transport, host: LinkHost) -> None:
         super().__init__(wire, device, transport, host)
         self._transport = transport
-        self._is_written = self._has_said_so = self._was_refused = False
+        self._is_written = False
         self._is_heard_out = Signal()
         self._closed = Signal()
         self._at_end: list[Callable[[], object]] = []
@@ -185,7 +186,7 @@ class Link(Session):
         link_handshake = LinkHandshake(handshake, self._wire, self.channels, self._transport, check, met)
         ready = await link_handshake.agree(connect, first, self.heartbeat_token, attach)
         self.channels.on_first(ready.epoch)
-        self.state = LinkState.READY
+        self.life.on(Event.AGREE)
 
     # ---- transfers ----
 
@@ -271,7 +272,7 @@ class Link(Session):
             self.requester.checks.want_peer()
 
     def _say_while_open(self, message: Message) -> None:
-        if self.is_open:
+        if self.life.is_open:
             self._wire.post(message)
 
     def release_lease(self, lease: str, digests: LeaseDigests = UNSAID) -> None:
@@ -361,7 +362,7 @@ class Link(Session):
 
     def _on_claim(self, message: Claim) -> None:
         def answer(is_kept: bool) -> None:
-            if self.is_open:
+            if self.life.is_open:
                 seconds = claim.seconds if is_kept and claim.seconds < message.seconds else 0.0
                 self._wire.post(Claimed(call=message.call, kept=is_kept, seconds=seconds, why=claim.why or ""))
 
@@ -467,10 +468,8 @@ class Link(Session):
                 group.cancel_scope.cancel()
         except Exception as error:
             if self.failure is None:
-                self._end(
-                    LinkError(f"the link to cluster {self.cluster_id} failed: {printable(repr(error))}"),
-                    LinkState.BROKEN,
-                )
+                why = f"the link to cluster {self.cluster_id} failed: {printable(repr(error))}"
+                self._end(Event.BREAK, LinkError(why))
             raise
         finally:
             self._tasks = None
@@ -490,11 +489,11 @@ class Link(Session):
         try:
             await self._hear()
         except LinkError as error:
-            if self.state is LinkState.READY:
-                self._end(type(error)(f"cluster {self.cluster_id}: {error.args[0]}"), LinkState.BROKEN)
+            if self.is_ready:
+                self._end(Event.BREAK, type(error)(f"cluster {self.cluster_id}: {error.args[0]}"))
                 self._stop()
-            elif self.state is LinkState.CLOSING:
-                self._vanished = True
+            elif self.life.is_open:
+                self.life.on(Event.FALL_SILENT)
 
     async def _hear(self) -> None:
         """Until one end has had the last word."""
@@ -507,22 +506,24 @@ class Link(Session):
                     await self._wire.flush()
                 await give_way()  # many messages come in one piece
                 continue
-            is_news = not self._has_said_so
-            self._has_said_so |= isinstance(message, (Bye, Disconnect, Refuse))
-            if isinstance(message, Bye) and self.state is LinkState.CLOSING:
+            is_news = self.life.end is not End.LEAVING
+            if not self.is_ready and isinstance(message, (Bye, Disconnect, Refuse)):
+                self.life.on(Event.LAST_WORD)
+            if isinstance(message, Bye) and self.life.state is LinkState.CLOSING:
                 return
             if isinstance(message, Refuse):  # the peer ended before it had the link: its channel is closed
-                if self.state is LinkState.READY:
-                    self._was_refused = True
+                if self.is_ready:
                     why = f"cluster {self.cluster_id} ended the link: {printable(message.reason)}"
-                    self._end(LinkClosed(why), LinkState.CLOSING)
+                    self._end(Event.LAST_WORD, LinkClosed(why), Cause.REFUSED)
                 return
             self._is_heard()
-            if not (isinstance(message, Disconnect) and self.is_open):
-                raise ProtocolError(f"cluster {self.cluster_id} said {message.type!r} on a {self.state.value} link")
-            if is_news:  # it says so again and again until it hears our last word
-                why = f"cluster {self.cluster_id} unlinked: {printable(message.reason)}"
-                self._end(LinkClosed(why), LinkState.CLOSING)
+            if not (isinstance(message, Disconnect) and self.life.is_open):
+                state = self.life.state.value
+                raise ProtocolError(f"cluster {self.cluster_id} said {message.type!r} on a {state} link")
+            if is_news:  # the peer repeats it until it hears our last word
+                if self.is_ready:
+                    why = f"cluster {self.cluster_id} unlinked: {printable(message.reason)}"
+                    self._end(Event.LAST_WORD, LinkClosed(why))
                 self.spawn(self._say_bye)
             await give_way()
 
@@ -574,28 +575,29 @@ class Link(Session):
             LinkTimeout: the peer did not answer in time; the link stays half closed until it does, or is abandoned.
             PeerLost: the peer was gone already. Our half is ended.
         """
-        if self.state is LinkState.READY:
-            self._end(LinkClosed(f"the link to cluster {self.cluster_id} was unlinked: {reason}"), LinkState.CLOSING)
+        if self.is_ready:
+            why = f"the link to cluster {self.cluster_id} was unlinked: {reason}"
+            self._end(Event.UNLINK, LinkClosed(why))
             self._reason, self._patience = reason, timeout
             self.spawn(self._part)
         with anyio.move_on_after(timeout) as limit:
             await self._closed.wait()
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {timeout:.3f} s", peer=self.cluster_id)
-        if self._vanished and not self._has_said_so:
+        if self.life.is_unanswered:
             raise PeerLost(f"cluster {self.cluster_id} went away without a word", peer=self.cluster_id)
 
     @property
     def was_unlinked(self) -> bool:
-        """A call of either end's ended it, or has begun to."""
-        return isinstance(self.failure, LinkClosed) and not self._was_refused
+        """True if a call at either end has ended the link, or has begun to."""
+        return self.life.was_unlinked
 
     async def abandon(self, failure: LinkError) -> None:
         """End this half at once, without waiting for the peer, which may or may not hear of it."""
         if self.failure is None:
             self._wire.post(Disconnect(reason=str(failure.args[0])))
             self._wire.hurry()
-            self._end(failure, LinkState.CLOSED)
+            self._end(Event.CLOSE, failure)
         self._stop()
         await self._wire.aclose()
         self._end_serving()
@@ -603,13 +605,12 @@ class Link(Session):
 
     async def _give_back(self) -> None:
         """Streams, channels, connection, in this order; each in bounded time. Runs once, also when cancelled."""
-        if self.failure is None:
-            self._end(LinkClosed(f"the link to cluster {self.cluster_id} was closed"), LinkState.CLOSED)
-            self._stop()
-            await self.refuse(LinkClosed("its cluster has ended"))
-        elif self.state is LinkState.CLOSING:
-            self.state = LinkState.CLOSED
+        has_failed = self.failure is not None
+        self._end(Event.GIVE_BACK, LinkClosed(f"the link to cluster {self.cluster_id} was closed"))
         self._stop()
+        if not has_failed:
+            await self.refuse(LinkClosed("its cluster has ended"))
+            self._stop()
         try:
             with anyio.move_on_after(DRAIN_TIMEOUT + self.quiesce_seconds, shield=True):
                 is_quiet = [await self._quietly(stream) for stream in self._streams.values()]
@@ -680,9 +681,7 @@ class Link(Session):
 
     async def discard(self) -> None:
         """Give back a link that never became ready."""
-        if self.failure is None:
-            self.failure = LinkClosed("the link was never made")
-        self.state = LinkState.CLOSED
+        self.life.on(Event.CLOSE, LinkClosed("the link was never made"))
         await self._give_back()
 
     @property
@@ -711,7 +710,7 @@ class Link(Session):
 
     def __repr__(self) -> str:
         busy = len(self._transfers) + len(self.operations)
-        return f"<Link to cluster {self.cluster_id} {self.state.value} {busy} transfers>"
+        return f"<Link to cluster {self.cluster_id} {self.life.state.value} {busy} transfers>"
 
 
 _REACTIONS: dict[type, Callable[[Link, Any], object]] = {

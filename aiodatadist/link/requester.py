@@ -95,7 +95,7 @@ class Requester:
             session.lose(spec.entry)
         else:
             spec.entry.release()
-        if session.failure is not None and operation.state is TransferState.CANCELLED:
+        if session.life.failure is not None and operation.state is TransferState.CANCELLED:
             operation.replace_error(session.copy_of_failure())
         elif operation in self._taken_back and operation.state is TransferState.CANCELLED:
             operation.replace_error(

@@ -24,17 +24,17 @@ from aiodatadist.errors import (
     LLMStatusCode,
     NotLinked,
     PeerLost,
-    ProtocolError,
     StuckError,
 )
 from aiodatadist.link.channels import Channels, LinkChannel, channel_name
 from aiodatadist.link.cost_model import Estimate
 from aiodatadist.link.layer_events import LayerEvents
 from aiodatadist.link.leases import PeerLeases
+from aiodatadist.link.lifecycle import AWAIT_LINK, Cause, Event, Lifecycle, LinkState
 from aiodatadist.link.notifications import NotificationQueue
 from aiodatadist.link.questions import PendingQuestions
 from aiodatadist.link.remote_operation import RemoteOperation
-from aiodatadist.link.state import LinkHost, LinkState
+from aiodatadist.link.state import LinkHost
 from aiodatadist.link.statistics import LinkCounters
 from aiodatadist.link.wire import Wire
 from aiodatadist.values.descriptors import type_name
@@ -62,17 +62,7 @@ ONE_QUEUE = "one queue"
 BROKEN_TIMEOUT = 30.0
 """Seconds for closing a channel on which a transfer was stopped half-way: the peer's transfers on it end first."""
 
-_CAUSES: dict[type[LinkError], str] = {
-    LinkClosed: "unlinked",
-    PeerLost: "connection_lost",
-    ProtocolError: "protocol_error",
-}
-"""Why links end, in a word, unless more is known."""
-LINK_CAUSES = (*_CAUSES.values(), "heartbeats_missed", "device_error", "other")
-
 DONE = {"get": "pulled", "put": "pushed"}
-AWAIT_LINK = "it is being made again: await wait_linked()"
-"""The hint of what failed because a link was lost."""
 CALLS = {"get": "pull_blocks", "put": "push_blocks"}
 """What callers call it that moves blocks."""
 
@@ -110,8 +100,7 @@ class Session:
     Attributes:
         cluster_id: the peer's; known once the link is ready.
         instance, heartbeat: the peer's, from its hello.
-        failure: why it is closed or broken.
-        cause: that in a word, as :class:`~aiodatadist.counting.Figures` counts it.
+        life: the state of the link, and why it ended. Only events change it.
         is_made_again: this end makes it again if it breaks.
         is_shut: its channels are closed: nothing of the peer's can land here any more, but for what is withheld.
         operations: transfers for which the peer is asked, until they end.
@@ -131,15 +120,12 @@ class Session:
         self._idle = Signal()
         self._scope: anyio.CancelScope | None = None
         self._is_broken = False
-        self._vanished = False
         self._is_ending = False
         self._names = (0, 0)
         self.cluster_id = 0
         self.instance = ""
         self.heartbeat = 0.0
-        self.state = LinkState.OPENING
-        self.failure: LinkError | None = None
-        self.cause = ""
+        self.life = Lifecycle()
         self.is_made_again = False
         self.is_shut = False
         self.operations: set[RemoteOperation] = set()
@@ -164,12 +150,18 @@ class Session:
 
     @property
     def is_ready(self) -> bool:
-        return self.state is LinkState.READY
+        """True if transfers may start."""
+        return self.life.state is LinkState.READY
 
     @property
     def is_open(self) -> bool:
-        """The peer hears us."""
-        return self.state in {LinkState.READY, LinkState.CLOSING}
+        """True if the peer hears this end."""
+        return self.life.is_open
+
+    @property
+    def failure(self) -> LinkError | None:
+        """Why the link ended; None if it has not."""
+        return self.life.failure
 
     @property
     def quiesce_seconds(self) -> float:
@@ -247,13 +239,14 @@ class Session:
 
     def check_ready(self) -> None:
         """Raises NotLinked or what ended the link."""
-        if self.state is LinkState.READY:
+        life = self.life
+        if life.state is LinkState.READY:
             return
-        if self.failure is not None:
+        if life.failure is not None:
             failure = self.copy_of_failure()
             failure.hint = AWAIT_LINK if failure.retryable else "link again"
             raise failure
-        raise NotLinked(f"the link to cluster {self.cluster_id} is {self.state.value}", peer=self.cluster_id)
+        raise NotLinked(f"the link to cluster {self.cluster_id} is {life.state.value}", peer=self.cluster_id)
 
     def within_reach(self, entry: Entry, key: Key) -> tuple[RemoteCache, int, LinkChannel] | None:
         """What a key stands for at the peer, and a channel that reaches it from this end's cache; None: the peer has to be
@@ -471,7 +464,7 @@ class Session:
                     CacheNotFound(f"cluster {self.cluster_id} took its cache back", peer=self.cluster_id)
                 )
         suspect = _is_suspect(transfer.error)
-        if self.failure is not None and (suspect or transfer.state is TransferState.CANCELLED):
+        if self.life.failure is not None and (suspect or transfer.state is TransferState.CANCELLED):
             transfer.replace_error(self.copy_of_failure())
         elif suspect:
             transfer.replace_error(PeerLost(self._peer_failed(transfer.error), peer=self.cluster_id))
@@ -482,7 +475,7 @@ class Session:
         """A transfer found that out before the connection or the heartbeats did: the link is over. Why, in words."""
         words = "" if error is None else error.args[0]
         died = f"cluster {self.cluster_id}: the peer's process is gone, or gave up its memory: {words}"
-        self.break_off(PeerLost(died), "device_error")
+        self.break_off(PeerLost(died), Cause.DEVICE_ERROR)
         return died
 
     def lose(self, entry: Entry) -> None:
@@ -502,42 +495,38 @@ class Session:
                 result = await operation()
             finally:
                 self._waiting.discard(scope)
-            if self.failure is None:  # else it ended in the tick in which the operation did
+            if self.life.failure is None:  # else it ended in the tick in which the operation did
                 return result
         raise self.copy_of_failure()
 
     def copy_of_failure(self) -> LinkError:
         """For one caller, who may try again if the link is made again."""
-        failure = self.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
+        failure = self.life.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
         copied = type(failure)(*failure.args, peer=self.cluster_id, hint=failure.hint)
         copied.retryable = self.is_made_again and not isinstance(failure, LinkClosed)
         return copied
 
-    def _end(self, failure: LinkError, state: LinkState, cause: str = "") -> None:
-        """Decide that it is over, and why: no new transfer starts."""
-        if self.failure is None:
-            self.failure = failure
-            self.cause = cause or next((word for kind, word in _CAUSES.items() if isinstance(failure, kind)), "other")
+    def _end(self, event: Event, failure: LinkError, cause: Cause | None = None) -> None:
+        """Tell the life of the link about an event that ends it. No transfer starts from here on."""
+        if self.life.on(event, failure, cause):
             self.layer_events.stop_sending(self.copy_of_failure())
             for scope in self._waiting:
                 scope.cancel()
-            is_lost = state is LinkState.BROKEN
+            is_lost = self.life.state is LinkState.BROKEN
             kind, level = (Incident.LINK_LOST, logging.WARNING) if is_lost else (Incident.LINK_ENDED, logging.INFO)
             self.incidents.add(kind, logger, "link to cluster %d: %s", self.cluster_id, failure, level=level)
-        self.state = state
 
-    def lost(self, why: str, cause: str = "") -> None:
+    def lost(self, why: str, cause: Cause | None = None) -> None:
         """The peer is dead, or might as well be."""
         self.break_off(PeerLost(f"cluster {self.cluster_id}: {why}"), cause)
 
     def _give_up(self, why: str) -> None:
         self.break_off(LinkError(f"cluster {self.cluster_id} {why}"))
 
-    def break_off(self, failure: LinkError, cause: str = "") -> None:
-        """Nothing can be trusted on it from here on: the link ends itself."""
-        if self.is_open:
-            self._vanished = self.state is LinkState.CLOSING
-            self._end(failure, LinkState.BROKEN, cause)
+    def break_off(self, failure: LinkError, cause: Cause | None = None) -> None:
+        """End the link at once: nothing on it can be trusted from here on."""
+        if self.life.is_open:
+            self._end(Event.BREAK, failure, cause)
             self._stop()
             self._end_serving()
 
@@ -563,5 +552,5 @@ class Session:
 
     def check_idle(self) -> None:
         """Something has ended. Only a link that ends waits for the last of them."""
-        if self.state is not LinkState.READY and self._is_idle:
+        if self.life.state is not LinkState.READY and self._is_idle:
             self._idle.wake()

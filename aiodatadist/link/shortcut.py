@@ -12,8 +12,8 @@ from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.task import AtOnce, EndedTask
 from aiodatadist.counting import Flow
 from aiodatadist.device import BlockRun, Program, StreamTransfer, TransferReport
+from aiodatadist.link.lifecycle import LinkState
 from aiodatadist.link.session import CALLS, DONE, lane
-from aiodatadist.link.state import LinkState
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache
 from aiodatadist.values.grid import Grid
 from aiodatadist.values.transfer_priority import TransferPriority
@@ -94,7 +94,7 @@ class Shortcuts:
         if (
             way is None
             or way.entry.cache is not cache
-            or self._session.state is not LinkState.READY
+            or self._session.life.state is not LinkState.READY
             or not way.entry.is_usable
             or way.remote.is_withdrawn
             or not way.link_channel.is_current

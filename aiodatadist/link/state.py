@@ -1,10 +1,9 @@
-"""How a link is, and what it has to know of the cluster that it belongs to."""
+"""What a link needs to know of the cluster that it belongs to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -12,21 +11,6 @@ if TYPE_CHECKING:
     from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.counting import Totals
     from aiodatadist.link.block_leases import BlockLeases
-
-
-class LinkState(Enum):
-    """::
-
-    OPENING -> READY -> CLOSING -> CLOSED
-       |         |         |
-       +---------+---------+----> BROKEN     the peer died, or broke the protocol
-    """
-
-    OPENING = "opening"
-    READY = "ready"
-    CLOSING = "closing"
-    CLOSED = "closed"
-    BROKEN = "broken"
 
 
 class LinkHost(Protocol):

@@ -21,8 +21,7 @@ from aiodatadist.context_caching.calls import CacheFigures
 from aiodatadist.counting import OF_POOLS, SECONDS, SUCCESS, Figures, FlowFigures, Incident
 from aiodatadist.link import LeaseEnd
 from aiodatadist.link.checksums import FAILURE_CAUSES
-from aiodatadist.link.session import LINK_CAUSES
-from aiodatadist.link.state import LinkState
+from aiodatadist.link.lifecycle import LINK_CAUSES, LinkState
 from aiodatadist.telemetry.metrics import CACHE, CLUSTER, NIXL, Metric
 from aiodatadist.values.digests import Refusal
 from aiodatadist.values.peer_budget import Budget

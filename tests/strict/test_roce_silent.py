@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkError, TransferTimeout
+from aiodatadist.link import Cause
 from aiodatadist.testing import inside, soft_fault, soft_faults_cleared, verify
 from tests.strict import runner
 
@@ -43,7 +44,7 @@ async def a_lost_peer_ends_it() -> None:
             task = pull(BlocksCacheKey(2), mine, [5], [5])
             await anyio.lowlevel.checkpoint()
             assert not task.done()
-            session.lost("no heartbeat came", "silence")
+            session.lost("no heartbeat came", Cause.HEARTBEATS_MISSED)
             with pytest.raises(LinkError, match="no heartbeat came"):
                 await task
         del two
