@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from aiodatadist.cache.names import Name
 from aiodatadist.cache.plan import plan
@@ -25,6 +26,7 @@ from aiodatadist.errors import (
     TransferError,
     TransferTimeout,
 )
+from aiodatadist.link.requests_in_line import RequestInLine, RequestLines
 from aiodatadist.link.served_requests import ServedRequests
 from aiodatadist.values import peer_budget
 from aiodatadist.values.grid import Side
@@ -72,7 +74,7 @@ class Responder:
 
     A request goes on the stream in the call that brings it, and its answer is posted in the call that ends the transfer. It
     gets a task of the link's only if more has to be waited for: a channel, a key that others pull at the same time, the turn
-    of a v1 cluster, checksums.
+    of a v1 cluster, checksums. Few have one at a time, and the others stand in line.
     """
 
     def __init__(self, session: Session, registry: CacheRegistry, shortcuts: Shortcuts) -> None:
@@ -80,9 +82,10 @@ class Responder:
         self._registry = registry
         self._shortcuts = shortcuts
         self._running: dict[int, _Stoppable] = {}
+        self._in_line = RequestLines()
         self._served = ServedRequests()
         self._ended: list[OtherPulled] | None = None  # of the requests of one message
-        self._waiting_blocks = 0  # numbers in the requests that have a task
+        self._waiting_blocks = 0  # numbers in the requests that have a task, or stand in line
         self._digested = 0
         self._summing = 0  # bytes, of all questions
         self._to_sum = FairQueue()
@@ -126,7 +129,7 @@ class Responder:
 
     def begin(self, message: Pull) -> None:
         """Serve a request, unless it came before, or was stopped before it came."""
-        if len(self._running) >= MAX_SERVED:
+        if len(self._running) + len(self._in_line) >= MAX_SERVED:
             raise ProtocolError(f"{MAX_SERVED} requests are under way")
         if not self._served.is_new(message.call) or self._write_at_once(message):
             return
@@ -136,9 +139,29 @@ class Responder:
         except LLMException as error:
             self._say(_refusal(message.call, error))
         else:
-            # Without its lists: thousands of requests may wait, and each list is walked whenever garbage is collected.
-            bare = message.model_copy(update={"src_blocks": [], "dst_blocks": [], "parts": None})
-            self._session.spawn(self._work_on(bare, selection))
+            self._admit(message, selection)
+
+    def _admit(self, message: Pull, selection: Selection) -> None:
+        """Give a request a task, or a place in the line. Its destination stays in use until its end."""
+        self._waiting_blocks += selection.count_blocks()
+        target = self._session.catalogue.get(message.target)  # now: the peer may take it back in its next message
+        if target is not None:
+            target.use()
+        if self._in_line.enter(message.priority):
+            self._start(message, selection, target)
+        else:
+            self._in_line.add(RequestInLine(message, selection, target))
+
+    def _drop(self, blocks: int, target: RemoteCache | None) -> None:
+        """Give back what a request kept in use."""
+        self._waiting_blocks -= blocks
+        if target is not None:
+            target.release()
+
+    def end(self) -> None:
+        """Drop the requests in line, because the link is over. The others end with their tasks and transfers."""
+        for request in self._in_line.clear():
+            self._drop(request.blocks, request.target)
 
     def _check_room(self, selection: Selection) -> None:
         """Raise TransferError if the requests that wait would name too many blocks with this one."""
@@ -207,13 +230,15 @@ class Responder:
         else:
             self._ended.append(ended)
 
-    def _work_on(self, message: Pull, selection: Selection) -> Callable[[], Coroutine[Any, Any, None]]:
+    def _start(self, message: Pull, selection: Selection, target: RemoteCache | None) -> None:
+        # Without its lists: each is walked whenever garbage is collected.
+        bare = message.model_copy(update={"src_blocks": [], "dst_blocks": [], "parts": None})
+        self._session.spawn(self._work_on(bare, selection, target))
+
+    def _work_on(
+        self, message: Pull, selection: Selection, target: RemoteCache | None
+    ) -> Callable[[], Coroutine[Any, Any, None]]:
         scope = self._running[message.call] = Scope()
-        blocks = selection.count_blocks()
-        self._waiting_blocks += blocks
-        target = self._session.catalogue.get(message.target)  # now: the peer may take it back in its next message
-        if target is not None:
-            target.use()
 
         async def run() -> None:
             answer: Pulled | None = None
@@ -222,12 +247,20 @@ class Responder:
                     answer = await self._answer(message, selection, target)
             finally:
                 self._running.pop(message.call, None)
-                self._waiting_blocks -= blocks
-                if target is not None:
-                    target.release()
+                self._drop(selection.count_blocks(), target)
             self._say(answer or _refusal(message.call, TransferError("it was stopped"), stopped=True))
+            if self._in_line.has(message.priority):
+                await checkpoint()  # if the link has ended, none of them starts
+            self._start_next(message.priority)
 
         return run
+
+    def _start_next(self, priority: int) -> None:
+        """A task has ended: the first request in line gets its place."""
+        request = self._in_line.next(priority)
+        if request is not None:
+            message = request.message()
+            self._start(message, _selection(message), request.target)
 
     def _say(self, answer: Pulled) -> None:
         self._served.answered(answer)
@@ -239,6 +272,11 @@ class Responder:
         running = self._running.get(call)
         if running is not None:
             running.cancel()
+            return
+        waiting = self._in_line.remove(call)
+        if waiting is not None:
+            self._drop(waiting.blocks, waiting.target)
+            self._say(_refusal(call, TransferError("it was stopped"), stopped=True))
             return
         self._served.is_new(call)
         said = self._served.answer(call)

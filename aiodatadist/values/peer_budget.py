@@ -63,6 +63,11 @@ REQUEST_BLOCKS = 1 << 23
 This allows 256 pulls, which an engine of this version sends at a time, of 16384 blocks each. Their plans take another
 four times as much.
 """
+REQUEST_TASKS = 32
+"""Requests of one priority that wait here and have a task: enough to keep a stream and the checksums busy.
+
+A task is some seventy objects to the garbage collector. A request in line behind it is one.
+"""
 CHECKSUM_CACHES = 4
 """Bytes that are being summed up for a peer, in sizes of the caches that it knows.
 
