@@ -247,7 +247,7 @@ class PeerLinks:
 
     def _ready(self, cluster_id: int) -> Link | None:
         link = self._engine.links.peek(cluster_id)
-        return link if link is not None and link.is_ready and link.is_mutual else None
+        return link if link is not None and link.life.is_usable else None
 
     async def _reach(self, peer: PeerAddress, link: Link | None, request: str | None) -> _Attempt:
         """Wait for an attempt at a place. ``link``: that the cluster has by another place."""

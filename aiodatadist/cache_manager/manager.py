@@ -200,7 +200,7 @@ class CacheManager(Caches):
         ):
             return None
         link = engine.links.peek(key.cluster_id)
-        if link is None or not link.is_owned:
+        if link is None or not link.life.ownership.is_ours:
             return None
         if deadline is not None:
             check_deadline(deadline)

@@ -330,9 +330,8 @@ class Engine:
         try:
             await self.make(link, handshake, first=first, listener=listener)
             self.tasks()  # raises where no new link may begin
-            link.is_owned = not self._config.links_have_owners
             self.links.file(link)
-            link.is_mutual = True
+            link.heard()
             self.links.tell_of(link)
             self.initiator.linked(link)
         except LinkError as error:
@@ -422,7 +421,7 @@ class Engine:
             self.links.is_to_itself = False
         await self.relinker.forget(cluster_id, timeout)
         link = self.links.peek(cluster_id)
-        if link is None or not link.is_owned:
+        if link is None or not link.life.ownership.is_ours:
             return
         if force and not self._config.links_have_owners:
             await link.abandon(LinkClosed(f"the link to cluster {cluster_id} was unlinked by force"))

@@ -104,8 +104,6 @@ class InitiatorHost(Protocol):
     @property
     def auth_key(self) -> bytes | None: ...
     @property
-    def links_have_owners(self) -> bool: ...
-    @property
     def is_stopping(self) -> bool: ...
     def tasks(self) -> anyio.abc.TaskGroup: ...
     def hello(self, key: bytes | None, peer: int | None) -> Hello: ...
@@ -160,7 +158,7 @@ class LinkInitiator:
 
     def linked(self, link: Link) -> None:
         """End the attempts that have not met their peer: both ends have this link, whichever made it."""
-        if not link.is_owned:
+        if not link.life.ownership.is_ours:
             return
         for attempt in self._at(link.cluster_id):
             if not attempt.asks:
@@ -321,10 +319,10 @@ class LinkInitiator:
         except LinkError as error:
             if self._links.peek(link.cluster_id) not in {None, link}:
                 self._links.check_not_linked(link.cluster_id)
-            if not link.is_mutual:
+            if not link.life.is_mutual:
                 raise LinkError(f"cluster {link.cluster_id} did not take the link: {error.args[0]}") from error
         except BaseException:  # whatever it was: no half stays that the peer may never have
-            if not (link.is_mutual or self._engine.is_stopping):
+            if not (link.life.is_mutual or self._engine.is_stopping):
                 why = LinkError(*self._engine.gave_up().args)  # no end in good order: what makes it again goes on
                 await link.refuse(why)
                 link.break_off(why)
@@ -379,7 +377,7 @@ class LinkInitiator:
     def _joinable(self, cluster_id: int) -> Link | None:
         """A link that belongs to its initiator, the peer."""
         link = self._links.peek(cluster_id)
-        return link if link is not None and link.is_ready and not link.is_owned else None
+        return link if link is not None and link.is_ready and not link.life.ownership.is_ours else None
 
     async def _join(self, cluster_id: int, timeout: float) -> bool:
         """Own the peer's link, too; False: there is none (any more)."""
@@ -531,7 +529,6 @@ class LinkInitiator:
 
     def _keep(self, link: Link) -> None:
         tasks = self._engine.tasks()
-        link.is_peers = not self._engine.links_have_owners
         self._links.file(link)
         tasks.start_soon(self._links.serve, link)
 

@@ -86,11 +86,10 @@ class LinkTable:
         if old is not None:
             self._replaced.add(old)
             self._engine.tasks().start_soon(old.abandon, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
-            if old.is_mutual:
+            if old.life.is_mutual:
                 self._relinker.replaced(old)
         self._links[link.cluster_id] = link
-        link.is_registered = True
-        link.generation = self._engine.totals.linked(link.cluster_id)
+        link.file(self._engine.totals.linked(link.cluster_id))
 
     def tell_of(self, link: Link) -> None:
         """Of a link that both ends have. A client's half is ready first: a caller that is told of that, and tells the peer in
@@ -117,7 +116,7 @@ class LinkTable:
                 del self._links[link.cluster_id]
                 if link.failure is not None:
                     self.remember(link.cluster_id, f"the last link ended: {link.failure.args[0]}")
-                if link.is_mutual:
+                if link.life.is_mutual:
                     self._relinker.ended(link)
             self.news.wake()
 
@@ -125,7 +124,7 @@ class LinkTable:
         """A link that was being made is ready, or nothing is left of it when this returns: its half of a channel may wait in
         a call that cannot be interrupted long after the peer gave up."""
         try:
-            if not link.is_registered:
+            if not link.life.is_filed:
                 await link.discard()
         finally:
             self.opening.discard(link)
@@ -152,9 +151,11 @@ class LinkTable:
         existing = self._links.get(cluster_id)
         is_linked = existing is not None and existing.is_ready
         if existing is not None and peer is None:
-            is_linked &= existing.is_owned
+            is_linked &= existing.life.ownership.is_ours
         elif existing is not None and peer is not None:
-            is_linked &= existing.is_mutual and existing.instance == peer.instance and existing.peer_links >= peer.links
+            is_linked &= (
+                existing.life.is_mutual and existing.instance == peer.instance and existing.peer_links >= peer.links
+            )
         if is_linked or (cluster_id == self._engine.cluster_id and self.is_to_itself):
             raise LinkError(
                 f"cluster {cluster_id} is linked already",
@@ -172,7 +173,7 @@ class LinkTable:
     def find(self, cluster_id: int) -> Link:
         """One that may be used. Raises as :meth:`any`; NotLinked: it is the peer's alone."""
         link = self.any(cluster_id)
-        if not link.is_owned:
+        if not link.life.ownership.is_ours:
             raise NotLinked(
                 f"cluster {cluster_id} is not linked from here: with transfer_backend 'hixl' its link is its own",
                 peer=cluster_id,
@@ -223,7 +224,7 @@ class LinkTable:
 
     async def wait_linked(self, cluster_id: int) -> None:
         """Raises NotLinked: the engine stops before there is such a link."""
-        while not ((link := self._links.get(cluster_id)) and link.is_ready and link.is_mutual):
+        while not ((link := self._links.get(cluster_id)) and link.life.is_usable):
             if self._engine.is_stopping:
                 raise NotLinked(
                     f"cluster {self._engine.cluster_id} is finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED

@@ -135,7 +135,7 @@ class Relinker:
             link = self._engine.peek_link(cluster_id)
             if link is not None:
                 wanted.instance = link.instance
-                link.is_made_again = True
+                link.remake_if_lost(True)
         else:
             wanted.address, wanted.seconds = address, seconds
             self._check_there(wanted)
@@ -163,7 +163,7 @@ class Relinker:
             return
         link = self._engine.peek_link(cluster_id)
         if link is not None:
-            link.is_made_again = False  # the peer's, which stays, where links have owners
+            link.remake_if_lost(False)  # the peer's, which stays, where links have owners
         why = LinkClosed(f"the link to cluster {cluster_id} was unlinked")
         self._drop(wanted, why)
         if wanted.lost_at is not None and not self._is_linked(cluster_id):
@@ -176,7 +176,7 @@ class Relinker:
         if wanted is None or self._policy is None or not self._policy.wait:
             return None
         link = self._engine.peek_link(cluster_id)
-        if link is not None and link.was_unlinked:
+        if link is not None and link.life.was_unlinked:
             return None
         if wanted.awaited is None:
             wanted.awaited = AwaitedLink(cluster_id, self._policy.wait, lambda: wanted.reason, lambda: wanted.instance)
@@ -188,7 +188,7 @@ class Relinker:
         """Another one came in its place, and it is not over yet."""
         wanted = self._wanted.get(link.cluster_id)
         self._tell_end(link, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
-        if wanted is not None and link.was_unlinked:
+        if wanted is not None and link.life.was_unlinked:
             self._end_wanted(wanted, link.copy_of_failure())
         elif wanted is not None:
             wanted.lost_at, wanted.reason = anyio.current_time(), link.copy_of_failure()
@@ -199,7 +199,7 @@ class Relinker:
         self._tell(LinkPhase.LINKED, link.cluster_id, attempt=0 if wanted is None else wanted.attempts)
         if wanted is not None:
             wanted.instance = link.instance
-            if link.is_owned:
+            if link.life.ownership.is_ours:
                 self._is_there(wanted, link)
             wanted.woken.wake()
             self._go_on(wanted)  # which joins a link of the peer's alone
@@ -211,7 +211,7 @@ class Relinker:
         wanted = self._wanted.get(link.cluster_id)
         if wanted is None:
             return
-        if link.was_unlinked:
+        if link.life.was_unlinked:
             self._end_wanted(wanted, failure)
         else:
             wanted.lost_at, wanted.reason = anyio.current_time(), failure
@@ -219,7 +219,7 @@ class Relinker:
 
     def _tell_end(self, link: Link, otherwise: LinkError) -> None:
         reason = otherwise if link.failure is None else link.copy_of_failure()
-        phase = LinkPhase.UNLINKED if link.was_unlinked else LinkPhase.LOST
+        phase = LinkPhase.UNLINKED if link.life.was_unlinked else LinkPhase.LOST
         self._changes.tell(LinkChange(link.cluster_id, phase, link.generation, reason))
 
     def _end_wanted(self, wanted: _Wanted, why: LinkError) -> None:
@@ -242,7 +242,7 @@ class Relinker:
     def _is_linked(self, cluster_id: int) -> bool:
         """There is a link that both ends have, and this one may use."""
         link = self._engine.peek_link(cluster_id)
-        return link is not None and link.is_ready and link.is_mutual and link.is_owned
+        return link is not None and link.life.is_usable and link.life.ownership.is_ours
 
     def _check_there(self, wanted: _Wanted) -> None:
         """Which it may be without having become ready now: this end owns a link of the peer's, too."""
@@ -259,7 +259,7 @@ class Relinker:
                 *(self._engine.cluster_id, wanted.cluster_id, anyio.current_time() - wanted.lost_at, wanted.attempts),
             )
         wanted.is_there()
-        link.is_made_again = True
+        link.remake_if_lost(True)
         if wanted.awaited is not None and wanted.awaited:
             self._engine.spawn(wanted.awaited.begin_all, link)
 

@@ -32,7 +32,7 @@ from aiodatadist.link.block_leases import LeaseEnd
 from aiodatadist.link.checksums import check_peer
 from aiodatadist.link.layer_events import LayerReceiver
 from aiodatadist.link.leased_pull import KeptBlocks, LeasedPull
-from aiodatadist.link.lifecycle import Cause, End, Event, LinkState
+from aiodatadist.link.lifecycle import Cause, End, Event, LinkState, Ownership, Reach
 from aiodatadist.link.link_handshake import LinkHandshake, refuse
 from aiodatadist.link.notifications import IncomingNotifications, check_payload
 from aiodatadist.link.peer_claim import PeerClaim
@@ -113,10 +113,6 @@ class Link(Session):
 
     Attributes:
         heartbeat_token: what a connection for this link's heartbeats has to say.
-        is_registered: it was made, and is served.
-        is_mutual: the peer has it, too.
-        is_owned, is_peers: it belongs to this end, and to the peer. To both, unless the backend has links that belong to
-            their initiator; either end may come to own it then, and a link without an owner is over.
         requester: transfers for which the peer has to be asked.
         shortcuts: for small transfers that are made again and again.
         generation: how many times the link to this peer was made, from 1; 0 until it is.
@@ -146,8 +142,6 @@ class Link(Session):
         self.shortcuts = Shortcuts(self)
         self._responder = Responder(self, host.registry, self.shortcuts)
         self.heartbeat_token = secrets.token_hex(32)
-        self.is_registered = self.is_mutual = False
-        self.is_owned = self.is_peers = True
         self.generation = self.peer_links = 0
         self.dialled: tuple[str, int] | None = None
         self.place = "", 0
@@ -294,19 +288,19 @@ class Link(Session):
         await self.while_it_lasts(lambda: self.layer_events.announce(receiver))
 
     async def own(self) -> None:
-        """It belongs to this end, too, from now on. Raises what ended the link. If cancelled, it does not."""
+        """Make this end an owner of the link, too. Raises what ended the link. If cancelled, it is none."""
         try:
             await self._tell_owner(True)
         except BaseException:
-            self.is_owned = False
+            self.life.on(Event.DISOWN)
             if self.is_ready:
                 self.spawn(lambda: self._tell_owner(False))
             raise
 
     async def disown(self, seconds: float) -> bool:
-        """It belongs to this end no more. Whether it is to be ended, or has been already: not if the peer owns it.
+        """Give up ownership. Return True if the link must be closed, because the peer does not own it either.
 
-        Raises LinkTimeout: the peer did not say so in time; or what ended the link, if that was no end in good order.
+        Raises LinkTimeout if the peer does not confirm in time, or what ended the link, unless that was an orderly end.
         """
         with anyio.move_on_after(seconds) as limit:
             try:
@@ -315,10 +309,10 @@ class Link(Session):
                 return True
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:.3f} s", peer=self.cluster_id)
-        return not self.is_peers
+        return not self.life.ownership.is_peers
 
     async def _tell_owner(self, on: bool) -> None:
-        self.is_owned = on
+        self.life.on(Event.OWN if on else Event.DISOWN)
         await self.while_it_lasts(lambda: self.questions.ask(lambda call: Own(call=call, on=on), Owned))
 
     async def notify(self, payload: bytes) -> None:
@@ -352,9 +346,10 @@ class Link(Session):
         """A link that is being ended is not given to an owner any more: the peer hears of its end instead of an answer. What
         was said before something that was heard already is out of date."""
         if message.call >= self._own_heard:
-            self._own_heard, self.is_peers = message.call, message.on
+            self._own_heard = message.call
+            self.life.on(Event.PEER_OWNS if message.on else Event.PEER_DISOWNS)
         if self.is_ready or not message.on:
-            self._wire.post(Owned(call=message.call, on=self.is_owned))
+            self._wire.post(Owned(call=message.call, on=self.life.ownership.is_ours))
 
     async def _end_without_owner(self) -> None:
         with suppress(LinkError):
@@ -385,8 +380,8 @@ class Link(Session):
         question = self.questions.find(message)
         if isinstance(message, Owned) and message.call >= self._owned_heard:
             self._owned_heard = message.call
-            self.is_peers = message.on
-            if question is None and not self.is_owned and not self.is_peers:  # its last owner did not wait for this
+            self.life.on(Event.PEER_OWNS if message.on else Event.PEER_DISOWNS)
+            if question is None and self.life.ownership is Ownership.NEITHER:  # its last owner did not wait for this
                 self.spawn(self._end_without_owner)
         if question is not None and question.answer is None:  # the first one counts
             if isinstance(message, Found) and message.cache is not None:
@@ -500,7 +495,7 @@ class Link(Session):
         while True:
             message = await self._wire.receive()
             if (react := _REACTIONS.get(type(message))) is not None:
-                self._is_heard()
+                self.heard()
                 react(self, message)
                 if self._wire.is_congested:
                     await self._wire.flush()
@@ -516,7 +511,7 @@ class Link(Session):
                     why = f"cluster {self.cluster_id} ended the link: {printable(message.reason)}"
                     self._end(Event.LAST_WORD, LinkClosed(why), Cause.REFUSED)
                 return
-            self._is_heard()
+            self.heard()
             if not (isinstance(message, Disconnect) and self.life.is_open):
                 state = self.life.state.value
                 raise ProtocolError(f"cluster {self.cluster_id} said {message.type!r} on a {state} link")
@@ -586,11 +581,6 @@ class Link(Session):
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {timeout:.3f} s", peer=self.cluster_id)
         if self.life.is_unanswered:
             raise PeerLost(f"cluster {self.cluster_id} went away without a word", peer=self.cluster_id)
-
-    @property
-    def was_unlinked(self) -> bool:
-        """True if a call at either end has ended the link, or has begun to."""
-        return self.life.was_unlinked
 
     async def abandon(self, failure: LinkError) -> None:
         """End this half at once, without waiting for the peer, which may or may not hear of it."""
@@ -694,9 +684,21 @@ class Link(Session):
         """When the peer is heard on it for the first time, before that has an effect; ``call`` must not raise."""
         self._when_mutual = call
 
-    def _is_heard(self) -> None:
-        if not self.is_mutual and self.is_ready:
-            self.is_mutual = True
+    def file(self, generation: int) -> None:
+        """Note that the link is in this end's table. Where links have owners, it belongs to the end that asked for it."""
+        self.generation = generation
+        self.life.on(Event.FILE)
+        if self._host.links_have_owners:
+            self.life.on(Event.DISOWN if self.dialled is None else Event.PEER_DISOWNS)
+
+    def remake_if_lost(self, is_wanted: bool) -> None:
+        """Say whether this end makes the link again if it breaks: the errors of its transfers are retryable then."""
+        self.life.on(Event.WANT if is_wanted else Event.STOP_WANTING)
+
+    def heard(self) -> None:
+        """Note that the peer has the link, too."""
+        if self.life.reach is not Reach.MUTUAL and self.life.state is LinkState.READY:
+            self.life.on(Event.MEET)
             if self._when_mutual is not None:
                 self._when_mutual()
 

@@ -101,7 +101,6 @@ class Session:
         cluster_id: the peer's; known once the link is ready.
         instance, heartbeat: the peer's, from its hello.
         life: the state of the link, and why it ended. Only events change it.
-        is_made_again: this end makes it again if it breaks.
         is_shut: its channels are closed: nothing of the peer's can land here any more, but for what is withheld.
         operations: transfers for which the peer is asked, until they end.
     """
@@ -126,7 +125,6 @@ class Session:
         self.instance = ""
         self.heartbeat = 0.0
         self.life = Lifecycle()
-        self.is_made_again = False
         self.is_shut = False
         self.operations: set[RemoteOperation] = set()
         self.questions = PendingQuestions(wire.post, self.post_again)
@@ -503,7 +501,7 @@ class Session:
         """For one caller, who may try again if the link is made again."""
         failure = self.life.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
         copied = type(failure)(*failure.args, peer=self.cluster_id, hint=failure.hint)
-        copied.retryable = self.is_made_again and not isinstance(failure, LinkClosed)
+        copied.retryable = self.life.is_retryable
         return copied
 
     def _end(self, event: Event, failure: LinkError, cause: Cause | None = None) -> None:
