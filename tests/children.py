@@ -4,6 +4,8 @@
 this process as any other. One thing differs: modules are imported already. So a program about imports, the interpreter or an
 entry point is for ``subprocess``. With options of Python other than ``-W`` an interpreter is started here, too.
 ``fork_server.py`` forks.
+
+With ``forks=True`` the programs that such a program starts are forked, too: a command with workers costs what one start did.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import ctypes
-import functools
 import inspect
 import json
 import os
@@ -21,6 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, AnyStr
 
@@ -49,26 +51,39 @@ LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("
 SET_CHILD_SUBREAPER = 36
 """Of ``prctl``: orphans among the descendants of this process become its children."""
 
+_started = subprocess.Popen
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Server:
-    """The process that forks."""
+    """The process that forks.
 
-    def __init__(self) -> None:
+    Args:
+        channel: leads to it.
+        pid: its number; it is a child of this process.
+        environment: the variables that it was started with.
+    """
+
+    def __init__(self, channel: socket.socket, pid: int, environment: dict[str, str]) -> None:
         self._lock = threading.Lock()
-        self._environment = _at_the_start(os.environ)
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        text = SERVER.format(channel=theirs.fileno())
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", text], cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-        )
-        theirs.close()
+        self._channel, self._pid, self._owner = channel, pid, os.getpid()
+        self._environment = environment
         atexit.register(self._end)
+
+    @classmethod
+    def started(cls) -> _Server:
+        """Start an interpreter that becomes one."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        text = SERVER.format(channel=theirs.fileno())
+        process = _started([sys.executable, "-c", text], cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+        process.returncode = 0  # it is waited for in _end
+        return cls(ours, process.pid, _at_the_start(os.environ))
 
     def _end(self) -> None:
         self._channel.close()
-        self._process.wait()
+        if os.getpid() == self._owner:
+            os.waitpid(self._pid, 0)
 
     def descriptor(self) -> int:
         """Return the number of the open file over which this process talks to the server."""
@@ -93,19 +108,30 @@ class _Server:
         return int(pid)
 
 
-def _at_the_start(environment: Any) -> dict[str, str]:
+def _at_the_start(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(AT_THE_START)}
 
 
-@functools.cache
+_servers: list[_Server] = []
+"""The server of this process, once it is needed."""
+
+
 def server() -> _Server:
     """Return the server of this process. It ends when this process does."""
-    return _Server()
+    if not _servers:
+        _servers.append(_Server.started())
+    return _servers[0]
+
+
+def adopt(channel: socket.socket, pid: int, environment: Mapping[str, str]) -> None:
+    """Have this process's programs forked by a server that is there already, whatever starts them through ``subprocess``."""
+    _servers.append(_Server(channel, pid, _at_the_start(environment)))
+    subprocess.Popen = Popen  # type: ignore[misc]
 
 
 def own_descriptors() -> set[int]:
     """Return what the server has open in this process, which stays open when a test ends: nothing before its first use."""
-    return {server().descriptor()} if server.cache_info().currsize else set()
+    return {each.descriptor() for each in _servers}
 
 
 def _program(command: Any) -> tuple[list[str], list[str]] | None:
@@ -122,10 +148,18 @@ def _program(command: Any) -> tuple[list[str], list[str]] | None:
 
 
 class Popen(subprocess.Popen[AnyStr]):
-    """``subprocess.Popen`` whose Python programs are forked."""
+    """``subprocess.Popen`` whose Python programs are forked.
+
+    Args:
+        forks: programs that this one starts through ``subprocess``, or asyncio's own loop, are forked as well.
+    """
+
+    def __init__(self, *given: Any, forks: bool = False, **named: Any) -> None:
+        self._forks = forks
+        super().__init__(*given, **named)
 
     def _execute_child(self, *given: Any) -> None:
-        asked = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
+        asked = inspect.signature(_started._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
         program = _program(asked["args"])
         environment = dict(os.environ if asked["env"] is None else asked["env"])
         unusual = any(asked[name] is not None for name in ("executable", "preexec_fn", "gid", "gids", "uid"))
@@ -149,6 +183,7 @@ class Popen(subprocess.Popen[AnyStr]):
             "cwd": os.fspath(asked["cwd"] or Path.cwd()),
             "session": bool(asked["start_new_session"]),
             "group": asked.get("process_group", -1),
+            "forks": self._forks,
             "limits": [(limit, resource.getrlimit(limit)) for limit in LIMITS],
             "numbers": list(places),
         }

@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests import children
 from tests.children import MOST_BYTES, MOST_DESCRIPTORS
 
 IMPORTED = (
@@ -64,6 +65,10 @@ def next_program(channel_number: int) -> Request:
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    return _serve(channel_number)
+
+
+def _serve(channel_number: int) -> Request:
     channel = socket.socket(fileno=channel_number)
     while True:
         words, received, _, _ = socket.recv_fds(channel, MOST_BYTES, MOST_DESCRIPTORS)
@@ -91,11 +96,23 @@ def next_program(channel_number: int) -> Request:
 
 def become(request: Request) -> None:
     """Be the program that was asked for: to itself, it looks as if an interpreter had started it."""
+    kept = set[int]()
+    if request["forks"]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if not pid:
+            ours.detach()
+            _close_all_but({0, 1, 2, theirs.fileno()})
+            become(_serve(theirs.detach()))
+            return
+        theirs.close()
+        kept.add(_above(ours, request["numbers"]))
+        children.adopt(socket.socket(fileno=max(kept)), pid, os.environ)
     if request["session"]:
         os.setsid()
     if request["group"] >= 0:
         os.setpgid(0, request["group"])
-    _take_descriptors(dict(zip(request["numbers"], request["received"], strict=True)))
+    _take_descriptors(dict(zip(request["numbers"], request["received"], strict=True)), kept)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -109,14 +126,24 @@ def become(request: Request) -> None:
     _run(request["command"])
 
 
-def _take_descriptors(received: dict[int, int]) -> None:
-    """Put each in its place, and close all others."""
+def _above(channel: socket.socket, numbers: list[int]) -> int:
+    """Return a copy of it whose number is greater than all of these."""
+    with channel:
+        return fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1)
+
+
+def _take_descriptors(received: dict[int, int], kept: set[int]) -> None:
+    """Put each in its place, and close all others but those that are kept."""
     above = max(received) + 1
     copies = {number: fcntl.fcntl(mine, fcntl.F_DUPFD, above) for number, mine in received.items()}
     for number, mine in copies.items():
         os.dup2(mine, number, inheritable=True)
+    _close_all_but({*received, *kept})
+
+
+def _close_all_but(kept: set[int]) -> None:
     for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        if int(entry) not in received:
+        if int(entry) not in kept:
             try:
                 os.close(int(entry))
             except OSError:  # the descriptor that listed them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -203,6 +204,41 @@ async def test_a_coroutine_reads_all_of_both_its_streams() -> None:
     )
     assert await process.communicate() == (b"o" * 300_000, b"e" * 300_000)
     assert process.returncode == 5
+
+
+STARTS = """
+import asyncio, os, subprocess, sys
+command = [sys.executable, "-c", "import os, sys; print('aiodatadist.link.link' in sys.modules, os.getppid(), input())"]
+print(subprocess.run(command, capture_output=True, text=True, input="one").stdout, end="")
+async def main():
+    process = await asyncio.create_subprocess_exec(*command, stdin=-1, stdout=-1, start_new_session=True)
+    print((await process.communicate(b"other"))[0].decode(), end="")
+    return process.returncode
+print(asyncio.run(main()), os.getpid(), subprocess.run(["echo", "-n"]).returncode)
+"""
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_what_it_starts_is_forked_as_well_if_it_is_told(forks: bool) -> None:
+    done = children.run([sys.executable, "-W", "error", "-c", STARTS], capture_output=True, text=True, forks=forks)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    pid = lines[-1][1]
+    assert lines == [[str(forks), pid, "one"], [str(forks), pid, "other"], ["0", pid, "0"]], done.stderr
+    assert done.stderr == ""
+
+
+def test_nothing_is_left_of_what_forks_for_it() -> None:
+    with children.Popen(
+        [sys.executable, "-c", "print(); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, forks=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        server = os.pidfd_open(int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()))
+        process.kill()
+    try:
+        assert select.select([server], [], [], 30)[0], "it outlived its program"
+    finally:
+        os.close(server)
 
 
 def test_it_starts_in_the_root_unless_told() -> None:

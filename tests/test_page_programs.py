@@ -75,7 +75,7 @@ def test_program_prints_what_its_page_says(title: str, strict: str) -> None:
     command, environment = [sys.executable, "-W", "error", "-c", text], dict(os.environ)
     environment.pop("SOFTNPU_STRICT", None)
     environment |= {"SOFTNPU_STRICT": strict} if strict else {}
-    done = children.run(command, env=environment, capture_output=True, text=True, check=False, timeout=50)
+    done = children.run(command, env=environment, capture_output=True, text=True, check=False, timeout=50, forks=True)
     assert (done.stderr, done.returncode) == ("", 0)
     assert sorted(done.stdout.splitlines()) == sorted(shown(title).splitlines())
 

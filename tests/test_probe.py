@@ -71,6 +71,7 @@ def probe(folder: Path, *arguments: str, **more: str) -> tuple[subprocess.Comple
         text=True,
         timeout=PATIENCE,
         check=False,
+        forks=True,
     )
     assert done.stderr == ""
     return done, Report.model_validate_json(into.read_text(encoding="utf-8"))
@@ -175,14 +176,14 @@ def test_two_ends_over_tcp(tmp_path: Path) -> None:
     key.write_text("a secret\n")
     env = environment(tmp_path, AIODATADIST_AUTH_KEY_FILE=str(key))
     serving = [sys.executable, "-m", "aiodatadist", "doctor", "--device", "1", "--serve", "127.0.0.1:0"]
-    with children.Popen(serving, env=env, stdout=subprocess.PIPE, text=True) as far:
+    with children.Popen(serving, env=env, stdout=subprocess.PIPE, text=True, forks=True) as far:
         try:
             assert far.stdout is not None
             address = far.stdout.readline().removeprefix("listening on ").partition(",")[0]
             host, _, port = address.rpartition(":")
             silent = [socket.create_connection((host, int(port))) for _ in range(5)]  # they keep no caller waiting
             asked = command("--peer", address, "--step", "11", "--step", "19", "--json", str(tmp_path / "report.json"))
-            done = children.run(asked, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+            done = children.run(asked, env=env, capture_output=True, text=True, timeout=PATIENCE, forks=True)
             assert done.returncode == 0, done.stdout + done.stderr
             report = Report.model_validate_json((tmp_path / "report.json").read_text())
             assert [each.outcome.verdict for each in report.steps] == ["as expected"] * 3, done.stdout

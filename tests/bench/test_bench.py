@@ -41,14 +41,14 @@ PATIENCE = 60.0
 
 def bench(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "aiodatadist", "bench", *arguments]
-    return children.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=env)
+    return children.run(command, capture_output=True, text=True, timeout=PATIENCE, env=env, forks=True)
 
 
 @contextmanager
 def owner(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A ``--role prefill``, and where it listens."""
     command = [sys.executable, "-m", "aiodatadist", "bench", "--role", "prefill", *arguments]
-    with children.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with children.Popen(command, stdout=subprocess.PIPE, text=True, forks=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         try:
@@ -117,8 +117,8 @@ def test_two_commands_one_after_the_other_and_at_the_same_time(tmp_path: Path) -
     with owner("--listen", "127.0.0.1:0") as (process, address):
         command = ["--role", "decode", "--peer", address, "--device", "1", *SHORT, "4KiB,8KiB", "--op", "pull,push"]
         started = [sys.executable, "-m", "aiodatadist", "bench", *command]
-        with children.Popen([*started, "--seconds", "60"], stderr=subprocess.DEVNULL) as killed:
-            both = [children.Popen(started) for _ in range(2)]
+        with children.Popen([*started, "--seconds", "60"], stderr=subprocess.DEVNULL, forks=True) as killed:
+            both = [children.Popen(started, forks=True) for _ in range(2)]
             assert [each.wait(PATIENCE) for each in both] == [0, 0]
             killed.kill()
         assert bench(*command).returncode == 0
@@ -141,7 +141,7 @@ def test_an_owner_that_dies_is_named_and_what_was_measured_is_shown() -> None:
             "4KiB,8KiB,16KiB",
         ]
         with children.Popen(
-            [*command, "--seconds", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, "--seconds", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, forks=True
         ) as decode:
             assert decode.stderr is not None
             assert decode.stderr.readline().startswith("1 of 3: pull pool 4KiB")
@@ -168,7 +168,7 @@ def test_ctrl_c_shows_and_writes_what_was_measured(loop: str, tmp_path: Path) ->
         str(into),
     ]
     with children.Popen(
-        [*command, "--seconds", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--seconds", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, forks=True
     ) as process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("1 of 8: pull pool 4KiB")

@@ -24,7 +24,7 @@ class Demo:
     """A demo process, and a pidfd of each of its workers once they are known."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.process = children.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = children.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, forks=True)
         self.pids: dict[str, int] = {}
         self._pidfds: list[int] = []
 

@@ -167,7 +167,7 @@ def test_terminal_gets_one_moving_line() -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         command = [sys.executable, str(Path(__file__).with_name("drive_demo.py")), "good", "--prompt", __file__]
-        with children.Popen(command, stdout=theirs, env={**os.environ, "COLUMNS": "100"}) as process:
+        with children.Popen(command, stdout=theirs, env={**os.environ, "COLUMNS": "100"}, forks=True) as process:
             os.close(theirs)
             shown = b""
             while True:
