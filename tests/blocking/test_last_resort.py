@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests import children
 
 WARNING = "cluster 3: option 'llm.Nonsense' has no effect: it is not known here"
 
@@ -29,7 +30,7 @@ def stderr_of(setup: str, path: Path) -> str:
         ).format(setup=setup)
     )
     command = [sys.executable, "-m", "aiodatadist.blocking", "run", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    done = children.run(command, capture_output=True, text=True, check=True, timeout=30)
     return done.stderr
 
 

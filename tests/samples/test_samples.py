@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from benchmarks.ports import free_port
+from tests import children
 from tests.profiles import at_night
 
 HERE = Path(__file__).resolve().parent
@@ -27,25 +28,38 @@ LINKS_ITS_OWN_WAY = {
 """What the others do, once linked, is the same between two machines as between two processes."""
 MACHINES = "10.77.0.1 10.77.0.2"
 RUN = [sys.executable, "-m", "aiodatadist.blocking", "run"]
+ON_A_MACHINE = """
+import ctypes, os, sys
+namespace = os.open(f"/run/netns/{sys.argv.pop(1)}", os.O_RDONLY)
+assert ctypes.CDLL(None).setns(namespace, 0) == 0
+os.close(namespace)
+from aiodatadist.blocking.__main__ import main
+main()
+"""
+"""What ``RUN`` does, in a network namespace."""
 
 
-def play(sample: str, where: Sequence[Sequence[str]] = ((), ()), **settings: str) -> list[str]:
-    """Both ends, each reading what the other prints; their stderr. What they assert is their exit code.
+def play(sample: str, run: Sequence[Sequence[str]] = (RUN, RUN), **settings: str) -> list[str]:
+    """Run both ends, each reading what the other prints, and return their stderr. What they assert is their exit code.
 
     Args:
-        where: what the server's command begins with, and the client's.
+        run: what the server's command begins with, and the client's.
     """
     port = str(free_port())
     from_server, to_client = os.pipe()
     from_client, to_server = os.pipe()
-    command = [*RUN, str(HERE / f"{sample}.py")]
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **settings}  # as torchrun has it
     server, client = (
-        subprocess.Popen(
-            [*prefix, *command, role, port], env=env, stdin=heard, stdout=told, stderr=subprocess.PIPE, text=True
+        children.Popen(
+            [*command, str(HERE / f"{sample}.py"), role, port],
+            env=env,
+            stdin=heard,
+            stdout=told,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        for prefix, role, heard, told in zip(
-            where, ("server", "client"), (from_client, from_server), (to_client, to_server), strict=True
+        for command, role, heard, told in zip(
+            run, ("server", "client"), (from_client, from_server), (to_client, to_server), strict=True
         )
     )
     for end in (from_server, to_client, from_client, to_server):
@@ -83,7 +97,7 @@ def run_as_root(*command: str) -> None:
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[list[list[str]]]:
-    """Two network namespaces with a cable between them; what a command in each begins with."""
+    """Two network namespaces with a cable between them; what a command that runs a script in each begins with."""
     names = [f"aiodatadist{os.getpid()}{end}" for end in "ab"]
     try:
         for name in names:
@@ -97,7 +111,7 @@ def machines() -> Iterator[list[list[str]]]:
             run_as_root("-n", name, "address", "add", f"{host}/24", "dev", "cable")
             for device in ("lo", "cable"):
                 run_as_root("-n", name, "link", "set", device, "up")
-        yield [["ip", "netns", "exec", name] for name in names]
+        yield [[sys.executable, "-c", ON_A_MACHINE, name, "run"] for name in names]
     finally:
         for name in names:
             run_as_root("netns", "delete", name)
@@ -260,8 +274,6 @@ subprocess.run([sys.executable, *launch], check=True)
 
 @pytest.mark.parametrize("arguments", [[], ["run"], ["run", "nowhere.py"], ["walk", "x.py"]])
 def test_a_wrong_command_is_told_what_is_wrong(arguments: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "aiodatadist.blocking", *arguments], capture_output=True, text=True, check=False
-    )
+    done = children.run([*RUN[:-1], *arguments], capture_output=True, text=True)
     assert done.returncode == 2
     assert "usage: python -m aiodatadist.blocking" in done.stderr

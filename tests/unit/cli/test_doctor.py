@@ -18,7 +18,7 @@ from aiodatadist.cli.doctor import findings
 from aiodatadist.cli.doctor.findings import Finding
 from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist.errors import RuntimeUnavailable
-from tests import vendor_names
+from tests import children, vendor_names
 
 
 def test_this_machine_is_examined_without_a_fatal_finding(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +122,7 @@ def test_chosen_word_of_a_kernel_setting(tmp_path: Path) -> None:
 def test_a_full_disk_is_said_in_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "aiodatadist", "doctor"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        done = children.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (1, "aiodatadist: [Errno 28] No space left on device\n")
 
 
