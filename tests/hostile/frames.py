@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Container, Iterator
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any
 from aiodatadist.errors import ProtocolError
 from aiodatadist.values.foreign import MAX_SIGNS, SMALL
 from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, VERSION, Decoder, encode
-from aiodatadist.wire.messages import Bye
+from aiodatadist.wire.messages import Bye, Message
 from tests.unit.wire.examples import EACH
 
 MILLISECONDS, MIB = float(os.environ.get("AIODATADIST_FRAME_MILLISECONDS", "10")), 10.0
@@ -29,6 +30,8 @@ TRIES = 4
 """The least of so many counts: a neighbour on the same core makes any of them longer."""
 
 Maker = Callable[[int], bytes]
+Fields = Callable[[Message], list[str]]
+"""Which fields of a message are replaced."""
 
 
 def repeated(element: bytes) -> Maker:
@@ -102,8 +105,19 @@ def more(kind: str) -> dict[str, Maker]:
     }
 
 
-def bodies(room: int, kinds: Container[str]) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Names of frames, and what makes each body, of about so many bytes. Every value for every field of these kinds; of the
+def every_field(message: Message) -> list[str]:
+    return list(type(message).model_fields)
+
+
+def one_of_each_type(message: Message) -> list[str]:
+    """Return the first of its fields of each JSON type: reading one costs what reading the others does."""
+    properties = type(message).model_json_schema()["properties"]
+    types = {str(sorted(re.findall(r"'type': '(\w+)'", str(properties[name])))): name for name in reversed(properties)}
+    return list(types.values())
+
+
+def bodies(room: int, kinds: Container[str], fields: Fields) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Names of frames, and what makes each body, of about so many bytes. Every value for these fields of these kinds; of the
     others three, for their type and their last field."""
     for shape, make in VALUES.items():
         yield f"{shape} for a message", partial(make, room - 8)
@@ -111,7 +125,7 @@ def bodies(room: int, kinds: Container[str]) -> Iterator[tuple[str, Callable[[],
         message, kind, left = json.loads(example.model_dump_json()), example.type, room - SPARE
         is_chosen = kind in kinds
         for shape in VALUES if is_chosen else FEW:
-            for field in message if is_chosen else {"type", list(message)[-1]}:
+            for field in fields(example) if is_chosen else {"type", list(message)[-1]}:
                 yield (
                     f"{kind} with {shape} for {field}",
                     partial(with_field, members(message, field), field, VALUES[shape], left),
@@ -175,10 +189,10 @@ def in_a_child(name: str, make: Callable[[], bytes]) -> str:
     return words
 
 
-def main(room: int, kinds: Container[str]) -> None:
+def main(room: int, kinds: Container[str], fields: Fields) -> None:
     Decoder().feed(encode(Bye()))
     tried = 0
-    for name, make in bodies(room, kinds):
+    for name, make in bodies(room, kinds, fields):
         tried += 1
         if words := in_a_child(name, make):
             print(words, flush=True)
@@ -186,4 +200,9 @@ def main(room: int, kinds: Container[str]) -> None:
 
 
 if __name__ == "__main__":
-    main({"large": MAX_BODY, "small": SMALL}[sys.argv[1]], sys.argv[2:] or [example.type for example in EACH])
+    _, size, which, *named = sys.argv
+    main(
+        {"large": MAX_BODY, "small": SMALL}[size],
+        named or [example.type for example in EACH],
+        {"each": one_of_each_type, "all": every_field}[which],
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -320,18 +320,25 @@ class Greedy:
     def __init__(self, prefill: Prefill) -> None:
         self._outgoing = prefill.outgoing
         self._number = 0
+        self._blocks: Sequence[int] = range(2**62, 2**62 + peer_budget.WANT_BLOCKS)
+        self._same_blocks = list(self._blocks)
 
     def _want(self, name: str, blocks: int) -> int:
         self._number += 1
         words: dict[str, Any] = {"transfer": name, "number": self._number}
-        into, count = range(2**62, 2**62 + blocks), blocks
-        while len(into) > MAX_BLOCKS:
-            self._outgoing.more(LIAR, More(**words, into=tuple(into[:MAX_BLOCKS])))
-            into = into[MAX_BLOCKS:]
+        start = 0
+        while blocks - start > MAX_BLOCKS:
+            self._outgoing.more(LIAR, More(**words, into=tuple(self._blocks[start : start + MAX_BLOCKS])))
+            start += MAX_BLOCKS
         is_kept = self._number <= peer_budget.WANTS  # the others' are not kept
         layout = {name[:-1] + name[-1]: value[:-1] + value[-1] for name, value in LAYOUT.items() if is_kept}
-        whole: dict[str, Any] = {"prompt": PROMPT, "first": 2**62, "into": tuple(into), "caches": 2**62}
-        self._outgoing.want(LIAR, Want(**words, **whole, count=count, layout={**layout}))
+        whole: dict[str, Any] = {
+            "prompt": PROMPT,
+            "first": 2**62,
+            "into": tuple(self._blocks[start:blocks]),
+            "caches": 2**62,
+        }
+        self._outgoing.want(LIAR, Want(**words, **whole, count=blocks, layout={**layout}))
         return self._number
 
     def _drop(self, name: str, number: int = 0) -> None:
@@ -346,7 +353,8 @@ class Greedy:
         await settled()
 
     async def take_no_answers(self) -> None:
-        """To wants that it drops, and to such that are refused."""
+        """To wants that it drops, and to such that are refused. These have numbers in common: 8 bytes of each would show."""
+        self._blocks = self._same_blocks
         for number in range(4):
             dropped = self._want(f"{number:0256d}", peer_budget.WANT_BLOCKS)
             await settled()
