@@ -75,7 +75,6 @@ HcclResult hccl_mesh_install(hccl_comm *comm, uint32_t rank, int link, pid_t pid
         peer->link = link;
         peer->gate = gate;
         peer->pid = pid;
-        peer->here = pid == getpid();
         if (channels[0] >= 0) {                         /* made once; later links of a two-sided communicator bring none */
             set_channel(&peer->send, channels[0]);
             set_channel(&peer->recv, channels[1]);

@@ -62,7 +62,7 @@ static HcclResult check_remote(const batch_call *call, uint32_t i, const hccl_pe
                                peer->remotes.count ? "has bound" : "has shown; has HcclCommPrepare succeeded?",
                                soft_is_hccs() ? " (over HCCS it shows DEVICE memory only)" : "");
     copy->mapped = remote->local != NULL;
-    copy->remote = copy->mapped ? (uint64_t)(uintptr_t)(remote->local + (address - remote->base)) : address;
+    copy->remote = copy->mapped ? (uint64_t)(uintptr_t)remote->local + (address - remote->base) : address;
     copy->remote_range = remote->base;
     return HCCL_SUCCESS;
 }
@@ -92,7 +92,6 @@ static void lead(const hccl_comm *comm, hccl_transfer *transfer)
     transfer->link = peer->link;
     transfer->gate = peer->gate;
     transfer->pid = peer->pid;
-    transfer->here = peer->here;
 }
 
 /* After a failure `transfer` has the items before the bad one. */

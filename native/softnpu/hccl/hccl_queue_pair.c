@@ -93,7 +93,6 @@ static hccl_queue_pair *create(const hccl_comm *comm, uint32_t rank)
     pair->side = hccl_side(comm, rank);
     pair->link = peer->link;
     pair->pid = peer->pid;
-    pair->here = peer->here;
     pair->gate = peer->gate;
     pair->flag = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&pair->lock, NULL);

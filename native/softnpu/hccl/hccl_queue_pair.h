@@ -28,7 +28,6 @@ typedef struct hccl_queue_pair {
     uint32_t rank;                                          /* the peer: */
     int side, link;
     pid_t pid;
-    bool here;
     hccl_gate *gate;
     int flag;                                               /* an eventfd: the only one for all streams of the connection */
     atomic_bool ended;

@@ -32,16 +32,16 @@ hccl_remote *hccl_remote_find(const hccl_remotes *remotes, uint64_t base, uint64
 
 static void remove_at(hccl_remotes *remotes, size_t at)
 {
-    if (remotes->item[at].mapping)
-        soft_mem_unimport(remotes->item[at].mapping);
+    if (remotes->item[at].local)
+        soft_mem_unimport(remotes->item[at].local);
     memmove(&remotes->item[at], &remotes->item[at + 1], (--remotes->count - at) * sizeof remotes->item[at]);
 }
 
 void hccl_remotes_clear(hccl_remotes *remotes)
 {
     for (size_t i = 0; i < remotes->count; i++)
-        if (remotes->item[i].mapping)
-            soft_mem_unimport(remotes->item[i].mapping);
+        if (remotes->item[i].local)
+            soft_mem_unimport(remotes->item[i].local);
     free(remotes->item);
     *remotes = (hccl_remotes){NULL, 0, 0};
 }
@@ -103,21 +103,20 @@ static HcclResult add_locked(hccl_peer *peer, const hccl_wire_region *wire, cons
 HcclResult hccl_remote_add(hccl_comm *comm, uint32_t rank, const hccl_wire_region *wire, int fd, bool enable)
 {
     hccl_peer *peer = &comm->peers[rank];
-    hccl_remote entry = {wire->id, wire->base, wire->size, wire->type, enable, NULL, NULL};
-    if (!makes_sense(wire) || (peer->here && wire->shared))
+    hccl_remote entry = {wire->id, wire->base, wire->size, wire->type, enable, NULL};
+    if (!makes_sense(wire))
         return HCCL_E_INTERNAL;
     pthread_mutex_lock(&comm->lock);
     bool have = known(&peer->remotes, wire, enable);
     pthread_mutex_unlock(&comm->lock);
     if (have)
         return HCCL_SUCCESS;
-    if (fd >= 0 && soft_mem_import(fd, wire->fd_offset, wire->size, wire->type == COMM_MEM_TYPE_DEVICE, &entry.mapping))
+    if (fd >= 0 && soft_mem_import(fd, wire->fd_offset, wire->size, wire->type == COMM_MEM_TYPE_DEVICE, &entry.local))
         return HCCL_E_MEMORY;
-    entry.local = peer->here ? (char *)(uintptr_t)wire->base : entry.mapping;
     pthread_mutex_lock(&comm->lock);
     HcclResult code = add_locked(peer, wire, &entry);
     pthread_mutex_unlock(&comm->lock);
-    if (code && entry.mapping)
-        soft_mem_unimport(entry.mapping);
+    if (code && entry.local)
+        soft_mem_unimport(entry.local);
     return code;
 }

@@ -122,8 +122,7 @@ typedef struct hccl_remote {
     uint64_t id, base, size;
     int type;
     bool enabled;                                       /* may be transferred to and from */
-    char *local;                                        /* where `base` is in this process; NULL: reached by process_vm_* */
-    void *mapping;                                      /* soft_mem_import's address, or NULL */
+    void *local;                                        /* where we have mapped `base`; NULL: reached by process_vm_* */
 } hccl_remote;
 typedef struct hccl_remotes { hccl_remote *item; size_t count, capacity; } hccl_remotes;  /* ordered by base, no overlap */
 
@@ -147,7 +146,6 @@ typedef struct hccl_peer {
     int link;                                           /* -1: never linked; one that hung up stays until it is replaced */
     pid_t pid;
     int process;                                        /* a pidfd, once we wait for it to let go; or -1 */
-    bool here;                                          /* a rank of this very process */
     hccl_gate *gate;                                    /* of the link; NULL: never linked */
     hccl_channel send, recv;
     struct hccl_queue_pair *queue_pair;                 /* SOFTNPU_STRICT=roce, once a request was posted; or NULL */
@@ -251,7 +249,6 @@ typedef struct hccl_transfer {
     uint32_t rank;                                      /* the peer: */
     int link;
     pid_t pid;
-    bool here;
     hccl_gate *gate;
     bool put, held;                                     /* held: counted in by hccl_comm_hold */
     bool outlives;                                      /* its caller may forget it, and its memory: no fault of this process */

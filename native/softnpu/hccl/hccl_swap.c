@@ -1,7 +1,10 @@
 /* Two ranks tell each other about their memory. The lower one speaks first, so neither waits for the other to listen.
  * Memory with a file behind it is handed over as that file, and every later transfer is a plain memcpy. Private memory
  * (ordinary memory of the process, adopted) is reached with process_vm_readv and process_vm_writev, which some systems
- * forbid: that is tried here, with one byte, and not discovered by the first transfer.                                */
+ * forbid: that is tried here, with one byte, and not discovered by the first transfer.
+ *
+ * A rank of this process is told, and reached, in the same ways. Its own addresses would not do: its memory may be freed, and
+ * unmapped, while a transfer of this rank is in the middle of it.                                                       */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -17,6 +20,8 @@ static void let_in(pid_t pid)
 {
     static _Atomic pid_t allowed;                       /* 0: none yet, -1: any */
     pid_t before = 0;
+    if (pid == getpid())
+        return;
     if (atomic_compare_exchange_strong(&allowed, &before, pid) || before == pid) {
         prctl(PR_SET_PTRACER, (unsigned long)pid, 0, 0, 0);
     } else {
@@ -34,11 +39,11 @@ static bool describe(const hccl_region *region, const hccl_peer *peer, hccl_mess
         return false;
     uint64_t base = (uintptr_t)region->mem.addr;
     *wire = (hccl_wire_region){region->id, base, region->mem.size, 0, region->mem.type, 0};
-    if (span.fd >= 0 && !peer->here) {
+    if (span.fd >= 0) {
         wire->shared = 1;
         wire->fd_offset = span.fd_offset + (base - span.base);
         message->fds[message->nfds++] = span.fd;        /* the allocation's own; the kernel duplicates it for the peer */
-    } else if (!peer->here) {
+    } else {
         let_in(peer->pid);
     }
     message->head.count++;
