@@ -506,8 +506,8 @@ class CacheRegistry:
                 entry.drop_holder(peer)
 
     def _hold_on_to(self, entries: Sequence[Entry], writes: Writes) -> None:
-        """The cluster is finalized before the peer let go. A pool's pages go with the pool: no other memory is ever in their
-        place. The caller's memory is kept alive for as long as the process."""
+        """The cluster is finalized before the peer let go. A pool's pages go with the pool, and no other memory is in their
+        place while the peer copies there. The caller's memory is kept alive for as long as the process."""
         writes.abandon()
         for entry in entries:
             if entry.pool is None:

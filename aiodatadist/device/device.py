@@ -47,6 +47,7 @@ class Device:
         self._notifies: list[Handle] = []
         self._spare_notifies: list[Handle] = []
         self._streams = 0
+        self._holds = 0
         self._closed = False
         self._stuck: list[tuple[int, int]] = []
         self._pid = os.getpid()
@@ -208,13 +209,33 @@ class Device:
         )
         return Stream(self.runtime, self._context, f"{name}#{self._streams}", limits)
 
+    def hold(self) -> None:
+        """Keep the device and its memory until as many :meth:`let_go`, even if it is closed before: another device of this
+        process is in the middle of a copy there."""
+        self._check_open()
+        self._holds += 1
+
+    async def let_go(self) -> None:
+        """After :meth:`hold`. Frees the memory and gives the device back if it was closed meanwhile."""
+        self._holds -= 1
+        if not self._closed or self._holds:
+            return
+        try:
+            await in_thread(self._release, gives_back=True)
+        except LLMException as error:  # its owner has closed it, and is gone
+            logger.warning("device %d: %s", self.index, error)
+
     async def aclose(self) -> None:
-        """Free what was allocated and give the device back. Memory that still has views stays: a leak, not a crash."""
+        """Free what was allocated and give the device back. Memory that still has views stays: a leak, not a crash.
+
+        While others hold the device, the last :meth:`let_go` does that instead.
+        """
         if self._closed:
             return
         self._check_open()
         self._closed = True
-        await in_thread(self._release, gives_back=True)
+        if not self._holds:
+            await in_thread(self._release, gives_back=True)
 
     def _release(self) -> None:
         """Blocking; from any thread. Does all it can, then raises the first refusal."""

@@ -131,7 +131,10 @@ class Channel(ABC):
         """After ``StillWritten``: until :meth:`aclose` is worth another try, as long as that takes. May be cancelled."""
 
     def abandon(self) -> None:  # noqa: B027 - the same
-        """After ``StillWritten``: give everything back without waiting. The memory that the peer may write is withheld."""
+        """After ``StillWritten``: give everything back without waiting. The memory that the peer may write is withheld.
+
+        Memory of the device stays mapped for as long as a peer in this process copies there, even if the device is closed.
+        """
 
 
 class Transport(ABC):

@@ -1,7 +1,9 @@
 """Channels inside one process: plain copies. The reference that other transports are compared with, and a fake for tests.
 
 Each end copies on streams of its own, which know nothing of the other end. So a channel that is closed lets the other end
-begin nothing more, and says that the memory is still used until the device let go of what that end has begun.
+begin nothing more, and says that the memory is still used until the device let go of what that end has begun. An end that
+cannot wait for that leaves its device to the other end, which gives it back when it closes its half: until then the memory
+stays where it is, and nothing else is put there.
 """
 
 from __future__ import annotations
@@ -45,11 +47,16 @@ class _Use:
 
 @dataclass(eq=False)
 class _End:
-    """One end of a channel: its memory, and what it has begun."""
+    """One end of a channel: its memory, and what it has begun.
+
+    Attributes:
+        left: the device of an end that could not wait: held until the other end closes its half of the channel.
+    """
 
     regions: list[Region]
     uses: weakref.WeakSet[_Use] = field(default_factory=weakref.WeakSet)
     is_closed: bool = False
+    left: Device | None = None
 
 
 @dataclass
@@ -128,7 +135,7 @@ class LoopbackTransport(Transport):
                 raise LinkTimeout(f"the peer did not open channel {offer.name!r} within {timeout:.3f} s")
         finally:
             _meetings.pop(offer.name, None)
-        return LoopbackChannel(meeting.ends[offer.rank], meeting.ends[offer.peer_rank])
+        return LoopbackChannel(self.device, meeting.ends[offer.rank], meeting.ends[offer.peer_rank])
 
     async def aclose(self) -> None:
         self.device.disown([(region.address, region.nbytes) for region in self._regions])
@@ -138,7 +145,8 @@ class LoopbackTransport(Transport):
 class LoopbackChannel(Channel):
     """Copies between the two ends' regions; bounds are checked when a step is added."""
 
-    def __init__(self, mine: _End, theirs: _End) -> None:
+    def __init__(self, device: Device, mine: _End, theirs: _End) -> None:
+        self._device = device
         self._mine = mine
         self._theirs = theirs
 
@@ -181,6 +189,9 @@ class LoopbackChannel(Channel):
         self._mine.is_closed = True
         with anyio.move_on_after(PATIENCE):
             await self.wait_let_go()
+        left, self._theirs.left = self._theirs.left, None
+        if left is not None:
+            await left.let_go()
         if self._theirs.uses:
             raise StillWritten("the other end, in this process, has not ended a transfer")
 
@@ -194,3 +205,8 @@ class LoopbackChannel(Channel):
                 await ended.wait()
             finally:
                 watch.detach()
+
+    def abandon(self) -> None:
+        if self._theirs.uses and self._mine.left is None:
+            self._device.hold()
+            self._mine.left = self._device

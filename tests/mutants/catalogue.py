@@ -8,6 +8,7 @@ HELD = "tests/faults/test_held_transfers.py"
 EVERY_BLOCK = "tests/test_every_block.py"
 HELD_LEASES = "tests/faults/test_held_leases.py"
 STOPPED_WRITERS = "tests/faults/test_stopped_writers.py"
+FINALIZED = "tests/faults/test_finalized_under_a_copy.py"
 LOST_WORDS = "tests/faults/test_lost_words.py"
 LEASES = "tests/faults/test_leases.py"
 BOOTSTRAP = "tests/hostile/test_bootstrap_server.py"
@@ -38,6 +39,34 @@ MUTANTS = (
         "            p->done.state = RING_STUCK;\n",
         "            p->done.state = RING_CANCELLED;\n",
         (f"{LEASES}::test_memory_that_the_device_does_not_let_go_of_is_never_handed_out_again[own]",),
+    ),
+    Mutant(
+        "a-peer-of-this-process-by-its-own-addresses",
+        "a cluster that is finalized takes no memory away from under another one's copy in the same process",
+        "native/softnpu/hccl/hccl_remote.c",
+        "        return HCCL_E_MEMORY;\n    pthread_mutex_lock(&comm->lock);\n",
+        "        return HCCL_E_MEMORY;\n"
+        "    extern pid_t getpid(void);\n"
+        "    if (peer->pid == getpid())\n"
+        "        entry.local = (void *)(uintptr_t)wire->base;\n"
+        "    pthread_mutex_lock(&comm->lock);\n",
+        (FINALIZED,),
+    ),
+    Mutant(
+        "a-held-device-is-released",
+        "over loopback it does not either",
+        "aiodatadist/device/device.py",
+        "        if not self._holds:\n            await in_thread(self._release, gives_back=True)\n",
+        "        await in_thread(self._release, gives_back=True)\n",
+        (FINALIZED,),
+    ),
+    Mutant(
+        "a-left-device-is-kept",
+        "that memory is given back when the copy has ended",
+        "aiodatadist/transport/loopback.py",
+        "            await left.let_go()\n",
+        "            pass\n",
+        (FINALIZED,),
     ),
     Mutant(
         "stopped-before-drained",

@@ -50,6 +50,7 @@ ALLOWED = {
     "counting.callbacks:log_raised": (1, "code of the caller's raised, which the caller mends"),
     "datadist:LLMDataDist.finalize": (1, CLOSING),
     "device.device:Device._release": (2, CLOSING),
+    "device.device:Device.let_go": (1, CLOSING),
     "device.memory_limit:check_memory_limit": (1, OPENING),
     "legacy.datadist:LLMDataDist._end_models": (2, CLOSING),
     "legacy.datadist:LLMDataDist._unlink": (1, OWN_CALL),
