@@ -32,7 +32,7 @@ from aiodatadist.link.block_leases import LeaseEnd
 from aiodatadist.link.checksums import check_peer
 from aiodatadist.link.layer_events import LayerReceiver
 from aiodatadist.link.leased_pull import KeptBlocks, LeasedPull
-from aiodatadist.link.lifecycle import Cause, End, Event, LinkState, Ownership, Reach
+from aiodatadist.link.lifecycle import Cause, End, Event, LinkState, Ownership, Reach, Service
 from aiodatadist.link.link_handshake import LinkHandshake, refuse
 from aiodatadist.link.notifications import IncomingNotifications, check_payload
 from aiodatadist.link.peer_claim import PeerClaim
@@ -124,7 +124,6 @@ class Link(Session):
     def __init__(self, wire: Wire, device: Device, transport: Transport, host: LinkHost) -> None:
         super().__init__(wire, device, transport, host)
         self._transport = transport
-        self._is_written = False
         self._is_heard_out = Signal()
         self._closed = Signal()
         self._at_end: list[Callable[[], object]] = []
@@ -450,7 +449,7 @@ class Link(Session):
                 self._wire.pump_with(lambda: self.spawn(self._pump))
                 while self._to_start:
                     group.start_soon(self._to_start.pop(0))
-                if self._is_broken:
+                if self.life.service is Service.STOPPED:
                     group.cancel_scope.cancel()
                 try:
                     await self._listen()
@@ -605,7 +604,7 @@ class Link(Session):
             with anyio.move_on_after(DRAIN_TIMEOUT + self.quiesce_seconds, shield=True):
                 is_quiet = [await self._quietly(stream) for stream in self._streams.values()]
                 if all(is_quiet):  # else the device may still use a channel
-                    self.is_shut = await self._shut()
+                    await self._shut()
             with anyio.move_on_after(1, shield=True):
                 await self._quietly(self._wire)
         finally:
@@ -620,31 +619,29 @@ class Link(Session):
             for call in self._at_end:
                 call()
 
-    async def _shut(self) -> bool:
-        """Close the channels; False when it is not known what the peer can reach."""
+    async def _shut(self) -> None:
+        """Close the channels. If that fails, it is not known what the peer can still reach."""
         try:
             await self.channels.aclose()
         except StillWritten as error:
             told = "link to cluster %d: what it held is withheld until it lets go: %s", self.cluster_id, error
             self.incidents.add(Incident.MEMORY_WITHHELD, logger, *told)
-            self._is_written = True
-            return True
+            self.life.on(Event.WITHHOLD)
         except LLMException as error:
             self.incidents.add(Incident.CLOSE_FAILED, logger, "link to cluster %d: %s", self.cluster_id, error)
-            return False
         except Exception:  # out of threads, for instance
             self._failed_to_close("a channel")
-            return False
-        return True
+        else:
+            self.life.on(Event.SHUT)
 
     def _end_peer_leases(self) -> None:
-        """What the peer held is free, withheld while it may be writing there, or lost."""
+        """Free what the peer held, withhold it while the peer may be writing there, or give it up for lost."""
         written: list[Entry] = []
-        if self._is_written:
+        if self.life.service is Service.WITHHELD:
             self.peer_leases.end(written.append)
             self._host.registry.withhold(written, self, self.channels)
         else:
-            self.peer_leases.end(None if self.is_shut else self.lose)
+            self.peer_leases.end(None if self.life.is_shut else self.lose)
 
     async def _quietly(self, part: Any) -> bool:
         """Close a part; False when it may still be in use."""

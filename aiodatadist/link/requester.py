@@ -91,7 +91,7 @@ class Requester:
         session = self.session
         session.operations.discard(operation)
         self.lookups.end(operation)
-        if operation.state is TransferState.STUCK or (operation.is_doubtful and not session.is_shut):
+        if operation.state is TransferState.STUCK or (operation.is_doubtful and not session.life.is_shut):
             session.lose(spec.entry)
         else:
             spec.entry.release()

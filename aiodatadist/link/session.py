@@ -101,7 +101,6 @@ class Session:
         cluster_id: the peer's; known once the link is ready.
         instance, heartbeat: the peer's, from its hello.
         life: the state of the link, and why it ended. Only events change it.
-        is_shut: its channels are closed: nothing of the peer's can land here any more, but for what is withheld.
         operations: transfers for which the peer is asked, until they end.
     """
 
@@ -118,14 +117,11 @@ class Session:
         self._waiting: set[anyio.CancelScope] = set()
         self._idle = Signal()
         self._scope: anyio.CancelScope | None = None
-        self._is_broken = False
-        self._is_ending = False
         self._names = (0, 0)
         self.cluster_id = 0
         self.instance = ""
         self.heartbeat = 0.0
         self.life = Lifecycle()
-        self.is_shut = False
         self.operations: set[RemoteOperation] = set()
         self.questions = PendingQuestions(wire.post, self.post_again)
         self.catalogue = Catalogue()
@@ -185,7 +181,7 @@ class Session:
         """Start something that ends with the link; as soon as the link is served, if that has not begun."""
         if self._tasks is not None:
             self._tasks.start_soon(call)
-        elif not self._is_ending:
+        elif self.life.is_listening:
             self._to_start.append(call)
 
     def serving_a_request(self) -> AbstractContextManager[None] | None:
@@ -390,7 +386,7 @@ class Session:
         self._unclean[transfer] = over
         if running.link_channel is not None:
             self.channels.broken(running.link_channel, over)
-        if self._is_ending:
+        if not self.life.is_listening:
             self.channels.close_broken()
         self.spawn(insist)
         self.check_idle()
@@ -430,8 +426,8 @@ class Session:
             stream.go_on()
 
     def close_broken(self) -> None:
-        """The link is ending: tasks of its wait for transfers that end with a broken channel."""
-        self._is_ending = True
+        """Close broken channels now that the link ends: its tasks wait for transfers that end with such a channel."""
+        self.life.on(Event.STOP_LISTENING)
         self.channels.close_broken()
 
     def end_unclean(self) -> None:
@@ -529,8 +525,8 @@ class Session:
             self._end_serving()
 
     def _end_serving(self) -> None:
-        """The peer is listened to no longer, and the link's tasks end. Anywhere on the loop."""
-        self._is_broken = True
+        """Stop to listen to the peer, and end the tasks of the link. May be called by any task on the loop."""
+        self.life.on(Event.STOP)
         if self._scope is not None:
             self._scope.cancel()
 

@@ -73,7 +73,7 @@ async def refused_is_lost() -> None:
                 await stopped
         with anyio.fail_after(10):
             assert isinstance(await link.wait_closed(), LinkError)
-        assert not link.is_shut
+        assert not link.life.is_shut
 
 
 def test_a_channel_that_is_not_destroyed_keeps_the_memory_of_what_was_stopped_on_it() -> None:
