@@ -744,7 +744,7 @@ async def test_attempts_are_counted_and_no_warnings(caplog: pytest.LogCaptureFix
         given_up = (await until(changes, GIVEN_UP))[-1]
         assert decoder.datadist.figures().incidents["relink_failed"] == given_up.attempt > 4
         (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-        assert "gives the link to cluster 1 up after" in warning.getMessage()
+        assert "gives up the link to cluster 1 after" in warning.getMessage()
 
 
 async def test_a_transfer_that_cannot_begin_fails_alone(

@@ -1,1 +1,1 @@
-"""All peers: the engine of a cluster, its listener, its heartbeats, and its rank groups."""
+"""All peers of a cluster: its engine, its listener, its heartbeats, and its rank groups."""

@@ -1,7 +1,7 @@
-"""Room for connections of clients that are not known: the oldest ones make room for the newest. No I/O.
+"""Room for connections of unidentified clients: the oldest ones make room for the newest. No I/O.
 
-If the newest had to wait instead, a client could keep all others away with connections on which it says nothing. If there is
-no room at all, the address with the most connections loses one, so that it takes none from an address with few.
+If the newest had to wait instead, a client could keep all others away with silent connections. If there is no room at
+all, the address with the most connections loses one, so it takes no room from an address with few.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ import resource
 from collections.abc import Callable
 
 MAX_CLIENTS = 1024
-"""Connections of all addresses; fewer if the process may not have four times as many files."""
+"""Connections of all addresses; fewer if the process may not open four times as many files."""
 MAX_CLIENTS_OF_ONE = 64
-"""Connections of one address; of one /64 network with IPv6, where a host has as many addresses as it likes."""
+"""Connections of one address; with IPv6, of one /64 network, in which a host can have any number of addresses."""
 
 GiveWay = Callable[[], object]
 
 
 class ClientSlots:
-    """Connections by where they come from.
+    """Connections by the place from which they come.
 
     Args:
-        of_one: connections of one address, at most.
+        of_one: the largest number of connections of one address.
 
     Attributes:
-        displaced: how many had to make room.
+        displaced: the number of clients that had to make room.
     """
 
     def __init__(self, of_one: int = MAX_CLIENTS) -> None:
         self.displaced = 0
         self._limit = min(MAX_CLIENTS, max(open_files() // 4, 1))
         self._of_one = of_one
-        self._all: dict[int, str] = {}  # in the order in which they came, as all dictionaries here
+        self._all: dict[int, str] = {}  # in order of arrival, as all dictionaries here
         self._by_place: dict[str, dict[int, GiveWay]] = {}
         self._last = 0
 
@@ -72,7 +72,7 @@ class ClientSlots:
 
 
 def open_files() -> int:
-    """Return how many files this process may have open; at least 4096 if there is no limit."""
+    """Return the number of files that this process may have open; at least 4096 if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CLIENTS * 4 if soft == resource.RLIM_INFINITY else soft
 

@@ -1,4 +1,4 @@
-"""Connections to where peers listen."""
+"""Connections to the addresses at which peers listen."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from aiodatadist.values.addresses import host_port
 from aiodatadist.values.foreign import printable
 
 ONE_OF_MANY_SECONDS = 1.0
-"""For one of the addresses of a name that has a further one, at most: a host that is gone does not answer at all."""
+"""Seconds for one address of a name that has a further one, at most: a host that is gone does not answer at all."""
 
 
 class Steps:
-    """What happens on the way to a peer. By default nothing limits an attempt; a caller that limits its attempts has its own.
+    """Callbacks on the way to a peer. By default nothing limits an attempt; a caller that limits its attempts has its own.
 
     Args:
-        share: whose look-ups the host's name counts among, see :meth:`HostNames.addresses_of`.
+        share: the share to which look-ups of the host's name are counted, see :meth:`HostNames.addresses_of`.
 
     Attributes:
-        are_limited: True if the caller limits how many of its attempts are connecting. Then an attempt takes its room among
-            the links that are being made when it is connected, so that silent places keep none. Else it does so before.
+        are_limited: True if the caller limits how many of its attempts are connecting. An attempt then takes its room
+            among half-made links once it is connected, so that silent places keep none. Otherwise it takes its room
+            before.
     """
 
     are_limited = False
@@ -39,24 +40,24 @@ class Steps:
         """Wait until a socket may be opened. Called when the host's addresses are known."""
 
     def connected(self) -> None:
-        """Called when something has taken the connection."""
+        """Note that something has accepted the connection."""
 
     def met(self) -> None:
-        """Called when the peer has proved that it has the key. Without a key, never."""
+        """Note that the peer has proved that it has the key. Never called without a key."""
 
 
 async def dial(
     host: str, port: int, names: HostNames, deadline: float, waits_for: Callable[[str], object], steps: Steps
 ) -> tuple[Connection, str]:
-    """A connection, and the address that took it: the first one of a name's that does.
+    """Return a connection, and the address that accepted it: of a name, the first one that does.
 
     Args:
-        deadline: by the event loop's clock, which its caller keeps. Addresses share the time.
-        waits_for: told what has not happened yet, in words.
+        deadline: by the event loop's clock; the caller enforces it. The addresses share the time.
+        waits_for: called with what has not happened yet, in words.
         steps: told how far the attempt is, and what it waits for.
 
     Raises:
-        LinkError: there is no such host, or nothing listens there.
+        LinkError: if there is no such host, or nothing listens there.
     """
     what = f"no cluster can be reached at {host_port(host, port)}: "
     try:
@@ -88,7 +89,7 @@ async def dial(
 
 
 def _told(refusals: list[tuple[str, OSError]], host: str) -> str:
-    """Of a name with what it stands for."""
+    """Return the reasons of the refusals, each with its address if the host is a name."""
     reasons = [os.strerror(error.errno) if error.errno else "no answer" for _, error in refusals]
     if [address for address, _ in refusals] == [host]:
         return reasons[0]

@@ -1,4 +1,4 @@
-"""What an initialised LLMDataDist consists of: device, transport, listener, links, and the tasks that serve them."""
+"""The contents of an initialised LLMDataDist: device, transport, listener, links, and the tasks that serve them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 
 class Owner(Protocol):
-    """What the engine has to know of its LLMDataDist."""
+    """The properties of the LLMDataDist that its engine needs."""
 
     @property
     def cluster_id(self) -> int: ...
@@ -76,11 +76,13 @@ class Owner(Protocol):
 
 
 class Engine:
-    """What an initialised LLMDataDist consists of. Lives in its resident's task, which owns the task group of all else.
+    """The contents of an initialised LLMDataDist.
+
+    It lives in its resident's task, which owns the task group of everything else.
 
     Args:
-        serving_a_request: called with a peer's cluster id. Returns what the answer to a request of that peer's to move
-            bytes has to be entered in; None if it goes on beside everything else.
+        serving_a_request: called with a peer's cluster id. Returns the context in which the answer to a request of that
+            peer to move bytes must run; None if it runs beside everything else.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class Engine:
     # ---- life ----
 
     async def run(self, started: asyncio.Future[None]) -> None:
-        """From opening to the end. What goes wrong while opening is raised; afterwards nothing is."""
+        """Open everything, serve until stopped, and close. Errors of the opening are raised; later ones are not."""
         async with AsyncExitStack() as stack:
             self.device = await stack.enter_async_context(await Device.open(self._config.device))
             self.transport = await in_thread(self._open_transport)
@@ -147,7 +149,7 @@ class Engine:
                 await self._stopping.wait()
                 self.registry.end_allocating()
                 await self._part_from_all()
-            finally:  # also after a bug: no caller may wait for what cannot come any more
+            finally:  # also after a bug: no caller may wait for something that can no longer come
                 self._end_all()
             self._group.cancel_scope.cancel()
         for transfer in list(self.layered):  # those whose task never began
@@ -155,7 +157,7 @@ class Engine:
         self.registry.end()
 
     def _end_all(self) -> None:
-        """Nothing new begins from here on, and who waits for it is told."""
+        """Refuse everything new from here on, and end what waits for it."""
         self._is_over = True
         self._stopping.set()
         self.links.news.set()
@@ -170,7 +172,7 @@ class Engine:
             self.close_listener(listener)
 
     def start_layered(self, transfer: LayeredTransfer) -> None:
-        """Start a layered transfer; it ends when we do, at the latest."""
+        """Start a layered transfer; it ends with the engine at the latest."""
         tasks = Spawner(self.tasks())
         self.layered.add(transfer)
         transfer.add_done_callback(self.layered.discard)
@@ -202,17 +204,17 @@ class Engine:
                 await left[0].wait_closed()
 
     def check_running(self) -> None:
-        """Raises LLMException: it is being finalized, or was. ForkError: this is a child of its process."""
+        """Raise LLMException if the engine is or was finalized, ForkError if this is a child of its process."""
         self.resident.check_process()
         if self.is_stopping:
             raise LLMException(
                 f"cluster {self.cluster_id} is finalized",
                 status_code=LLMStatusCode.LLM_ENGINE_FINALIZED,
-                hint="init() it again, and take its cache_manager anew",
+                hint="init() it again, and use its new cache_manager",
             )
 
     def spawn(self, call: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool:
-        """Start a task that ends with the engine; False if that is over already."""
+        """Start a task that ends with the engine; return False if the engine has ended already."""
         if self._group is None or self._is_over:
             return False
         Spawner(self._group).start_soon(call, *args)
@@ -224,12 +226,12 @@ class Engine:
 
     @property
     def is_stopping(self) -> bool:
-        """Nothing new may begin."""
+        """True if nothing new may begin."""
         return self._stopping.is_set()
 
     @property
     def links_have_owners(self) -> bool:
-        """A link belongs to its initiator, not to both ends."""
+        """True if a link belongs to its initiator, not to both ends."""
         return self._config.links_have_owners
 
     @property
@@ -239,7 +241,7 @@ class Engine:
 
     @property
     def one_sided(self) -> bool:
-        """The end that wants bytes moves them; else the peer is asked to."""
+        """True if the end that wants bytes moves them; otherwise it asks the peer to."""
         return self._config.enable_remote_cache_accessible
 
     def heard(self, cluster_id: int, generation: int, payload: bytes, taken: Callable[[], None]) -> None:
@@ -248,7 +250,7 @@ class Engine:
     # ---- peers that come to us ----
 
     def _replace_listener(self, fresh: Listener | None) -> None:
-        """From now on, and no more on the old one."""
+        """Serve clients on the new listener from now on, and close the old one."""
         old, self._listener = self._listener, fresh
         if old is not None:
             self.close_listener(old)
@@ -265,23 +267,24 @@ class Engine:
 
     @property
     def listen_address(self) -> tuple[str, int] | None:
-        """Where clients find us, with the real port."""
+        """The address at which clients find this cluster, with the real port."""
         return None if self._listener is None else self._listener.address
 
     async def listen_elsewhere(self, address: tuple[str, int] | None) -> None:
-        """Listen on this address from now on; None: do not listen.
+        """Listen on this address from now on; None: stop listening.
 
-        Raises LLMException: the port cannot be had; the old one goes on."""
+        Raises LLMException if the port cannot be used; the old listener then continues.
+        """
         self._replace_listener(None if address is None else await Listener.open(*address, self.auth_key, "switch_role"))
 
     async def listen_for_members(self, host: str, key: bytes) -> Listener:
-        """Serve clients that have this key, on a port of their own, until :meth:`close_listener`."""
+        """Serve clients that have this key, on a separate port, until :meth:`close_listener`."""
         listener = await Listener.open(host, 0, key, "link")
         self._serve_on(listener)
         return listener
 
     async def _serve_client(self, sock: socket.socket, listener: Listener) -> None:
-        """A connection came: a cluster that wants a link, or the heartbeats of one that is being made."""
+        """Serve a new connection: a cluster that wants a link, or the heartbeats of a link that is being made."""
         client = PendingClient(sock, self._clients)
         link: Link | None = None
         try:
@@ -293,7 +296,7 @@ class Engine:
                         link = await self._welcome(sock, *introduced, listener)
             if client.scope.cancelled_caught:
                 raise client.too_late()
-            if isinstance(introduced, AttachHeartbeats):  # not within the scope: they go on for as long as their link
+            if isinstance(introduced, AttachHeartbeats):  # outside the scope: heartbeats last as long as their link
                 client.is_known()
                 beating = self._heartbeats.accept(introduced)
                 await self._heartbeats.beat(beating, socket.socket(fileno=sock.detach()))
@@ -317,19 +320,21 @@ class Engine:
             await self.links.serve(link)
 
     def _handshake(self, listener: Listener, peer: int | None) -> Handshake:
-        """Answer a client that claims to be this cluster."""
+        """Return the handshake for a client that claims to be the cluster ``peer``."""
         return Handshake("server", self.hello(listener.key, peer), listener.key)
 
     async def _welcome(
         self, sock: socket.socket, handshake: Handshake, first: Message | Unknown, listener: Listener
     ) -> Link:
-        """Make a link with a client that is known, and said this next. Raises LinkError: there is none, and the socket is
-        closed."""
+        """Make a link with a client that is known, and whose next message is ``first``.
+
+        Raises LinkError if no link was made; the socket is then closed.
+        """
         link = self.new_link(await Connection.over(sock))
         self._heartbeats.expect(link)
         try:
             await self.make(link, handshake, first=first, listener=listener)
-            self.tasks()  # raises where no new link may begin
+            self.tasks()  # raises if no new link may begin
             self.links.file(link)
             link.heard()
             self.links.tell_of(link)
@@ -346,7 +351,7 @@ class Engine:
         return link
 
     def new_link(self, connection: Connection) -> Link:
-        """Not made yet."""
+        """Return a link over a connection, before its handshake."""
         link = Link(connection.wire(), self.device, self.transport, self)
         link.place = connection.place
         return link
@@ -360,9 +365,9 @@ class Engine:
         listener: Listener | None = None,
         attach: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """From the first word to a ready link, whose heartbeats are exchanged.
+        """Take a link from the first message to its being ready, with heartbeats in both directions.
 
-        Raises LinkError: there is no link. The caller discards what there is of it.
+        Raises LinkError if no link was made. The caller discards what was begun.
         """
 
         comes_from: list[int] = []
@@ -378,16 +383,19 @@ class Engine:
             await link.shake_hands(handshake, connect, first, admit, attach)
             self._heartbeats.check(link)
             if listener is not None and listener.is_over:
-                raise LinkClosed(f"cluster {self.cluster_id} does not listen any more")
+                raise LinkClosed(f"cluster {self.cluster_id} no longer listens")
             self.links.check_room(link.cluster_id)
         finally:
             self.links.coming.subtract(comes_from)
-            self.links.news.wake()  # or it will not be
+            self.links.news.wake()  # the link is ready, or will never be
 
     async def _admit(self, peer: Hello, side: Side) -> None:
-        """Decide whether a peer may have a link with us now. Of two that ask each other at the same moment the one with the
-        smaller id goes first: its own attempt has ended before it answers the other. The peer does not wait
-        for an attempt that has not met it yet: that one may be dialling a place where no cluster is."""
+        """Decide whether a peer may have a link with this cluster now.
+
+        Of two clusters that ask each other at the same moment, the one with the smaller id goes first: its own attempt
+        has ended before it answers the other. The peer does not wait for an attempt that has not met it yet, because
+        that one may be dialling a place where no cluster is.
+        """
         self.links.check_not_linked(peer.cluster_id, peer)
         self.links.check_room(peer.cluster_id)
         is_first = side == "server" and self.cluster_id < peer.cluster_id
@@ -395,27 +403,28 @@ class Engine:
             self.links.check_not_linked(peer.cluster_id, peer)
 
     def tasks(self) -> anyio.abc.TaskGroup:
-        """The engine's. Raises LinkClosed: nothing new may begin."""
+        """Return the engine's task group. Raises LinkClosed if the engine is not running or is being finalized."""
         if self._group is None or self.is_stopping:
             raise LinkClosed(f"cluster {self.cluster_id} is being finalized")
         return self._group
 
     def gave_up(self) -> LinkClosed:
-        """What the peer is told of a link that was being made."""
+        """Return the error that is sent to the peer of a link that was being made."""
         what = "is being finalized" if self.is_stopping else "does not wait any longer"
         return LinkClosed(f"cluster {self.cluster_id} {what}")
 
     async def link_once(self, address: tuple[str, int], cluster_id: int, seconds: float, patience: float) -> None:
-        """For the relinker. Raises LinkError: no link was made."""
+        """Make one attempt at a link, for the relinker. Raises LinkError if no link was made."""
         await self.initiator.link_once(address, cluster_id, seconds, patience)
 
     # ---- ends ----
 
     async def unlink(self, cluster_id: int, timeout: float, force: bool) -> None:
-        """A link that belongs to the peer as well only stops to belong to this end; ``force`` has no effect on links that
-        have owners, as upstream.
+        """End this end's link. A link that belongs to the peer as well only stops belonging to this end.
 
-        Raises LinkError: the peer did not agree; the link's local half is gone only with ``force``.
+        ``force`` has no effect on links that have owners, as upstream.
+
+        Raises LinkError if the peer did not agree. The link's local half then stays, unless ``force``.
         """
         if cluster_id == self.cluster_id:
             self.links.is_to_itself = False
@@ -442,7 +451,10 @@ class Engine:
             logger.debug("cluster %d, finalizing: %s", self.cluster_id, error)
 
     def hello(self, key: bytes | None, peer: int | None) -> Hello:
-        """This end's first word on a link. ``peer``: who is asked, or asks; None: its own first word was another one."""
+        """Return this end's first message on a link.
+
+        ``peer`` is the cluster that is asked, or that asks; None if its own first message was another one.
+        """
         end = self.transport.endpoint
         names = EndpointInfo.model_fields
         return Hello(

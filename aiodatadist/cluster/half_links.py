@@ -1,13 +1,14 @@
 """Links that are being made: how many there may be at a time, and which one gives way to the next. No I/O.
 
-A link costs a thread and files from the moment at which its channel is opened, and a peer that stops half-way keeps them for
-as long as a handshake may take. So there are few such links at a time. If there is no room, the oldest one of the place with
-the most of them gives way, once it has had ``UNDISTURBED_SECONDS``: no number of peers that stop half-way keeps others out.
+A link costs a thread and files from the moment its channel is opened, and a peer that stops half-way keeps them for as
+long as a handshake may take. So there are few such links at a time. If there is no room, the oldest one of the place
+with the most of them gives way, once it has had ``UNDISTURBED_SECONDS``. So peers that stop half-way keep no others
+out, whatever their number.
 
 Who owns what
-    A task that makes a link has a place in :class:`HalfLinks` from before it has cost anything until the link is made, or
-    nothing is left of it. An engine has one table for the links that it asks for and one for those that peers ask for. If
-    they shared one, two engines could wait for each other.
+    A task that makes a link has a place in :class:`HalfLinks` from before it has cost anything until the link is made,
+    or nothing is left of it. An engine has one table for the links that it asks for and one for those that peers ask
+    for. If they shared one, two engines could wait for each other.
 """
 
 from __future__ import annotations
@@ -25,16 +26,21 @@ from aiodatadist.cluster.client_slots import open_files, place_of
 from aiodatadist.concurrency.fair_queue import FairQueue
 
 MAX_HALF_LINKS: Final = 128
-"""Links that are being made at a time, in one table; a sixteenth of the files that the process may open, if that is fewer.
-With a connection, three files of the channel and one for heartbeats, two tables take five eighths of the files at most."""
+"""Links that are being made at a time, in one table; at most a sixteenth of the files that the process may open.
+
+A link needs a connection, three files of the channel and one for heartbeats, so two tables take at most five eighths of
+the files.
+"""
 UNDISTURBED_SECONDS: Final = 2.0
-"""Seconds that a link has before it gives way: a hundred times what one takes, or all that may be made at a time on two busy
-cores."""
+"""Seconds that a link has before it gives way.
+
+This is a hundred times what one link takes, or the time for all that may be made at once on two busy cores.
+"""
 
 
 @dataclass(eq=False)
 class _HalfLink:
-    """One of them. ``give_way`` is called at most once: then ``is_leaving``."""
+    """A link that is being made. ``give_way`` is called at most once: ``is_leaving`` is then True."""
 
     place: str
     began: float
@@ -43,17 +49,17 @@ class _HalfLink:
 
 
 class HalfLinks:
-    """Those of an engine that one end asked for, on its event loop. ``len()`` is how many there are.
+    """The half-made links of an engine that one end asked for, on its event loop. ``len()`` is their number.
 
     Attributes:
-        limit: how many there may be.
-        displaced: how many had to give way.
+        limit: the largest number of them.
+        displaced: the number that had to give way.
     """
 
     def __init__(self) -> None:
         self.limit = min(MAX_HALF_LINKS, max(open_files() // 16, 1))
         self.displaced = 0
-        self._all: dict[_HalfLink, None] = {}  # in the order in which they began
+        self._all: dict[_HalfLink, None] = {}  # in the order of their start
         self._line = FairQueue()
 
     def __len__(self) -> int:
@@ -66,11 +72,13 @@ class HalfLinks:
 
     @asynccontextmanager
     async def room_for(self, host: str, give_way: Callable[[], object]) -> AsyncIterator[None]:
-        """Wait until there is room for a link, and keep it within. Places take turns; one with many links waits for its own.
+        """Wait until there is room for a link, and keep it inside this context.
+
+        Places take turns; a place with many links waits for its own.
 
         Args:
-            host: where the other end is.
-            give_way: called from a callback of the event loop if another link needs the room. It must make the body end.
+            host: the address of the other end.
+            give_way: called from a callback of the event loop if another link needs the room. It must end the body.
         """
         place = place_of(host)
         half = _HalfLink(place, 0.0, give_way)
@@ -89,7 +97,7 @@ class HalfLinks:
             half.began = now
             self._all[half] = None
             return True
-        # As many as wait: it may take long until nothing is left of one. One in a turn of the loop: a hundred would hold it.
+        # One for each that waits, because ending one may take long; one per round: a hundred would hold up the loop.
         leaving = sum(each.is_leaving for each in self._all)
         if leaving < max(len(self._line), 1) and (oldest := self._oldest_of_most()) is not None:
             undisturbed = oldest.began + UNDISTURBED_SECONDS - now
@@ -98,7 +106,7 @@ class HalfLinks:
                 return None
             oldest.is_leaving = True
             self.displaced += 1
-            # In a callback of the loop: anyio describes a task that cancels in words, for longer than all else takes here.
+            # In a callback of the loop: inside a task, anyio would describe that task in words, which costs most here.
             asyncio.get_running_loop().call_soon(self._tell, oldest)
             asyncio.get_running_loop().call_soon(self._line.call)
         return None
@@ -108,7 +116,7 @@ class HalfLinks:
             half.give_way()
 
     def _oldest_of_most(self) -> _HalfLink | None:
-        """Return the oldest one of the place with the most of them; None if all are leaving."""
+        """Return the oldest link of the place with the most of them; None if all are leaving."""
         staying = [each for each in self._all if not each.is_leaving]
         if not staying:
             return None

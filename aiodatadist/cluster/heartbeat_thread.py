@@ -1,8 +1,8 @@
-"""Heartbeats as the event loop sees them: connections are handed to a native thread, and what the thread finds is heard here.
+"""The event loop's side of heartbeats: it hands connections to a native thread, and hears what the thread finds.
 
 TCP does not notice a stopped peer. A process whose event loop is busy, or whose interpreter is held inside a call of an
-extension, must not look dead. So a thread that needs no interpreter (``native/heartbeats.h``) sends and receives the beats.
-It reports silence, and the event loop decides what that means.
+extension, must not look dead. So a thread that needs no interpreter (``native/heartbeats.h``) sends and receives the
+beats. It reports silence, and the event loop decides what that means.
 """
 
 from __future__ import annotations
@@ -54,19 +54,22 @@ class HeartbeatThread:
     ) -> HeartbeatWatch:
         """Beat on a connected stream socket and listen to the peer's beats.
 
-        The socket is closed to the caller from now on, also if this call fails; no event loop may read from it any more.
+        The caller must not use the socket from now on, even if this call fails, and no event loop may read from it any
+        longer.
 
         Args:
-            silence: seconds without a byte of the peer after which it is lost; must be well above the peer's interval.
+            silence: seconds without a byte from the peer after which it is lost; must be well above the peer's
+                interval.
             lost: called at most once, on the running event loop, with the reason in plain words.
-            begun: called there, too, when the peer's first byte came.
-            patience: additional seconds for that byte: the peer's event loop has to take the connection up.
-            elsewhere: asked when the peer is silent: seconds since it gave a sign of life on another connection, or None.
+            begun: called there, too, when the peer's first byte has come.
+            patience: additional seconds for that byte, because the peer's event loop must accept the connection first.
+            elsewhere: called when the peer is silent. Returns the seconds since it gave a sign of life on another
+                connection, or None.
 
         Raises:
-            RuntimeError: this is closed, or no event loop is running.
-            ValueError: ``silence`` is not positive.
-            OSError: out of file descriptors, memory or threads, or the socket came closed.
+            RuntimeError: if this is closed, or no event loop is running.
+            ValueError: if ``silence`` is not positive.
+            OSError: if there are no file descriptors, memory or threads left, or the socket was closed already.
         """
         with sock:
             if self.closed:
@@ -124,7 +127,7 @@ class HeartbeatThread:
 
 
 class HeartbeatWatch:
-    """A peer that is watched. Used on its event loop only."""
+    """A peer that is being watched. Used only on its event loop."""
 
     def __init__(
         self,

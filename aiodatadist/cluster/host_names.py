@@ -1,13 +1,14 @@
 """Addresses of hosts, by their names.
 
-The name service is asked in threads of the cluster's own. A question cannot be taken back, and where no name service answers
-it may last for a minute: in the event loop's pool of threads a few of them would hold up all that is run there, and the end
-of the process. So the number of these threads is limited, of one share and of all, also while no task waits for an answer.
+The name service is asked in the cluster's own threads. A question cannot be taken back, and if no name service answers,
+it may last for a minute. In the event loop's pool of threads, a few of them would hold up everything else that runs
+there, and the end of the process. So the number of these threads is limited, for one share and for all, even while no
+task waits for an answer.
 
 Whose share it is
-    The caller says so. It must be nothing that those who choose the names can invent. Names that this end's user listed have
-    a reserve beside all shares, and names that were answered before are looked up in any case: names that get no answer do
-    not keep these from being found.
+    The caller names the share. It must be something that those who choose the host names cannot invent. Names that this
+    end's user listed have a reserve beside all shares. Names that were answered before are looked up in any case, so
+    names that get no answer do not keep these from being found.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from aiodatadist.values.addresses import is_address
 from aiodatadist.values.foreign import printable
 
 LOCALHOST = "localhost"
-"""It is found without a name service."""
+"""The host name that is found without a name service."""
 KEPT_SECONDS = 5.0
-"""For which an answer is kept that came when its askers had given up: the next one may have it. A failure is not kept."""
+"""Seconds for which an answer is kept that came after its askers had given up, for the next one. Failures are not kept."""
 
 
 class _Share:
     """Look-ups of one share, of all shares, or of the reserve.
 
     Args:
-        awaited: for which tasks wait, at most.
-        threads: of these and of those for which no task waits any longer, at most.
+        awaited: the largest number of look-ups for which tasks wait.
+        threads: the largest number of these together with those for which no task waits any longer.
     """
 
     def __init__(self, awaited: int, threads: int) -> None:
@@ -66,7 +67,7 @@ class _Share:
 
 
 class _Place:
-    """What a look-up has taken of the shares. ``ended`` is called when all is given back."""
+    """The places in shares that a look-up has taken. ``ended`` is called when all have been released."""
 
     def __init__(self, shares: Sequence[_Share] = (), ended: Callable[[], object] = lambda: None) -> None:
         self._shares = shares
@@ -81,7 +82,7 @@ class _Place:
                 share.forsaken()
 
     def answer(self) -> None:
-        """Note that its thread is over."""
+        """Note that its thread has ended."""
         self.forsake()
         for share in self._shares:
             share.answered()
@@ -89,7 +90,7 @@ class _Place:
 
 
 class _LookUp:
-    """A question to the name service. ``askers``: tasks that wait for it."""
+    """A question to the name service. ``askers`` is the number of tasks that wait for it."""
 
     def __init__(self, answer: asyncio.Future[list[str] | OSError], place: _Place) -> None:
         self.answer, self.place = answer, place
@@ -108,7 +109,7 @@ class HostNames:
 
     def __init__(self) -> None:
         self._asked: dict[str, _LookUp] = {}
-        self._rooms: dict[Hashable, _Share] = {}  # of shares that look something up, or wait to
+        self._rooms: dict[Hashable, _Share] = {}  # shares that look something up, or wait to
         self._all = _Share(peer_budget.ALL_LOOK_UPS, peer_budget.LOOK_UP_THREADS)
         self._reserve = _Share(peer_budget.ALL_LOOK_UPS, peer_budget.LOOK_UP_THREADS)
         self._known: dict[str, None] = {}
@@ -116,14 +117,16 @@ class HostNames:
     async def addresses_of(
         self, host: str, waits_for: Callable[[str], object] = lambda _: None, share: Hashable = None
     ) -> list[str]:
-        """An address stands for itself, a name for all that it has: IPv4 first, else in the order of the name service.
+        """Return the addresses of a host: an address itself, or all addresses of a name.
+
+        IPv4 comes first, otherwise the order is the name service's.
 
         Args:
-            waits_for: told what has not happened yet, in words.
-            share: it has ``LOOK_UPS`` at a time and ``WAITING_LOOK_UPS`` that wait, and shares take turns. None: the reserve,
-                for names that this end's user listed.
+            waits_for: called with what has not happened yet, in words.
+            share: it has ``LOOK_UPS`` at a time and ``WAITING_LOOK_UPS`` that wait, and shares take turns. None means
+                the reserve, for names that this end's user listed.
 
-        Raises OSError: there is no such host, or no name service, or no thread to ask it in, or too many names wait.
+        Raises OSError if there is no such host, no name service or no thread to ask it in, or if too many names wait.
         """
         if is_address(host):
             return [host]
@@ -143,7 +146,7 @@ class HostNames:
         finally:
             look_up.askers -= 1
             if not look_up.askers:
-                look_up.place.forsake()  # its thread may go on
+                look_up.place.forsake()  # its thread may continue
         self._forget(host, look_up)
         found = look_up.answer.result()
         if isinstance(found, OSError):
@@ -151,7 +154,7 @@ class HostNames:
         return found
 
     async def _take(self, share: Hashable) -> _Place:
-        """Wait for a place of the share's own, and for one of all."""
+        """Wait for a place in the share, and for one among all shares."""
         if share is None:
             await self._reserve.line.take(self._reserve.take)
             return _Place([self._reserve])
@@ -194,7 +197,7 @@ class HostNames:
             found = _looked_up(host)
             try:
                 loop.call_soon_threadsafe(settle, found)
-            except RuntimeError:  # the loop is closed, and no task of it waits any more
+            except RuntimeError:  # the loop is closed, and none of its tasks waits any longer
                 return
 
         def not_begun(error: RuntimeError) -> None:
@@ -221,13 +224,13 @@ class HostNames:
 
 
 def _as_text(family: int, address: tuple[Any, ...]) -> str:
-    """Of a link-local address with the network card that leads to it."""
+    """Return an address as text; a link-local one with the network card that leads to it."""
     scope = address[3] if family == socket.AF_INET6 else 0
     return f"{address[0]}%{scope}" if scope and "%" not in address[0] else str(address[0])
 
 
 def _looked_up(host: str) -> list[str] | OSError:
-    """In a thread: whatever goes wrong there, its askers are told."""
+    """Look a host up, in a thread. Return the addresses, or the error for the tasks that asked."""
     try:
         found = sorted(getaddrinfo(host, None, type=socket.SOCK_STREAM), key=lambda each: each[0] != socket.AF_INET)
         addresses = [_as_text(family, address) for family, *_, address in found]

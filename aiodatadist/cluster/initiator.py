@@ -1,19 +1,19 @@
 """Links that this end asks for: from a call, or the relinker's attempt, to a link that both ends have.
 
 Who owns what
-    A :class:`_Attempt` is one link that is being made, by a task of the engine's. The caller waits for the attempt to be
-    settled, and ends it if it does not want to wait any longer.
+    An :class:`_Attempt` is one link that is being made, by a task of the engine's. The caller waits for the attempt to
+    be settled, and ends it if it no longer wants to wait.
 
 Several attempts at one cluster
-    They have different addresses, some of which may be wrong: until an attempt has met its peer, which has proved its key if
-    there is one, it stands in the way of no other. Then it takes its turn: one attempt at a time asks the same instance of a
-    cluster for a link. The others have closed their connections by then, and wait for what comes of it. The attempt that
-    makes the link ends all that have not met their peer. A cluster that links to itself makes one attempt at a time: only
-    its listener finds out whom it met.
+    They have different addresses, some of which may be wrong. Until an attempt has met its peer, which has proved its
+    key if there is one, it does not hold up any other. Then it takes its turn: one attempt at a time asks the same
+    instance of a cluster for a link. The others have closed their connections by then, and wait for its result. The
+    attempt that makes the link ends all that have not met their peer. A cluster that links to itself makes one attempt
+    at a time, because only its listener finds out whom it met.
 
 What cancellation means
-    A caller that is cancelled waits until nothing is left of the attempt, for ``DRAIN_TIMEOUT`` at most: no half stays that
-    the peer may never have.
+    A caller that is cancelled waits until nothing is left of the attempt, for ``DRAIN_TIMEOUT`` at most. So no half of
+    a link stays that the peer may never have.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class _Attempt:
     """A link that is being made because a caller here asked for it.
 
     Attributes:
-        asks: the instance of the cluster that is being asked for the link; the empty text while none is.
+        asks: the instance of the cluster that is being asked for the link; empty while none is.
         steps: told how far the attempt is, and what it waits for.
-        patience: seconds in which what took the connection should prove that it is the peer. Then its address is looked at
-            again, over further connections.
+        patience: seconds in which the process that accepted the connection should prove that it is the peer. After
+            that, further connections to the address look for the peer.
     """
 
     def __init__(self, cluster_id: int, deadline: float, steps: Steps | None, patience: float = math.inf) -> None:
@@ -74,12 +74,15 @@ class _Attempt:
         self.patience = patience
 
     def now_waits_for(self, what: str) -> None:
-        """What has not happened yet, in words."""
+        """Note what has not happened yet, in words."""
         self.waits_for = what
 
 
 class _NotItsTurn(LinkError):
-    """The same instance of the peer is being asked by another attempt, or asks itself. ``settled``: when that attempt is."""
+    """Another attempt is asking the same instance of the peer, or the peer itself is asking.
+
+    ``settled`` is set when that attempt is settled; None if the peer asks.
+    """
 
     def __init__(self, cluster_id: int, settled: anyio.Event | None) -> None:
         super().__init__(f"a link to cluster {cluster_id} is being made over another connection")
@@ -87,7 +90,7 @@ class _NotItsTurn(LinkError):
 
 
 class _Met(LinkError):
-    """The peer is known, and was asked for nothing. ``instance``: of the peer."""
+    """The peer is known, and was asked for nothing. ``instance`` is the peer's."""
 
     def __init__(self, instance: str) -> None:
         super().__init__("the peer only asked which cluster listens here")
@@ -95,7 +98,7 @@ class _Met(LinkError):
 
 
 class InitiatorHost(Protocol):
-    """What the initiator has to know of the engine."""
+    """The properties of the engine that the initiator needs."""
 
     @property
     def cluster_id(self) -> int: ...
@@ -115,17 +118,17 @@ class InitiatorHost(Protocol):
 
 
 class LinkInitiator:
-    """Of one engine: makes links to peers that listen.
+    """The initiator of one engine: it makes links to peers that listen.
 
     Attributes:
-        met_itself: the last attempt found that the peer is this cluster.
-        host_names: where names are looked up.
+        met_itself: True if the last attempt found that the peer is this cluster.
+        host_names: looks up the names of hosts.
     """
 
     def __init__(
         self, engine: InitiatorHost, links: LinkTable, relinker: Relinker, heartbeats: Heartbeats, tries: int
     ) -> None:
-        """``tries``: of one call, each with an equal share of its time."""
+        """Make an initiator. ``tries`` is the number of attempts of one call, each with an equal share of its time."""
         self._engine = engine
         self._links = links
         self._relinker = relinker
@@ -137,12 +140,12 @@ class LinkInitiator:
         self.met_itself = False
 
     def cancel(self) -> None:
-        """The engine stops: so does each attempt."""
+        """Cancel all attempts, because the engine stops."""
         for attempt in self._attempts.values():
             attempt.scope.cancel()
 
     async def wait_settled(self, peer: Hello) -> bool:
-        """Wait until the attempt of this end that asks that instance of a cluster is over. Return False if there is none."""
+        """Wait until this end's attempt that asks that instance of a cluster has ended. Return False if there is none."""
         attempt = self._asking(peer)
         if attempt is None:
             return False
@@ -163,7 +166,7 @@ class LinkInitiator:
         for attempt in self._at(link.cluster_id):
             if not attempt.asks:
                 attempt.error = LinkError(
-                    f"cluster {link.cluster_id} was linked meanwhile", status_code=LLMStatusCode.LLM_ALREADY_LINK
+                    f"cluster {link.cluster_id} was linked in the meantime", status_code=LLMStatusCode.LLM_ALREADY_LINK
                 )
                 attempt.scope.cancel()
 
@@ -179,12 +182,13 @@ class LinkInitiator:
         """Link to a peer that listens.
 
         Args:
-            key: instead of the configured one.
-            relink_timeout: seconds for each attempt to make it again, once it broke. None: it is not made again.
+            key: used instead of the configured one.
+            relink_timeout: seconds for each attempt to make the link again, once it broke. If None, it is not made
+                again.
             steps: told how far the attempt is, and what it waits for.
 
         Raises:
-            LinkError: no link was made.
+            LinkError: if no link was made.
         """
         linking, began = self._engine.totals.linking, anyio.current_time()
         linking.running += 1
@@ -201,18 +205,22 @@ class LinkInitiator:
             linking.running -= 1
 
     async def link_once(self, address: tuple[str, int], cluster_id: int, seconds: float, patience: float) -> None:
-        """As :meth:`link`, and not counted as a caller's. Raises LinkTimeout, too, if what takes the connection does not
-        prove within ``patience`` that it is the cluster, and the cluster is met at the address over another connection."""
+        """Link as :meth:`link` does, but do not count it as a caller's link.
+
+        It also raises LinkTimeout if the process that accepts the connection does not prove within ``patience`` that it
+        is the cluster, and the cluster is met at the address over another connection.
+        """
         await self._link(address, cluster_id, seconds, None, None, patience=patience)
 
     async def meet(self, address: tuple[str, int], cluster_id: int, timeout: float, steps: Steps | None = None) -> str:
-        """Return which instance of a cluster listens at an address. It has proved that it has the key, if there is one. No
-        link is made, and one that there is continues.
+        """Return the instance of the cluster that listens at an address, without making a link.
+
+        The cluster has proved that it has the key, if there is one. An existing link continues.
 
         Args:
-            steps: as of :meth:`link`.
+            steps: as in :meth:`link`.
 
-        Raises LinkError: nothing listens there, or not that cluster.
+        Raises LinkError if nothing listens there, or another cluster does.
         """
 
         def learn(peer: Hello) -> None:
@@ -270,7 +278,7 @@ class LinkInitiator:
         key: bytes | None,
         relink_timeout: float | None,
     ) -> None:
-        """One link that we ask for. Before it is ready its errors go to the caller; afterwards it runs on its own."""
+        """Make one link that this end asks for. Errors go to the caller until the link is ready; then it runs on its own."""
         link: Link | None = None
         is_linked = self.met_itself = False
         try:
@@ -293,21 +301,22 @@ class LinkInitiator:
             attempt.error = LinkError(f"cluster {cluster_id} was not linked: {printable(repr(error))}")
             attempt.error.__cause__ = error
         finally:
-            if not is_linked and attempt.error is None:  # out of time, or the engine stops
+            if not is_linked and attempt.error is None:  # out of time, or the engine is stopping
                 attempt.error = self._why_not(address, cluster_id, timeout, attempt.waits_for)
             del self._attempts[cluster_id, address]
             attempt.settled.set()
 
     async def _confirm(self, link: Link, remember: Callable[[], None]) -> None:
-        """Until the peer has the link, too, and says something on it: then it is told of. If cancelled before, it ends,
-        unless the cluster does, which parts with every peer.
+        """Wait until the peer has the link, too, and sends something on it; then announce the link.
 
-        Raises LinkError: it broke before that.
+        If cancelled before that, the link ends, unless the cluster does, which parts with every peer.
+
+        Raises LinkError if the link broke before that.
         """
 
         def heard() -> None:
             call.answered.set()
-            if self._links.peek(link.cluster_id) is link:  # else another one came in its place
+            if self._links.peek(link.cluster_id) is link:  # otherwise another link has replaced it
                 self._links.tell_of(link)
                 remember()
                 self.linked(link)
@@ -321,9 +330,9 @@ class LinkInitiator:
                 self._links.check_not_linked(link.cluster_id)
             if not link.life.is_mutual:
                 raise LinkError(f"cluster {link.cluster_id} did not take the link: {error.args[0]}") from error
-        except BaseException:  # whatever it was: no half stays that the peer may never have
+        except BaseException:  # whatever it was: keep no half of a link that the peer may never have
             if not (link.life.is_mutual or self._engine.is_stopping):
-                why = LinkError(*self._engine.gave_up().args)  # no end in good order: what makes it again goes on
+                why = LinkError(*self._engine.gave_up().args)  # not an orderly end, so relinking continues
                 await link.refuse(why)
                 link.break_off(why)
             raise
@@ -333,8 +342,10 @@ class LinkInitiator:
                     await link.wait_closed()
 
     async def _outlast(self, cluster_id: int, seconds: float) -> None:
-        """Wait for the end of a link that is being ended: the peer refuses another one until it has agreed to that. But not
-        for longer than this, because a peer that is gone never agrees."""
+        """Wait at most ``seconds`` until the old link, if it is being ended, has ended.
+
+        The peer refuses another link until it has agreed to that end. A peer that is gone never agrees.
+        """
         old = self._links.peek(cluster_id)
         if old is not None and not old.is_ready:
             with anyio.move_on_after(seconds):
@@ -343,9 +354,12 @@ class LinkInitiator:
     async def _ask_in_turn(
         self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None, attempt: _Attempt
     ) -> Link | None:
-        """Not while the peer makes a link with us, or another attempt asks the peer; if none comes of that we ask. Where the
-        peer says that there is a link, its half may have been ready before ours: no caller is told of a link that it cannot
-        use yet. None: the peer's link belongs to this end, too, now."""
+        """Ask for a link while no other attempt does; return None if the peer's link now belongs to this end, too.
+
+        While the peer makes a link with this cluster, or another attempt asks the peer, this waits; it asks only if
+        those fail. If the peer says that there is a link, its half may have been ready before ours: no caller is told
+        of a link that it cannot use yet.
+        """
         take_turn = partial(self._take_turn, attempt)
         while True:
             while self._links.coming[cluster_id]:
@@ -375,18 +389,18 @@ class LinkInitiator:
         attempt.asks = peer.instance
 
     def _joinable(self, cluster_id: int) -> Link | None:
-        """A link that belongs to its initiator, the peer."""
+        """Return a ready link that belongs only to its initiator, the peer; None if there is none."""
         link = self._links.peek(cluster_id)
         return link if link is not None and link.is_ready and not link.life.ownership.is_ours else None
 
     async def _join(self, cluster_id: int, timeout: float) -> bool:
-        """Own the peer's link, too; False: there is none (any more)."""
+        """Own the peer's link, too. Return False if there is none, or no longer."""
         link = self._joinable(cluster_id)
         if link is None:
             return False
         try:
             await link.own()
-        except LinkError:  # the peer ended it meanwhile
+        except LinkError:  # the peer ended it in the meantime
             await self._outlast(cluster_id, timeout / 2)
             return False
         return True
@@ -400,11 +414,12 @@ class LinkInitiator:
         attempt: _Attempt,
         before_asking: Callable[[Hello], None],
     ) -> Link:
-        """Dial, and ask for a link, when there is room for one more that is being made. It has that room until it is made, or
-        nothing is left of it.
+        """Dial, and ask for a link, once there is room for one more half-made link.
+
+        It keeps that room until the link is made, or nothing is left of it.
 
         Args:
-            before_asking: called when the peer is known. Raises LinkError: it is not asked.
+            before_asking: called when the peer is known. Raises LinkError if the peer must not be asked.
         """
         scope, half_links, room = anyio.CancelScope(), self._half_links, AsyncExitStack()
 
@@ -435,7 +450,7 @@ class LinkInitiator:
     ) -> Link:
         if not attempt.steps.are_limited:
             await take_room()
-        # At once: a link that the peer makes meanwhile is not one that was lost.
+        # Made before dialling: otherwise a link that the peer makes in the meantime would count as one that was lost.
         hello = self._engine.hello(key, cluster_id)
 
         def met(peer: Hello) -> None:
@@ -480,16 +495,19 @@ class LinkInitiator:
         cluster_id: int,
         patience: float,
     ) -> None:
-        """Make a link. As long as what took the connection has proved nothing, look whether the cluster takes another one.
+        """Make a link, and look for the cluster over other connections until this one has proved to be it.
 
-        An end that proves nothing may be an impostor that keeps the connection, or the cluster with an event loop that is
-        busy: that one would have to begin from the start, and may never come to an end.
+        A process that proves nothing may be an impostor that keeps the connection. It may also be the cluster with a
+        busy event loop. Giving up the connection would make that cluster begin from the start, and it might never
+        finish.
 
         Args:
             looking: cancelled when the peer is known.
 
         Raises:
-            LinkTimeout: the cluster took another one, and has proved it. Whatever ``make`` raises.
+            LinkTimeout: if the cluster accepted another connection, and has proved itself there.
+
+        It also raises whatever ``make`` raises.
         """
         making, failure = anyio.CancelScope(), None
 
@@ -514,8 +532,11 @@ class LinkInitiator:
             raise LinkTimeout(f"{place} did not prove within {patience:g} s that it is cluster {cluster_id}")
 
     async def _look_for(self, address: tuple[str, int], cluster_id: int, patience: float) -> None:
-        """Wait until the cluster has proved at an address that it is there. One connection at a time. If one was
-        kept in vain, the next one has twice its time, and comes as soon: the cluster may listen by then."""
+        """Wait until the cluster has proved at an address that it is there, over one connection at a time.
+
+        After a connection that was kept in vain, the next one has twice its time, and comes as soon, because the
+        cluster may listen by then.
+        """
         seconds = patience
         while True:
             await anyio.sleep(patience)
@@ -547,8 +568,11 @@ class LinkInitiator:
         timeout: float,
         steps: Steps | None = None,
     ) -> None:
-        """As often as ``link_retry_count`` says, each time with an equal share of the timeout. From then on the link is made
-        again whenever it broke, if the policy says so. ``steps``: as of :meth:`link`."""
+        """Link in ``link_retry_count`` attempts, each with an equal share of the timeout.
+
+        From then on the link is made again whenever it breaks, if the policy says so. ``steps`` is that of
+        :meth:`link`.
+        """
         async with self._relinker.paused(cluster_id, timeout):
             await self._link_in_attempts(address, cluster_id, timeout, steps)
 
@@ -563,7 +587,7 @@ class LinkInitiator:
                 again = error.status_code in {LLMStatusCode.LLM_LINK_FAILED, LLMStatusCode.LLM_TIMEOUT}
                 if not left or not again or isinstance(error, AuthError):
                     raise
-                told = "cluster %d tries again: %s", self._engine.cluster_id, error
+                told = "cluster %d retries a link: %s", self._engine.cluster_id, error
                 self._engine.totals.incidents.add(Incident.LINK_RETRIED, logger, *told, level=logging.INFO)
             else:
                 return

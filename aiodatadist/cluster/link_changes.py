@@ -1,4 +1,4 @@
-"""What becomes of links, told to all who listen: made, lost, being made again, given up, unlinked."""
+"""Changes of links, reported to all readers: linked, lost, being made again, given up, unlinked."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from aiodatadist.counting import Totals
 from aiodatadist.errors import LLMException
 
 MAX_UNREAD = 1024
-"""Changes that wait for one reader; behind that the oldest are dropped, and counted."""
+"""Changes that wait for one reader; beyond that the oldest are dropped, and counted."""
 
 
 class LinkPhase(StrEnum):
-    """What has become of a link.
+    """The phases of a link.
 
-    ``LINKED``: it is ready, whichever end made it. ``LOST``: it broke. ``RELINKING``: it will be tried to make it again after
-    ``next_delay``. ``GIVEN_UP``: it is not tried any more, because its time is over or the peer proved that it does not fit.
-    ``UNLINKED``: a call of either end's ended it.
+    ``LINKED``: it is ready, whichever end made it. ``LOST``: it broke. ``RELINKING``: another attempt to make it again
+    comes after ``next_delay``. ``GIVEN_UP``: there are no further attempts, because the time for them is over or the
+    peer has proved that it does not fit. ``UNLINKED``: a call of either end's ended it.
     """
 
     LINKED = "linked"
@@ -35,16 +35,16 @@ class LinkPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkChange:
-    """One link has changed.
+    """A change of one link.
 
     Attributes:
         cluster_id: the peer.
-        state: what has become of it.
-        generation: how many times the link to this peer was made, from 1: of the link that is ready, or that was the last.
-            One that the peer did not come to have is counted, and not told of.
-        reason: why it ended, or, of a later attempt, why the one before failed; None where it is linked.
-        attempt: the number of the attempt that comes next, from 1; of ``LINKED`` and ``GIVEN_UP``, how many there were.
-        next_delay: seconds until that attempt; None where none comes.
+        state: the new phase of the link.
+        generation: the number of times that the link to this peer was made, from 1. It is that of the link that is
+            ready, or of the last one. A link that the peer did not come to have is counted, but not reported.
+        reason: why the link ended, or, for a later attempt, why the one before failed; None if it is linked.
+        attempt: the number of the next attempt, from 1; for ``LINKED`` and ``GIVEN_UP``, the number of attempts made.
+        next_delay: seconds until that attempt; None if none comes.
     """
 
     cluster_id: int
@@ -56,14 +56,15 @@ class LinkChange:
 
 
 class LinkChanges(AsyncIterator[LinkChange]):
-    """One reader's changes, from when it was made. See :meth:`aiodatadist.LLMDataDist.link_changes`.
+    """The changes for one reader, from when it was made. See :meth:`aiodatadist.LLMDataDist.link_changes`.
 
     Attributes:
-        dropped: changes that this reader was too slow for: the oldest of more than 1024 that it had not read.
+        dropped: the number of changes for which this reader was too slow: the oldest of more than 1024 that it had not
+            read.
     """
 
     def __init__(self, totals: Totals, check_here: Callable[[], None]) -> None:
-        """``check_here`` raises where the caller is not on the cluster's event loop."""
+        """Make a reader. ``check_here`` raises if the caller is not on the cluster's event loop."""
         self._unread: deque[LinkChange] = deque()
         self._came = Signal()
         self._totals = totals
@@ -71,7 +72,7 @@ class LinkChanges(AsyncIterator[LinkChange]):
         self.dropped = 0
 
     def put(self, change: LinkChange) -> None:
-        """Of no effect on one that is closed."""
+        """Add a change. Has no effect once the reader is closed."""
         if self._came.is_set():
             return
         if len(self._unread) == MAX_UNREAD:
@@ -82,11 +83,11 @@ class LinkChanges(AsyncIterator[LinkChange]):
         self._came.wake()
 
     def close(self) -> None:
-        """Nothing comes any more. What is there can still be read."""
+        """Accept no further changes. Those that have come can still be read."""
         self._came.set()
 
     async def aclose(self) -> None:
-        """Read no more. May be called twice."""
+        """Stop reading. May be called twice."""
         self._unread.clear()
         self.close()
 
@@ -94,7 +95,7 @@ class LinkChanges(AsyncIterator[LinkChange]):
         return self
 
     async def __anext__(self) -> LinkChange:
-        """The next one. Cancelled, it takes none."""
+        """Return the next change. If cancelled, none is taken."""
         self._check_here()
         await give_way()
         while not self._unread:
@@ -105,7 +106,7 @@ class LinkChanges(AsyncIterator[LinkChange]):
 
 
 class ChangeFeed:
-    """Tells all readers. A reader that its owner dropped is forgotten."""
+    """The source of changes for all readers. A reader that its owner dropped is forgotten."""
 
     def __init__(self, totals: Totals, check_here: Callable[[], None]) -> None:
         self._totals = totals
@@ -114,7 +115,7 @@ class ChangeFeed:
         self._is_closed = False
 
     def open(self) -> LinkChanges:
-        """A reader of what changes from now on."""
+        """Return a reader of changes from now on."""
         reader = LinkChanges(self._totals, self._check_here)
         if self._is_closed:
             reader.close()

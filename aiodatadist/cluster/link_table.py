@@ -1,12 +1,13 @@
-"""The links of a cluster: those that are being made, those there are, and those that others replaced.
+"""The links of a cluster: those that are being made, those that exist, and those that others replaced.
 
 Who owns what
-    The engine's tasks make, serve and end links; here is what there is of them. A link is in :attr:`LinkTable.opening` until
-    it is ready or nothing is left of it, then the one of its peer, and among the replaced ones while it is being given back
-    because another one came.
+    The engine's tasks make, serve and end links; this table lists them. A link is in :attr:`LinkTable.opening` until it
+    is ready or nothing is left of it. Then it is the link of its peer. It is among the replaced ones while it is being
+    released because another one came.
 
 In which order
-    A link is filed before any caller is told of it: a client's half is ready first, and is told of when the server was heard.
+    A link is filed before any caller is told of it. A client's half is ready first, and is announced once the server
+    has been heard.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LINKS = 512
-"""Links that there are, whichever end made them. Those that are being made have limits of their own (``HalfLinks``)."""
+"""Links that exist, whichever end made them. Half-made links have their own limits (``HalfLinks``)."""
 PART_TIMEOUT = 2 * DRAIN_TIMEOUT
-"""Seconds that links which are being ended have for it, before a caller that needs them gone is told that they are not."""
+"""Seconds that links have to finish ending, before a caller that needs them gone is told that they are not."""
 
 
 class TableHost(Protocol):
-    """What the table has to know of the engine."""
+    """The properties of the engine that the table needs."""
 
     @property
     def cluster_id(self) -> int: ...
@@ -52,20 +53,20 @@ class TableHost(Protocol):
 
 
 class LinkTable:
-    """Of one engine, on its event loop.
+    """The links of one engine, on its event loop.
 
     Attributes:
-        opening: those that are being made, at either end.
-        coming: how many each cluster is making with this one.
-        news: woken when one of them became ready, or ended, or will not be.
-        is_to_itself: the cluster is linked to itself, for which there is no link.
+        opening: links that are being made, at either end.
+        coming: the number of links that each cluster is making with this one.
+        news: woken when a link became ready, or ended, or will never be made.
+        is_to_itself: True if the cluster is linked to itself, for which there is no link object.
     """
 
     def __init__(self, engine: TableHost, relinker: Relinker) -> None:
         self._engine = engine
         self._relinker = relinker
         self._links: dict[int, Link] = {}
-        self._replaced: set[Link] = set()  # which are still being given back
+        self._replaced: set[Link] = set()  # still being released
         self._refusals: dict[int, str] = {}  # why this end's last attempt at a cluster failed
         self.peek = self._links.get
         self.opening: set[Link] = set()
@@ -75,25 +76,28 @@ class LinkTable:
 
     @property
     def current(self) -> list[Link]:
-        """The link of each peer that has one, also where it is being ended."""
+        """The link of each peer that has one, including links that are being ended."""
         return list(self._links.values())
 
     # ---- a link's life ----
 
     def file(self, link: Link) -> None:
-        """A link became ready. One that it replaces is dropped."""
+        """Make a link that became ready the one of its peer. A link that it replaces is dropped."""
         old = self._links.get(link.cluster_id)
         if old is not None:
             self._replaced.add(old)
-            self._engine.tasks().start_soon(old.abandon, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
+            self._engine.tasks().start_soon(old.abandon, LinkClosed(f"cluster {link.cluster_id} was linked again"))
             if old.life.is_mutual:
                 self._relinker.replaced(old)
         self._links[link.cluster_id] = link
         link.file(self._engine.totals.linked(link.cluster_id))
 
     def tell_of(self, link: Link) -> None:
-        """Of a link that both ends have. A client's half is ready first: a caller that is told of that, and tells the peer in
-        words of its own, may be quicker than the link."""
+        """Announce a link that both ends have.
+
+        A client's half is ready first. A caller that heard of it then, and told the peer by other means, might be
+        quicker than the link.
+        """
         self._relinker.linked(link)
         self.news.wake()
         ends = self._engine.cluster_id, link.cluster_id
@@ -102,7 +106,7 @@ class LinkTable:
         )
 
     async def serve(self, link: Link) -> None:
-        """Until the link is over. Whatever goes wrong on it is its own affair."""
+        """Serve a link until it has ended. Whatever goes wrong on it affects no other link."""
         try:
             await link.serve()
         except Exception:
@@ -121,8 +125,11 @@ class LinkTable:
             self.news.wake()
 
     async def settle(self, link: Link) -> None:
-        """A link that was being made is ready, or nothing is left of it when this returns: its half of a channel may wait in
-        a call that cannot be interrupted long after the peer gave up."""
+        """Take a link out of those that are being made: it is ready, or nothing is left of it when this returns.
+
+        That may take time: its half of a channel may wait, long after the peer gave up, in a call that cannot be
+        interrupted.
+        """
         try:
             if not link.life.is_filed:
                 await link.discard()
@@ -131,22 +138,22 @@ class LinkTable:
             self.news.wake()
 
     def remember(self, cluster_id: int, why: str) -> None:
-        """For callers that use it later: why there is no link."""
+        """Keep the reason why there is no link, for callers that try to use it later."""
         self._refusals.pop(cluster_id, None)
         self._refusals[cluster_id] = why
         forget_oldest(self._refusals)
 
     def forget_refusal(self, cluster_id: int) -> None:
-        """There is a link."""
+        """Drop that reason, because there is a link."""
         self._refusals.pop(cluster_id, None)
 
     # ---- questions ----
 
     def check_not_linked(self, cluster_id: int, peer: Hello | None = None) -> None:
-        """``peer``: a cluster that asks. A link to another instance of it is out of date, and so is one that it has had and
-        lost; without, one that is not this end's is none.
+        """Raise LinkError if a cluster is linked already.
 
-        Raises LinkError: it is linked.
+        ``peer`` is the cluster if it asks for the link. A link to another instance of it is then out of date, and so is
+        one that it had and lost. Without ``peer``, a link that this end does not own does not count.
         """
         existing = self._links.get(cluster_id)
         is_linked = existing is not None and existing.is_ready
@@ -164,14 +171,17 @@ class LinkTable:
             )
 
     def check_room(self, cluster_id: int) -> None:
-        """Raises LinkError: there is no room for a link to this cluster, which has none that it would replace."""
+        """Raise LinkError if there is no room for a link to this cluster, and it has no link that would be replaced."""
         if cluster_id not in self._links and len(self._links) >= MAX_LINKS:
             raise LinkError(
                 f"{len(self._links)} links: the limit is {MAX_LINKS}", status_code=LLMStatusCode.LLM_PARAM_INVALID
             )
 
     def find(self, cluster_id: int) -> Link:
-        """One that may be used. Raises as :meth:`any`; NotLinked: it is the peer's alone."""
+        """Return the link to a cluster, if this end may use it.
+
+        Raises what :meth:`any` raises, and NotLinked if only the peer owns the link.
+        """
         link = self.any(cluster_id)
         if not link.life.ownership.is_ours:
             raise NotLinked(
@@ -182,7 +192,11 @@ class LinkTable:
         return link
 
     def any(self, cluster_id: int) -> Link:
-        """Raises NotLinked: there is no such link. ForkError, LLMException: the caller is not on our event loop."""
+        """Return the link to a cluster.
+
+        Raises NotLinked if there is none, and ForkError or LLMException if the caller is not on the engine's event
+        loop.
+        """
         self._engine.check_here()
         link = self._links.get(cluster_id)
         if link is None:
@@ -197,18 +211,18 @@ class LinkTable:
         return link
 
     async def wait_parted(self) -> None:
-        """Until the links that are over, because the peer said so, are gone altogether; but not for ever."""
+        """Wait until the links that the peers have ended are gone completely, for ``PART_TIMEOUT`` at most."""
         with anyio.move_on_after(PART_TIMEOUT):
             for link in [*self._replaced, *(link for link in self._links.values() if not link.is_ready)]:
                 await link.wait_closed()
 
     @property
     def has_any(self) -> bool:
-        """There are links, or some are being made, or made again, or given back."""
+        """True if there are links, or links that are being made, made again, or released."""
         return bool(self._links or self.opening or self._replaced) or self.is_to_itself or self._relinker.is_at_work
 
     async def wait_opened(self) -> None:
-        """Until no link is being made, and nothing is left of those that could not be made, or that others replaced."""
+        """Wait until no link is being made, and nothing is left of those that failed or were replaced."""
         while self.opening or self._replaced:
             await self.news.wait()
 
@@ -219,11 +233,11 @@ class LinkTable:
         ]
 
     def states(self) -> Counter[str]:
-        """How many links there are in each state, those that are being made among them. From any thread."""
+        """Return the number of links in each state, including those that are being made. Any thread may call it."""
         return Counter(link.life.state.value for link in (*self._links.values(), *self.opening, *self._replaced))
 
     async def wait_linked(self, cluster_id: int) -> None:
-        """Raises NotLinked: the engine stops before there is such a link."""
+        """Wait until a cluster is linked. Raises NotLinked if the engine stops before that."""
         while not ((link := self._links.get(cluster_id)) and link.life.is_usable):
             if self._engine.is_stopping:
                 raise NotLinked(

@@ -1,4 +1,4 @@
-"""Where a cluster listens: an address, also where its configuration has the name of a host."""
+"""The address at which a cluster listens, also if its configuration names a host."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from aiodatadist.values.addresses import is_address
 
 
 async def find_listen_address(config: LLMConfig) -> tuple[str, int] | None:
-    """An IP address and the port; None: the cluster does not listen. A name is looked up, and stands for the first IPv4
-    address that it has, or else for its first.
+    """Return the IP address and port to listen on; None if the cluster does not listen.
+
+    A host name is looked up, and stands for its first IPv4 address, or else for its first address.
 
     Raises:
-        ParamInvalid: ``listen_ip_info`` is no address, or a name that is not found, or on a network without ``auth_key``.
+        ParamInvalid: if ``listen_ip_info`` is not an address, a name that is not found, or on a network without
+            ``auth_key``.
     """
     address = config.listen_address
     if address is None:

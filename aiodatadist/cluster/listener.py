@@ -1,4 +1,4 @@
-"""A port on which clients come: each as a plain socket, from which no event loop has read anything."""
+"""A port to which clients connect: each becomes a plain socket, from which no event loop has read anything."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ANY_IPV6 = "::"
 BACKLOG = 65536
 """Clients that may wait to be accepted; the system lowers it to its own limit."""
 ACCEPT_PAUSE = 0.1
-"""Seconds before accepting is tried again when the process has run out of file descriptors."""
+"""Seconds until accepting is tried again when the process has run out of file descriptors."""
 
 
 def _is_any_ipv6(host: str) -> bool:
-    """Return True for ``::``, however it is written."""
+    """Return True for ``::``, in any notation."""
     try:
         return ipaddress.ip_address(host) == ipaddress.IPv6Address(ANY_IPV6)
     except ValueError:  # a name
@@ -38,12 +38,12 @@ def _is_any_ipv6(host: str) -> bool:
 
 
 def _of_both_families(port: int) -> socket.socket | None:
-    """Listen on all addresses; None if this machine has no such socket, which is logged. Raises OSError.
+    """Listen on all addresses; return None if this machine has no such socket, which is logged.
 
-    A socket of IPv6 takes clients with IPv4 addresses only if it is told to.
+    A socket of IPv6 accepts clients with IPv4 addresses only if it is told to. Raises OSError.
     """
     if not socket.has_dualstack_ipv6():
-        logger.warning("[::] is IPv6 alone on this machine: peers with IPv4 addresses are refused")
+        logger.warning("[::] accepts only IPv6 on this machine: peers with IPv4 addresses are refused")
         return None
     sock = socket.create_server((ANY_IPV6, port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
     sock.setblocking(False)
@@ -51,11 +51,11 @@ def _of_both_families(port: int) -> socket.socket | None:
 
 
 class Listener:
-    """One listener, the key that its clients have to prove, and its end.
+    """A listener, with the key that its clients must prove.
 
     Attributes:
         address: host, and the real port.
-        is_over: no client that comes now gets a link.
+        is_over: True once no new client gets a link.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Listener:
         host: str,
         key: bytes | None,
     ) -> None:
-        """``owner``: closes the sockets when it is left, if they are another object's."""
+        """Make a listener. Leaving ``owner`` closes the sockets, if they are another object's."""
         self.address: tuple[str, int] = (host, sockets[0].getsockname()[1])
         self.key = key
         self.is_over = False
@@ -75,7 +75,7 @@ class Listener:
 
     @classmethod
     async def open(cls, host: str, port: int, key: bytes | None, operation: str) -> Listener:
-        """Port 0 is any free one. Raises LLMException: it cannot be had."""
+        """Listen on an address; port 0 is any free one. Raises LLMException if it cannot be used."""
         try:
             if _is_any_ipv6(host) and (sock := _of_both_families(port)) is not None:
                 owner = contextlib.AsyncExitStack()
@@ -114,7 +114,7 @@ class Listener:
         group: anyio.abc.TaskGroup,
         incidents: Incidents,
     ) -> None:
-        """Running out of file descriptors makes clients wait, no more."""
+        """Accept clients until closed. If file descriptors run out, clients only wait."""
         loop = asyncio.get_running_loop()
         while not self.is_over:
             try:
@@ -125,16 +125,16 @@ class Listener:
                 await anyio.sleep(ACCEPT_PAUSE)
             else:
                 group.start_soon(client, accepted, self)
-                await anyio.lowlevel.checkpoint()  # where many wait, accepting does not
+                await anyio.lowlevel.checkpoint()  # accepting does not suspend if many clients wait
 
     def close(self) -> None:
-        """No more clients; the port is free when this returns, for another process, too.
+        """Accept no more clients; when this returns the port is free, also for another process.
 
-        The loop stops watching the socket first: else a client that comes right now would be lost in it.
+        The loop stops watching the socket first; otherwise a client that comes right now would be lost in it.
         """
         self.is_over = True
         loop = asyncio.get_running_loop()
-        # A loop may say that it does not watch the socket, or that it is closed: then there is nothing to do.
+        # The loop may raise because it does not watch the socket, or is closed: then there is nothing to do.
         for sock in self._sockets:
             with contextlib.suppress(OSError, ValueError, RuntimeError, NotImplementedError):
                 loop.remove_reader(sock)

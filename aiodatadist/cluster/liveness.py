@@ -1,7 +1,7 @@
-"""Heartbeats of all links of a cluster: who brings the connection for them, and what their silence means.
+"""Heartbeats of all links of a cluster: which end brings the connection for them, and what their silence means.
 
-A link is made only when both ends beat: the client connects once more before it says its last word of the handshake. Neither
-end's event loop reads that connection as a stream, so that no beat is lost to it.
+A link is made only when both ends beat: the client connects again before it sends its last message of the handshake.
+Neither end's event loop reads that connection as a stream, so no beat is lost to it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from aiodatadist.wire.frames import encode
 from aiodatadist.wire.messages import AttachHeartbeats
 
 FIRST_BEAT_TIMEOUT = 10.0
-"""Seconds that the server's event loop has for taking up the heartbeats of a new link."""
+"""Seconds that the server's event loop has to accept the heartbeats of a new link."""
 EOF_PATIENCE = 1.0
-"""Seconds between the end of a link's heartbeat connection and, if that goes on, the end of the link."""
+"""Seconds from the end of a link's heartbeat connection to the end of the link, if no other end comes first."""
 
 
 class Heartbeats:
-    """A native thread sends and receives them (``HeartbeatThread``): a busy event loop or a held interpreter must not look
-    dead.
+    """The heartbeats of a cluster's links.
+
+    A native thread sends and receives them (``HeartbeatThread``), because a busy event loop or a held interpreter must
+    not look dead.
 
     Args:
         interval: seconds between two beats of this end.
-        misses: of the peer's, before it is lost with the next.
+        misses: the number of its own beats that the peer may miss; with the next one it is lost.
     """
 
     def __init__(self, interval: float, misses: int) -> None:
@@ -43,40 +45,40 @@ class Heartbeats:
         self._thread.close()
 
     def check(self, link: Link) -> None:
-        """Before it counts as made. Raises LinkError: it has no heartbeats, or they ended already."""
+        """Check that a new link has heartbeats. Raises LinkError if it has none, or they have ended already."""
         if link not in self._watched:
             raise LinkError(f"cluster {link.cluster_id} exchanges no heartbeats")
 
     # ---- the server's end ----
 
     def expect(self, link: Link) -> None:
-        """A client may bring them from now on: it knows the link's token as soon as the handshake says it."""
+        """Accept heartbeats for this link from now on: a client knows the link's token as soon as the handshake tells it."""
         self._expected[link.heartbeat_token] = link
 
     def forget(self, link: Link) -> None:
         self._expected.pop(link.heartbeat_token, None)
 
     def accept(self, message: AttachHeartbeats) -> Link:
-        """The link that a connection brings heartbeats for. Raises LinkError: there is none that waits for them."""
+        """Return the link for which a connection brings heartbeats. Raises LinkError if no link waits for them."""
         link = self._expected.pop(message.token, None)
         if link is None:
-            raise LinkError("heartbeats came for a link that there is not")
+            raise LinkError("heartbeats came for a link that does not exist")
         return link
 
     # ---- the client's end ----
 
     async def attach(self, link: Link, address: tuple[str, int], token: str, group: anyio.abc.TaskGroup) -> None:
-        """Connect once more to where a link's connection goes, and exchange heartbeats in a task of the group.
+        """Connect again to the address of a link's connection, and exchange heartbeats in a task of the group.
 
-        Returns when the server's first came: a link that is made is watched.
+        Returns when the server's first beat has come, so every link that is made is watched.
 
         Raises:
-            LinkError: the server took no connection for them.
+            LinkError: if the server did not accept the connection.
         """
         try:
             sock = await connected(*address, encode(AttachHeartbeats(token=token)))
         except OSError as error:
-            raise LinkError(f"the peer took no connection for heartbeats: {error}") from error
+            raise LinkError(f"the peer accepted no connection for heartbeats: {error}") from error
         await group.start(self.beat, link, sock, FIRST_BEAT_TIMEOUT)
 
     # ---- both ----
@@ -89,14 +91,14 @@ class Heartbeats:
         *,
         task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Exchange them until the link is over; started when the peer's first came.
+        """Exchange heartbeats until the link has ended; the task counts as started when the peer's first beat has come.
 
         Args:
-            sock: connected, and the thread's from here on, whatever is raised.
-            patience: seconds more for the peer's first.
+            sock: a connected socket; it belongs to the thread from here on, whatever is raised.
+            patience: additional seconds for the peer's first beat.
 
         Raises:
-            LinkError: none came, or none can be exchanged.
+            LinkError: if none came, or none can be exchanged.
         """
         news, why, has_begun = Signal(), "", False
 
@@ -137,7 +139,10 @@ class Heartbeats:
 
 
 async def _let_it_tell(link: Link, why: str) -> None:
-    """The peer that closed its connection died, or parted: that for messages knows which."""
+    """Give a peer that closed its heartbeats time to say why.
+
+    It died, or parted: the connection for messages knows which.
+    """
     if why == CLOSED:
         with anyio.move_on_after(EOF_PATIENCE):
             await link.wait_closed()

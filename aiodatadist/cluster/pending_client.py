@@ -1,4 +1,4 @@
-"""A client that came to a listener, until it is known. It is no link before that, and has no part in what links decide."""
+"""A client that came to a listener, until it is known. Before that it is not a link, and affects no decision about links."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import AttachHeartbeats, Hello, Message
 
 HANDSHAKE_TIMEOUT = 60.0
-"""Seconds that a client has from its proof until it asks for a link, and again from then until the link is made."""
+"""Seconds from a client's proof until it asks for a link, and again from then until the link is made."""
 CLIENT_TIMEOUT = 5.0
-"""Seconds that a client has for saying who it is, and for proving that if there is a key."""
+"""Seconds that a client has to identify itself, and to prove its identity if there is a key."""
 LAST_LOOK = 0.2
-"""Seconds after that until the client has to leave. If the event loop was busy, it reads first what came meanwhile."""
+"""Further seconds until the client must leave: a busy event loop first reads what came in the meantime."""
 MADE_ROOM = "before it had to make room for others"
 MAPPED_IPV4 = "::ffff:"
-"""In front of the address of an IPv4 client that came to a socket of both families."""
+"""The prefix of an IPv4 client's address on a socket of both families."""
 
 Introduced = AttachHeartbeats | tuple[Handshake, Message | Unknown]
-"""What a client wants: to bring heartbeats, or a link: who it is, and what it said next."""
+"""A client's request: to bring heartbeats, or a link, with its handshake and its next message."""
 
 
 class PendingClient:
-    """A client that has not said yet who it is. It has little time for that, and makes room if many others come.
+    """A client that has not identified itself yet. Its time limit is short, and it makes room if many others come.
 
     Attributes:
         host: its address.
         who: its address, its port and the cluster that it claims to be.
-        scope: ends when it has to leave.
-        step: what it has to do next, in words.
+        scope: cancelled when it must leave.
+        step: what it must do next, in words.
     """
 
     def __init__(self, sock: socket.socket, slots: ClientSlots) -> None:
@@ -58,7 +58,7 @@ class PendingClient:
 
     def _give_way(self) -> None:
         self._limit = MADE_ROOM
-        # In a callback of the loop: anyio describes a task that cancels in words, for longer than all else takes here.
+        # In a callback of the loop: inside a task, anyio would describe that task in words, which costs more than all else.
         asyncio.get_running_loop().call_soon(self._leave)
 
     def _leave(self) -> None:
@@ -80,11 +80,12 @@ class PendingClient:
 
     @asynccontextmanager
     async def room_in(self, half_links: HalfLinks, gave_up: Callable[[], LinkError]) -> AsyncIterator[None]:
-        """Wait for room for the link of a client that is known, and keep it within. Until then the client may have to make
-        room for others, as one that is not known: so few wait.
+        """Wait for room for the link of a client that is known, and keep it inside this context.
+
+        Until then the client may have to make room for others, as an unknown one does, so few clients wait.
 
         Args:
-            gave_up: what it is told if the wait is cancelled.
+            gave_up: returns the error for the client if the wait is cancelled.
         """
 
         def give_way() -> None:
@@ -98,25 +99,25 @@ class PendingClient:
                 self.step = "open its channel"
                 yield
         except asyncio.CancelledError:
-            if self._slot is not None:  # it waited; else its link has told it
+            if self._slot is not None:  # it was waiting; otherwise its link has told it
                 self._words.refuse(gave_up())
             raise
 
     def _has_proved(self) -> None:
-        """The client may be slow from here on, but it still has to make room if many others come."""
+        """Give the client more time from here on. It must still make room if many others come."""
         self._has_longer("ask for a link")
 
     async def introduce(
         self, handshake: Callable[[int | None], Handshake], gave_up: Callable[[], LinkError]
     ) -> Introduced:
-        """Hear who the client is, and its proof.
+        """Receive the client's identity, and its proof.
 
         Args:
-            handshake: makes one for the cluster that the client claims to be; for None if it does not say one.
-            gave_up: what it is told if this is cancelled.
+            handshake: makes a handshake for the cluster that the client claims to be; for None if it names none.
+            gave_up: returns the error for the client if this is cancelled.
 
         Raises:
-            LinkError: there is no link with it; it was told why.
+            LinkError: if it gets no link; it was told the reason.
         """
         try:
             message = await self._words.hear()
@@ -141,7 +142,7 @@ class PendingClient:
         return made, message
 
     def too_late(self) -> LinkTimeout:
-        """Return the reason why it had to leave."""
+        """Return the error with which it had to leave."""
         return LinkTimeout(f"the client did not {self.step} {self._limit}")
 
 

@@ -1,4 +1,4 @@
-"""Links that all their members ask for at the same time, knowing nothing but a rank table: upstream's ``link``."""
+"""Links for which all members ask at the same time, knowing only a rank table: upstream's ``link``."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ logger = logging.getLogger(__name__)
 
 MAX_COMMUNICATORS = 512
 CONNECT_TIMEOUT = 120.0
-"""Seconds for a link where neither ``link_total_time`` nor ``HCCL_CONNECT_TIMEOUT`` says otherwise."""
+"""Seconds for a link if neither ``link_total_time`` nor ``HCCL_CONNECT_TIMEOUT`` sets a limit."""
 MAX_CONNECT_TIMEOUT = 1_000_000
 UNLINK = 3.0
-"""Seconds that a peer has for agreeing to the end of a link."""
+"""Seconds that a peer has to agree to the end of a link."""
 
 
 MAX_CARD = 4096
-"""Bytes of what a member tells the others."""
+"""The largest message about itself that a member sends to the others, in bytes."""
 
 
 class _Card(BaseModel):
-    """What a member tells the others: where its listener is, and its part of the key."""
+    """The message about itself that a member sends to the others: its listener's address, and its part of the key."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -54,7 +54,7 @@ class _Card(BaseModel):
 
 @dataclass
 class _RankGroup:
-    """One call of ``link``: links to all other members, and the listener through which half of them are made."""
+    """A call of ``link``: links to all other members, and the listener through which half of them are made."""
 
     listener: Listener
     status: RegisterMemStatus = RegisterMemStatus.PREPARING
@@ -64,13 +64,14 @@ class _RankGroup:
 
 
 def own_address(rank_table: str, rank: int) -> str:
-    """Where a member listens: at its server's ``host_ip``, or else at this machine's own address towards others.
+    """Return the address at which a member listens: its server's ``host_ip``, or else this machine's own address.
 
-    ``server_id`` is a name, and no address even where it looks like one. A machine without a route to others reaches only
-    members on the same server.
+    ``server_id`` is a name, even if it looks like an address. A machine without a route to others reaches only members
+    on the same server.
 
     Raises:
-        ParamInvalid: ``host_ip`` is no address; or it is missing, and there is none towards members on other servers.
+        ParamInvalid: if ``host_ip`` is not an address; or if it is missing, and this machine has no address towards
+            members on other servers.
     """
     servers = json.loads(rank_table)["server_list"]
     mine = next(server for server in servers if any(int(device["rank_id"]) == rank for device in server["device"]))
@@ -89,8 +90,8 @@ def own_address(rank_table: str, rank: int) -> str:
 class RankGroups:
     """The symmetric links of one cluster.
 
-    Members meet through HCCL itself and tell each other where they listen; of each pair the lower rank listens and the
-    higher one connects, and from there on a link is a link. Listeners use a fresh key that only the members know.
+    Members meet through HCCL itself and tell each other where they listen. Of each pair, the lower rank listens and the
+    higher one connects; from there on a link is like any other. Listeners use a fresh key that only the members know.
     """
 
     def __init__(self, engine: Engine, link_total_time: int) -> None:
@@ -101,7 +102,7 @@ class RankGroups:
         self._all: dict[int, _RankGroup] = {}
 
     def _seconds(self) -> float:
-        """For a link. Raises ParamInvalid: the environment says something that is no number of seconds."""
+        """Return the time limit of a link. Raises ParamInvalid if the environment does not have a number of seconds."""
         text = os.environ.get("HCCL_CONNECT_TIMEOUT")
         if self._link_total_time or text is None:
             return float(self._link_total_time or CONNECT_TIMEOUT)
@@ -119,7 +120,7 @@ class RankGroups:
         rank, ranks = validate(name, cluster_rank_info, rank_table, self._engine.cluster_id)
         seconds = self._seconds()
         if len(self._all) >= MAX_COMMUNICATORS:
-            raise ParamInvalid(f"{len(self._all)} communicators: that is the limit, unlink one first")
+            raise ParamInvalid(f"there are {len(self._all)} communicators, which is the limit: unlink one first")
         address = own_address(rank_table, rank)
         secret = secrets.token_hex(32)
         listener = await self._engine.listen_for_members(address, self._key(secret))
@@ -152,11 +153,16 @@ class RankGroups:
         except Unreadable as error:
             raise LinkError(f"rank {rank} sent a card that is not valid: {error}") from None
         if ranks.get(card.cluster_id) != rank:
-            raise LinkError(f"rank {rank} says that it is cluster {card.cluster_id}, which the rank info does not say")
+            raise LinkError(
+                f"rank {rank} says that it is cluster {card.cluster_id}, but cluster_rank_info says otherwise"
+            )
         return card
 
     def _key(self, server_secret: str) -> bytes:
-        """For the links that a member listens for: its secret, and the clusters' own key if they have one."""
+        """Return the key of the links for which a member listens.
+
+        It combines the member's secret with the clusters' own key, if they have one.
+        """
         return hmac.new(bytes.fromhex(server_secret), b"aiodatadist member" + self._auth_key, hashlib.sha256).digest()
 
     async def _link_all(self, group: _RankGroup, rank: int, cards: dict[int, _Card]) -> None:
@@ -202,18 +208,18 @@ class RankGroups:
     def _find(self, comm_id: int) -> _RankGroup:
         group = self._all.get(comm_id)
         if group is None:
-            raise NotLinked(f"there is no communicator {comm_id}", hint="link() gives the number")
+            raise NotLinked(f"there is no communicator {comm_id}", hint="link() returns the number")
         return group
 
     async def unlink(self, comm_id: int) -> None:
-        """End its links, and forget it whatever comes of that."""
+        """End the links of a communicator, and forget it whatever the result."""
         group = self._find(comm_id)
         del self._all[comm_id]
         self._engine.close_listener(group.listener)
         group.making.cancel()
         await group.settled.wait()
         for cluster_id, link in group.links.items():
-            if link is self._engine.links.peek(cluster_id):  # else it was linked anew since
+            if link is self._engine.links.peek(cluster_id):  # otherwise it has been linked again since
                 await self._unlink(cluster_id)
 
     async def _unlink(self, cluster_id: int) -> None:
@@ -225,7 +231,7 @@ class RankGroups:
 
 
 def _reason(error: Exception) -> str:
-    """Of all links that were not made, in words; empty if time was over."""
+    """Return the reasons of all links that were not made, in words; empty if the time was over."""
     if isinstance(error, ExceptionGroup):
         return "; ".join(filter(None, map(_reason, error.exceptions)))
     return str(error)

@@ -1,13 +1,13 @@
-"""Links that calls of this end's made, and that broke, are made again, as ``LLMConfig.relink`` says.
+"""Relinking: broken links that this end's calls made are made again, as ``LLMConfig.relink`` says.
 
 Who owns what
-    A :class:`_Wanted` stands for a link that ``link_clusters`` made here and that no call has ended since. While it is broken
-    a task of the engine's tries to make it again; there is one such task for each at most, and none while a caller's own
-    ``link_clusters`` is at it.
+    A :class:`_Wanted` stands for a link that ``link_clusters`` made here and that no call has ended since. While it is
+    broken, a task of the engine's tries to make it again. Each has at most one such task, and none while a caller's own
+    ``link_clusters`` makes the link.
 
 In which order
-    A link is told as linked, lost and unlinked when that is so, in the tick in which it is; attempts are told before they are
-    waited for.
+    A link is reported as linked, lost and unlinked in the round of the loop in which it becomes so. Attempts are
+    reported before the wait for them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ logger = logging.getLogger(__name__)
 
 Address = tuple[str, int]
 UNPROVED_SECONDS = 1.0
-"""Seconds of an attempt after which the address is looked at again, over another connection, if what took the first one has
-not proved who it is. Another process may have held the port, and keep the connection when the cluster is there again."""
+"""Seconds of an attempt after which another connection looks at the address again, if nothing was proved over the first.
+
+Another process may have held the port, and may keep the connection when the cluster is there again.
+"""
 
 
 class Linking(Protocol):
-    """What the relinker has to know of the engine."""
+    """The properties of the engine that the relinker needs."""
 
     @property
     def cluster_id(self) -> int: ...
@@ -49,22 +51,22 @@ class Linking(Protocol):
     def peek_link(self, cluster_id: int) -> Link | None: ...
     def spawn(self, call: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool: ...
     async def link_once(self, address: Address, cluster_id: int, seconds: float, patience: float) -> None:
-        """Raises LinkError: no link was made."""
+        """Make one attempt at a link. Raises LinkError if no link was made."""
         ...
 
 
 class _Wanted:
-    """A link that a call made: where the peer listens, and how long an attempt may take.
+    """A link that a call made, with the address of the peer and the time limit of an attempt.
 
     Attributes:
-        lost_at: when it broke; None: it is there, or is being made by a caller for the first time.
-        reason: why, or what the last attempt failed with.
-        attempts: that were made since.
-        instance: of the peer, as it was when the link was made the last time.
-        pauses: calls of ``link_clusters`` that are making it.
-        scope: of the task that makes it again; None: there is none.
-        woken: the task's: a link is there.
-        over: the task's end.
+        lost_at: when it broke; None if it exists, or a caller is making it for the first time.
+        reason: why it broke, or why the last attempt failed.
+        attempts: the number of attempts since.
+        instance: the peer's instance when the link was made the last time.
+        pauses: the number of ``link_clusters`` calls that are making it.
+        scope: the scope of the task that makes it again; None if there is none.
+        woken: wakes the task because there is a link.
+        over: set at the end of the task.
     """
 
     def __init__(self, cluster_id: int, address: Address, seconds: float) -> None:
@@ -87,10 +89,10 @@ class _Wanted:
 
 
 class Relinker:
-    """Those of one cluster, and what is told of all its links.
+    """The wanted links of one cluster, and the reports about all its links.
 
     Args:
-        policy: None: links that broke are not made again.
+        policy: None if broken links are not made again.
     """
 
     def __init__(self, policy: RelinkPolicy | None, engine: Linking, changes: ChangeFeed) -> None:
@@ -107,16 +109,16 @@ class Relinker:
 
     @property
     def is_at_work(self) -> bool:
-        """A link is being made again."""
+        """True if a link is being made again."""
         return any(wanted.lost_at is not None for wanted in self._wanted.values())
 
     def is_making(self, cluster_id: int) -> bool:
-        """The link to this cluster broke, and is being made again."""
+        """Return True if the link to this cluster broke, and is being made again."""
         wanted = self._wanted.get(cluster_id)
         return wanted is not None and wanted.lost_at is not None
 
     def end(self) -> None:
-        """The cluster is finalized: nothing is made again, and what waits for a link fails."""
+        """Stop making links again, because the cluster is finalized; whatever waits for a link fails."""
         self._is_over = True
         wanted, self._wanted = self._wanted, {}
         for each in wanted.values():
@@ -126,7 +128,7 @@ class Relinker:
     # ---- what callers want ----
 
     def remember(self, cluster_id: int, address: Address, seconds: float | None) -> None:
-        """A call of this end's made this link, in so many seconds at most; None: for this once."""
+        """Note that a call of this end's made this link, in at most ``seconds``; if None, it is not to be made again."""
         if self._policy is None or self._is_over or seconds is None:
             return
         wanted = self._wanted.get(cluster_id)
@@ -142,7 +144,10 @@ class Relinker:
 
     @asynccontextmanager
     async def paused(self, cluster_id: int, seconds: float) -> AsyncIterator[None]:
-        """A caller makes this link: the attempts at it end first, within ``seconds``, and go on if none comes of that."""
+        """Pause the attempts at a link while a caller makes it.
+
+        They end first, within ``seconds``, and continue if the caller does not succeed.
+        """
         wanted = self._wanted.get(cluster_id)
         if wanted is None:
             yield
@@ -156,14 +161,17 @@ class Relinker:
             self._go_on(wanted)
 
     async def forget(self, cluster_id: int, seconds: float) -> None:
-        """A caller ends this link. When this returns no attempt at it is under way, unless ``seconds`` were too few to stop
-        one; that one makes no link either."""
+        """Forget a link, because a caller ends it.
+
+        When this returns, no attempt at it is under way, unless ``seconds`` were too few to stop one; that one makes no
+        link either.
+        """
         wanted = self._wanted.pop(cluster_id, None)
         if wanted is None:
             return
         link = self._engine.peek_link(cluster_id)
         if link is not None:
-            link.remake_if_lost(False)  # the peer's, which stays, where links have owners
+            link.remake_if_lost(False)  # the peer's link stays if links have owners
         why = LinkClosed(f"the link to cluster {cluster_id} was unlinked")
         self._drop(wanted, why)
         if wanted.lost_at is not None and not self._is_linked(cluster_id):
@@ -171,7 +179,7 @@ class Relinker:
         await self._stop(wanted, seconds)
 
     def awaited(self, cluster_id: int) -> AwaitedLink | None:
-        """A link that broke and is being made again, if transfers wait for it."""
+        """Return a broken link that is being made again, if transfers wait for it; None otherwise."""
         wanted = self._wanted.get(cluster_id)
         if wanted is None or self._policy is None or not self._policy.wait:
             return None
@@ -185,16 +193,16 @@ class Relinker:
     # ---- what becomes of links ----
 
     def replaced(self, link: Link) -> None:
-        """Another one came in its place, and it is not over yet."""
+        """Note that another link replaced this one before it had ended."""
         wanted = self._wanted.get(link.cluster_id)
-        self._tell_end(link, LinkClosed(f"cluster {link.cluster_id} was linked anew"))
+        self._tell_end(link, LinkClosed(f"cluster {link.cluster_id} was linked again"))
         if wanted is not None and link.life.was_unlinked:
             self._end_wanted(wanted, link.copy_of_failure())
         elif wanted is not None:
             wanted.lost_at, wanted.reason = anyio.current_time(), link.copy_of_failure()
 
     def linked(self, link: Link) -> None:
-        """Both ends have a link, whichever made it."""
+        """Note that both ends have a link, whichever made it."""
         wanted = self._wanted.get(link.cluster_id)
         self._tell(LinkPhase.LINKED, link.cluster_id, attempt=0 if wanted is None else wanted.attempts)
         if wanted is not None:
@@ -202,10 +210,10 @@ class Relinker:
             if link.life.ownership.is_ours:
                 self._is_there(wanted, link)
             wanted.woken.wake()
-            self._go_on(wanted)  # which joins a link of the peer's alone
+            self._go_on(wanted)  # the task joins a link that only the peer owns
 
     def ended(self, link: Link) -> None:
-        """A link that both ends had is over, and was the last one with its peer."""
+        """Note that a link that both ends had has ended, and was the last one with its peer."""
         failure = link.copy_of_failure()
         self._tell_end(link, failure)
         wanted = self._wanted.get(link.cluster_id)
@@ -240,12 +248,15 @@ class Relinker:
         self._changes.tell(LinkChange(cluster_id, phase, generation, reason, attempt, next_delay))
 
     def _is_linked(self, cluster_id: int) -> bool:
-        """There is a link that both ends have, and this one may use."""
+        """Return True if there is a link that both ends have, and that this one may use."""
         link = self._engine.peek_link(cluster_id)
         return link is not None and link.life.is_usable and link.life.ownership.is_ours
 
     def _check_there(self, wanted: _Wanted) -> None:
-        """Which it may be without having become ready now: this end owns a link of the peer's, too."""
+        """Note that the link exists, even if it did not become ready just now.
+
+        This end may have come to own a link of the peer's.
+        """
         link = self._engine.peek_link(wanted.cluster_id)
         if wanted.lost_at is not None and link is not None and self._is_linked(wanted.cluster_id):
             self._is_there(wanted, link)
@@ -276,7 +287,7 @@ class Relinker:
                 await wanted.over.wait()
 
     def _go_on(self, wanted: _Wanted) -> None:
-        """Start its task, if it needs one and has none."""
+        """Start the link's task, if it needs one and has none."""
         is_wanted = self._wanted.get(wanted.cluster_id) is wanted and wanted.lost_at is not None
         if not is_wanted or wanted.pauses or wanted.scope is not None or self._is_linked(wanted.cluster_id):
             return
@@ -286,7 +297,7 @@ class Relinker:
             wanted.scope = None
 
     async def _relink(self, wanted: _Wanted, scope: Scope) -> None:
-        """Until it is linked, given up, or a caller takes it over."""
+        """Try until it is linked, given up, or taken over by a caller."""
         flow = self._totals.relinking
         flow.running += 1
         try:
@@ -297,11 +308,13 @@ class Relinker:
             flow.running -= 1
             wanted.scope = None
             wanted.over.set()
-        self._go_on(wanted)  # it broke once more in this tick, or a caller's pause was over before this task was
+        self._go_on(wanted)  # it broke again in this round of the loop, or a caller's pause ended before this task did
 
     async def _try_again(self, wanted: _Wanted) -> bool:
-        """Wait, and make one attempt. Whether no further one is needed, or wanted."""
-        if self._is_linked(wanted.cluster_id) or wanted.lost_at is None:  # it broke just now: its end starts this anew
+        """Wait, and make one attempt. Return True if no further one is needed or wanted."""
+        if (
+            self._is_linked(wanted.cluster_id) or wanted.lost_at is None
+        ):  # if it breaks just now, its end starts this again
             return True
         delay = self._next_delay(wanted)
         if delay is None:
@@ -314,7 +327,7 @@ class Relinker:
         if self._is_linked(wanted.cluster_id):
             return True
         error = await self._attempt(wanted)
-        if error is None or wanted.lost_at is None:  # the peer's own link came meanwhile
+        if error is None or wanted.lost_at is None:  # the peer's own link came in the meantime
             return True
         wanted.reason = error
         # Without a proof, whatever answers at the address could end relinking. A name may lead elsewhere the next time.
@@ -323,13 +336,16 @@ class Relinker:
             return True
         words = "cluster %d: the link to cluster %d at %s is still being made again; attempt %d: %s"
         told = self._engine.cluster_id, wanted.cluster_id, host_port(*wanted.address), wanted.attempts, error
-        # Logged are the first, the second, the fourth: many are of no use.
+        # Logs attempts 1, 2, 4, 8, ...: the others would only repeat the reason.
         level = logging.DEBUG if wanted.attempts & wanted.attempts - 1 else logging.INFO
         self._totals.incidents.add(Incident.RELINK_FAILED, logger, words, *told, level=level)
         return False
 
     def _next_delay(self, wanted: _Wanted) -> float | None:
-        """None: its time is over. The last attempt comes at the end of it."""
+        """Return the seconds to wait before the next attempt; None if the time for attempts is over.
+
+        The last attempt comes at the end of that time.
+        """
         policy = self._policy
         if policy is None or wanted.lost_at is None:
             return None
@@ -340,7 +356,7 @@ class Relinker:
         return None if left <= 0 else min(delay, left)
 
     async def _attempt(self, wanted: _Wanted) -> LinkError | None:
-        """What it failed with."""
+        """Make one attempt; return its error, or None."""
         flow, lost_at = self._totals.relinking, wanted.lost_at
         try:
             await self._engine.link_once(wanted.address, wanted.cluster_id, wanted.seconds, UNPROVED_SECONDS)
@@ -356,7 +372,7 @@ class Relinker:
         return None
 
     def _give_up(self, wanted: _Wanted) -> None:
-        """Nothing but a call makes it again."""
+        """Stop trying: from now on only a call makes the link again."""
         if self._wanted.get(wanted.cluster_id) is wanted:
             del self._wanted[wanted.cluster_id]
         self._totals.relinks_given_up += 1
@@ -364,7 +380,7 @@ class Relinker:
         self._totals.incidents.add(
             Incident.RELINK_GIVEN_UP,
             logger,
-            "cluster %d gives the link to cluster %d up after %d attempts: %s",
+            "cluster %d gives up the link to cluster %d after %d attempts: %s",
             *(self._engine.cluster_id, wanted.cluster_id, wanted.attempts, why),
         )
         self._tell(LinkPhase.GIVEN_UP, wanted.cluster_id, why, wanted.attempts)

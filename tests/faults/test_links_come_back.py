@@ -216,7 +216,7 @@ async def test_a_peer_that_has_not_heard_of_the_end_replaces_its_half() -> None:
             await linked_at(changes, 2)
             told = [await anext(hers) for _ in range(2)]
         assert [(change.state, change.generation) for change in told] == [(LinkPhase.LOST, 1), (LinkPhase.LINKED, 2)]
-        assert "was linked anew" in str(told[0].reason)
+        assert "was linked again" in str(told[0].reason)
         await cluster.datadist.cache_manager.pull_blocks(KEY, cache, [1], [2])
         verify(cluster.memory(cache), cache, [(t, 2, 1, 1) for t in range(2)])
 

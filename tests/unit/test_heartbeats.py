@@ -25,7 +25,7 @@ def test_heartbeats_are_of_the_link_whose_token_they_bring() -> None:
     try:
         for link in links:
             heartbeats.expect(link)
-        with pytest.raises(LinkError, match="a link that there is not"):
+        with pytest.raises(LinkError, match="a link that does not exist"):
             heartbeats.accept(AttachHeartbeats(token="4" * 64))
         for at in (1, 2, 0):
             assert heartbeats.accept(AttachHeartbeats(token=tokens[at])) is links[at]
