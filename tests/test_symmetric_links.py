@@ -157,7 +157,7 @@ async def test_ranks_that_leave_one_out_are_refused_before_a_member_is_waited_fo
     gap = json.loads(table(2))
     gap["server_list"][0]["device"][1]["rank_id"] = "5"
     async with open_cluster(1, link_total_time=1) as cluster:
-        with pytest.raises(ParamInvalid, match=r"ranks \[0, 5\]: HCCL wants 0 to 1, none left out"):
+        with pytest.raises(ParamInvalid, match=r"ranks \[0, 5\]: must be 0 to 1 without a gap"):
             await cluster.datadist.link(GROUP, {1: 0, 2: 5}, json.dumps(gap))
 
 

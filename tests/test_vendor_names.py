@@ -125,7 +125,7 @@ def test_the_ids_of_a_super_pod_are_the_runtimes(names: Path) -> None:
 def test_a_runtime_that_does_not_know_super_pods_asks_for_them(names: Path) -> None:
     unknown = "from aiodatadist._native.runtime import Runtime\nRuntime.super_pod = lambda self, index: None\n"
     done = run(unknown + SUPER_POD, names)
-    assert "whose ids CANN tells from 8.5 on" in done.stderr
+    assert "CANN reports its ids from version 8.5 on" in done.stderr
     assert "set LLMConfig.local_comm_res: version 1.2" in done.stderr
 
 

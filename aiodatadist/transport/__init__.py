@@ -1,8 +1,8 @@
-"""They can travel: moving bytes between registered memory of two peers.
+"""Transports: moving bytes between registered memory of two peers.
 
-The contract is in ``contract``; implementations are found by name, and imported by no other room. Promises: a channel
-moves only what both ends registered, and what it adds to a program follows the program's rules (order, one end, no byte
-after it). Refuses to know: caches, keys, control messages.
+The contract is in ``contract``. Implementations are found by name, and no other room imports them. Promises: a channel
+moves only what both ends registered, and the steps that it adds to a program follow the program's rules (order, one
+end, no byte after it). It knows nothing of caches, keys and control messages.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ TRANSPORTS = {"hccl": "HcclTransport", "loopback": "LoopbackTransport"}
 def open_transport(
     name: str, device: Device, resource: str | None = None, rdma: RdmaConfig = DEFAULT_RDMA
 ) -> Transport:
-    """The transport of this name for a device. ``resource`` is the ``local_comm_res`` option.
+    """Return the transport of this name for a device. ``resource`` is the ``local_comm_res`` option.
 
     Raises:
-        ParamInvalid: there is no such transport, or the resource description is wrong.
+        ParamInvalid: if there is no such transport, or the resource description is wrong.
     """
     if name not in TRANSPORTS:
-        raise ParamInvalid(f"transport {name!r} does not exist: there are {', '.join(sorted(TRANSPORTS))}")
+        raise ParamInvalid(f"transport is {name!r}: must be {' or '.join(sorted(TRANSPORTS))}")
     module = import_module(f"aiodatadist.transport.{name}")
     transport: Transport = getattr(module, TRANSPORTS[name])(device, resource, rdma)
     return transport

@@ -1,8 +1,8 @@
-"""Processes that know nothing of each other but a rank table meet through HCCL itself, and exchange a few bytes.
+"""Exchange of a few bytes between processes that know only a rank table: they meet through HCCL itself.
 
-Upstream's symmetric ``link`` gives its members a name, a map of cluster ids to ranks and a rank table, but no address of
-a control connection. So the members make a one-sided communicator of all of them, and take the exchange of memory
-descriptors for a mailbox: HCCL carries a descriptor without looking at more than the two ranks at its beginning.
+Upstream's symmetric ``link`` gives its members a name, a map of cluster ids to ranks and a rank table, but no address
+of a control connection. So the members make one one-sided communicator together, and use its exchange of memory
+descriptors as a mailbox: HCCL carries a descriptor and looks only at the two ranks at its beginning.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from aiodatadist.values import checks
 logger = logging.getLogger(__name__)
 
 RANKS = struct.Struct("=II")
-"""How a descriptor begins: the rank that sends it, and the one that it is for. HCCL refuses one for another rank."""
+"""The beginning of a descriptor: the rank that sends it, and the rank that it is for. HCCL refuses any other rank."""
 
 BLOB = 512 - RANKS.size - 1
-"""Bytes of one blob: a descriptor without its ranks, and without the zero at its end."""
+"""The largest blob, in bytes: a descriptor without its ranks, and without the zero at its end."""
 
 MEMBERS = range(2, 5)
 NAME_LENGTH = 128  # of HcclCommConfig.hcclCommName, with the zero at its end
@@ -43,11 +43,11 @@ BUFFER_MIB = 1  # HCCL's staging memory, of which the default is 200 MiB: more t
 
 
 def validate(comm_name: Any, cluster_rank_info: Any, rank_table: Any, cluster_id: int) -> tuple[int, dict[int, int]]:
-    """Check the arguments of upstream's ``link``; our own rank, and the rank of each cluster.
+    """Check the arguments of upstream's ``link``. Return this cluster's rank, and the rank of each cluster.
 
     Raises:
-        TypeError, ValueError: a type is wrong, or a number is not within its C type.
-        ParamInvalid: a rule is broken. The message names it.
+        TypeError, ValueError: if a type is wrong, or a number is outside its C type.
+        ParamInvalid: if a rule is broken. The message names it.
     """
     _check_name(checks.instance(comm_name, "comm_name", str))
     ranks = _check_ranks(checks.instance(cluster_rank_info, "cluster_rank_info", dict), cluster_id)
@@ -70,13 +70,13 @@ def _check_ranks(given: dict[Any, Any], cluster_id: int) -> dict[int, int]:
         for cluster, rank in given.items()
     }
     if len(ranks) not in MEMBERS:
-        raise ParamInvalid(f"cluster_rank_info has {len(ranks)} entries: {MEMBERS[0]} to {MEMBERS[-1]} can be linked")
+        raise ParamInvalid(f"cluster_rank_info has {len(ranks)} entries: must have {MEMBERS[0]} to {MEMBERS[-1]}")
     for one, other in itertools.pairwise(ranks.values()):
         if one >= other:
             raise ParamInvalid(f"cluster_rank_info has rank {other} after {one}: ranks must ascend")
     if list(ranks.values()) != list(range(len(ranks))):
         raise ParamInvalid(
-            f"cluster_rank_info has ranks {list(ranks.values())}: HCCL wants 0 to {len(ranks) - 1}, none left out"
+            f"cluster_rank_info has ranks {list(ranks.values())}: must be 0 to {len(ranks) - 1} without a gap"
         )
     if cluster_id not in ranks:
         raise ParamInvalid(f"cluster_rank_info has clusters {list(ranks)}: our own, {cluster_id}, must be one of them")
@@ -88,12 +88,12 @@ def _check_table(text: str, ranks: dict[int, int]) -> None:
         raise ParamInvalid(f"rank_table has {len(text)} characters: the limit is {MAX_TABLE}")
     try:
         table = json.loads(text)
-        text.encode()  # which it may refuse: a lone surrogate
+        text.encode()  # fails for a lone surrogate, which json.loads accepts
     except (ValueError, RecursionError) as error:
         raise ParamInvalid(f"rank_table is not JSON: {error}") from error
     version = _member(table, "version", str, "rank_table")
     if version not in VERSIONS:
-        raise ParamInvalid(f"rank_table has version {version!r}: {' and '.join(VERSIONS)} are known")
+        raise ParamInvalid(f"rank_table has version {version!r}: must be {' or '.join(VERSIONS)}")
     found: Counter[int] = Counter()
     for i, server in enumerate(_member(table, "server_list", list, "rank_table")):
         where = f"rank_table.server_list[{i}]"
@@ -133,27 +133,27 @@ async def meet(
     timeout: float,
     rdma: RdmaConfig = DEFAULT_RDMA,
 ) -> dict[int, bytes]:
-    """Exchange blobs with all other members, who make the same call with the same name, number and table.
+    """Exchange blobs with all other members, which make the same call with the same name, number and table.
 
-    Cancelled or out of time, it ends at once on softnpu that is not strict. The vendor's library cannot be told to stop
-    waiting: there this returns, with a cancellation as with a timeout, when ``HcclCommPrepare`` gave up by itself, which
-    takes ``timeout`` for each of its three phases at most; or, if a member falls silent after that, when
-    HCCL_CONNECT_TIMEOUT has passed, 120 s unless set.
+    If cancelled or out of time, it ends at once on softnpu that is not strict. The vendor's library cannot be told to
+    stop waiting: there this returns, after a cancellation as after a timeout, when ``HcclCommPrepare`` has given up by
+    itself. That takes at most ``timeout`` for each of its three phases. If a member falls silent after that, it takes
+    until HCCL_CONNECT_TIMEOUT has passed, 120 s unless set.
 
     Args:
         rank: 0 to ``members`` - 1.
         blob: at most ``BLOB`` bytes, without a zero.
         timeout: seconds.
-        rdma: for the communicator.
+        rdma: options of the communicator.
 
     Returns:
         The blob of every other member, by rank.
 
     Raises:
-        ParamInvalid: an argument breaks a rule. No member was waited for.
-        LinkTimeout: a member did not come in time.
-        LinkError: the communicator could not be made, or broke: a member failed, ended or gave up.
-        FeatureNotEnabled: the runtime lacks a function.
+        ParamInvalid: if an argument breaks a rule. No member was waited for.
+        LinkTimeout: if a member did not come in time.
+        LinkError: if the communicator could not be made, or broke, because a member failed, ended or gave up.
+        FeatureNotEnabled: if the runtime lacks a function.
     """
     _check_meeting(name, rank, members, blob)
     meeting = _Meeting(device, rank, members, timeout)
@@ -169,15 +169,15 @@ async def meet(
 def _check_meeting(name: str, rank: int, members: int, blob: bytes) -> None:
     _check_name(name)
     if members not in MEMBERS:
-        raise ParamInvalid(f"{members} members: {MEMBERS[0]} to {MEMBERS[-1]} can meet")
+        raise ParamInvalid(f"members is {members}: must be {MEMBERS[0]} to {MEMBERS[-1]}")
     if rank not in range(members):
-        raise ParamInvalid(f"our own rank is {rank}: must be 0 to {members - 1}")
+        raise ParamInvalid(f"rank is {rank}: must be 0 to {members - 1}")
     if len(blob) > BLOB or 0 in blob:
-        raise ParamInvalid(f"a blob of {len(blob)} bytes: {BLOB} is the limit, and none of them may be zero")
+        raise ParamInvalid(f"blob has {len(blob)} bytes: must have at most {BLOB}, none of them zero")
 
 
 class _Meeting:
-    """One member's part of a meeting. Everything blocks; all of it but :meth:`call_off` happens in one thread."""
+    """A member's part of a meeting. Everything blocks, in one thread; only :meth:`call_off` can be called from another."""
 
     def __init__(self, device: Device, rank: int, members: int, timeout: float) -> None:
         self._device = device
@@ -203,7 +203,7 @@ class _Meeting:
                 self._close()
 
     def _swap(self, other: int, blob: bytes) -> bytes:
-        """All members go through the others by rank: no circle of waiting."""
+        """Exchange blobs with one member. All members go through the others by rank, so there is no circle of waiting."""
         mine, theirs = (ffi.new("HcclMemDescs *", {"arrayLength": 1}) for _ in range(2))
         sent, got = ffi.new("HcclMemDesc *"), ffi.new("HcclMemDesc *")
         mine.array, theirs.array = sent, got
@@ -226,8 +226,10 @@ class _Meeting:
         return blob
 
     def _take_leave(self) -> None:
-        """A second round, of nothing: what a member still reads of the first one, this end's leaving would take away.
-        A member that has left already had all that it needs."""
+        """Exchange empty blobs in a second round, so that no member leaves while another still reads its first blob.
+
+        A member that has left already had all that it needs.
+        """
         for other in self._others:
             try:
                 self._swap(other, b"")
@@ -235,7 +237,7 @@ class _Meeting:
                 logger.debug("rank %d has left the meeting: %s", other, error)
 
     def _close(self) -> None:
-        """A refusal is logged: the blobs are there, or a better reason why not."""
+        """Destroy the communicator. A refusal is only logged: the blobs are there, or a better reason why not."""
         try:
             self._comm.destroy()
         except LLMException as error:

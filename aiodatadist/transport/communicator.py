@@ -1,7 +1,7 @@
 """One-sided communicators: made from a rank table, prepared together with their peers, destroyed.
 
-A link has one of two ranks, members of a rank table meet through one of all of them. What is done here blocks: callers do
-it in threads.
+A link has a communicator of two ranks; members of a rank table meet through one with all of them. Everything here
+blocks, so callers do it in threads.
 """
 
 from __future__ import annotations
@@ -38,12 +38,18 @@ NO_HCCS = (
     "ends, or take two cards of one group (npu-smi info -t topo)"
 )
 EXPANSION_HOST = 1
-"""The host unfolds batches. By default an A3 does it on the device, where an abort stops no copy and one notify of the
-communicator reports all ends (:func:`~aiodatadist.transport.link_kind.is_unfolded`)."""
+"""The setting by which the host unfolds batches.
+
+By default an A3 does it on the device, where an abort stops no copy and one notify of the communicator reports all ends
+(:func:`~aiodatadist.transport.link_kind.is_unfolded`).
+"""
 
 DESTROY_SECONDS = 30.0
-"""How long HCCL may take for the destruction of one communicator. If it unfolds batches on the device, it waits for a kernel
-there, up to HCCL_EXEC_TIMEOUT (1836 s); then the communicator is left behind, and nothing that it is bound to is given on."""
+"""Seconds that HCCL may take for destroying one communicator.
+
+If it unfolds batches on the device, it waits for a kernel there, up to HCCL_EXEC_TIMEOUT (1836 s). Then the
+communicator is left behind, and nothing that it is bound to is used for anything else.
+"""
 
 LEFT_BEHIND = (
     "until the process ends, the memory that this communicator reaches stays registered and is not freed, and its device "
@@ -52,13 +58,16 @@ LEFT_BEHIND = (
 
 
 class _Turn:
-    """HCCL keeps the communicators of a process, of all its devices, in tables without a lock: one thread at a time makes or
-    destroys one. It does not wait for a peer meanwhile: that is what preparing is for, which is done outside."""
+    """The turn to make or destroy a communicator, which one thread of the process has at a time.
+
+    HCCL keeps the communicators of a process, of all its devices, in tables without a lock. The turn includes no wait
+    for a peer: preparing does that, outside.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._since = math.inf  # when it was taken last, in monotonic seconds; inf while it is free
-        self._in_vain = math.nan  # when it was taken by whom others have waited for in vain
+        self._since = math.inf  # when it was last taken, in monotonic seconds; inf while it is free
+        self._in_vain = math.nan  # the ``_since`` for which others have waited in vain
 
     def take(self) -> None:
         """Wait for the turn, and take it.
@@ -82,7 +91,7 @@ class _Turn:
         self._since = time.monotonic()
 
     def give(self) -> None:
-        """Give the turn back; from any thread."""
+        """Release the turn, from any thread."""
         self._since = math.inf
         self._lock.release()
 
@@ -95,7 +104,7 @@ _turn = _Turn()
 
 
 def _renew_turn() -> None:
-    """In a forked child: the parent's thread that had it is not here to give it back."""
+    """Make a new turn in a forked child: the parent's thread that had it is not here to release it."""
     global _turn  # noqa: PLW0603 - one per process
     _turn = _Turn()
 
@@ -110,7 +119,7 @@ def communicator_config(name: str, buffer_mib: int, rdma: RdmaConfig, expansion:
         name: the same at all members.
         buffer_mib: megabytes of HCCL's staging memory.
         rdma: marks of RDMA packets.
-        expansion: where batches are unfolded. The environment's HCCL_OP_EXPANSION_MODE does not count then.
+        expansion: where batches are unfolded. It overrides the environment's HCCL_OP_EXPANSION_MODE.
     """
     config = ffi.new("HcclCommConfig *")
     header = ffi.cast("uint32_t *", ffi.addressof(config, "reserved"))
@@ -127,7 +136,7 @@ def communicator_config(name: str, buffer_mib: int, rdma: RdmaConfig, expansion:
 
 @contextmanager
 def failing_as_link() -> Iterator[None]:
-    """What HCCL refuses within is a link that cannot be made; what does not come in time is a LinkTimeout."""
+    """Turn HCCL's errors inside this context into LinkError, and its timeouts into LinkTimeout."""
     try:
         yield
     except TransferTimeout as error:
@@ -139,10 +148,10 @@ def failing_as_link() -> Iterator[None]:
 
 
 class Communicator:
-    """One communicator. All calls but :meth:`call_off` are made with the device current, in one thread after the other.
+    """A communicator. All calls but :meth:`call_off` must be made with the device current, and one at a time.
 
     Attributes:
-        handle: None before :meth:`make`, and when it was destroyed.
+        handle: None before :meth:`make`, and after it was destroyed.
     """
 
     def __init__(self, device: Device) -> None:
@@ -153,10 +162,10 @@ class Communicator:
         self.handle: Handle | None = None
 
     def make(self, rank_table: str, rank: int, config: Handle) -> None:
-        """Without its peers, who are not waited for.
+        """Make the communicator. It does not wait for peers.
 
         Raises:
-            LinkError: HCCL refused.
+            LinkError: if HCCL refused.
         """
         made = ffi.new("HcclComm *")
         init = self._runtime.hccl.HcclCommInitClusterInfoMemConfig
@@ -173,15 +182,17 @@ class Communicator:
             self._end_waiting()
 
     def prepare(self, seconds: float) -> None:
-        """Meet all peers, in one call, and show them the memory that is bound: an end that gives up and begins again
-        breaks what the other is just doing, and HCCL does not clean up after a Prepare that failed. So there is no second
-        one: the communicator can only be destroyed.
+        """Meet all peers, in one call, and show them the memory that is bound. Can be called only once.
 
-        HCCL gives each of three phases (connecting, exchanging descriptors, opening memory) that many seconds, rounded up.
+        An end that gives up and begins again would break what the other is doing, and HCCL does not clean up after a
+        Prepare that failed. So a communicator that failed can only be destroyed.
+
+        HCCL gives each of three phases (connecting, exchanging descriptors, opening memory) this number of seconds,
+        rounded up.
 
         Raises:
-            LinkTimeout: a peer did not come in time, or :meth:`call_off` was called.
-            LinkError: it could not be prepared, or was tried before.
+            LinkTimeout: if a peer did not come in time, or :meth:`call_off` was called.
+            LinkError: if it could not be prepared, or was tried before.
         """
         if self._is_called_off:
             raise LinkTimeout("called off before the peer was waited for")
@@ -197,23 +208,23 @@ class Communicator:
                 raise LinkError(*error.args, hint=NO_HCCS) from error
 
     def call_off(self) -> None:
-        """Do not wait for peers any more; from any thread. An NPU cannot be told so once it waits."""
+        """Stop waiting for peers; from any thread. An NPU that waits already cannot be told."""
         self._is_called_off = True
         self._end_waiting()
 
     def _end_waiting(self) -> None:
-        handle = self.handle  # looked at once: another thread may be destroying it; softnpu knows that it is gone
+        handle = self.handle  # read once: another thread may be destroying it; softnpu recognises a handle that is gone
         if handle is not None and self._runtime.is_soft:
             self._runtime.acl.softnpu_comm_cancel(handle)
 
     def destroy(self) -> None:
-        """Nothing is left of it; an NPU takes the peer's way to our memory down with it. Does nothing the second time.
+        """Destroy the communicator; an NPU then also closes the peer's way to our memory. No effect the second time.
 
         Raises:
-            StillWritten: softnpu cannot, where the peer was stopped while it wrote. May be tried again.
-            StuckError: HCCL has not done it within ``DESTROY_SECONDS``. What is bound to it must stay registered, and must
-                not be freed, until the process ends.
-            LLMException: HCCL refused.
+            StillWritten: if softnpu cannot, because the peer was stopped while it wrote. May be tried again.
+            StuckError: if HCCL has not done it within ``DESTROY_SECONDS``. What is bound to it must stay registered,
+                and must not be freed, until the process ends.
+            LLMException: if HCCL refused.
         """
         handle, self.handle = self.handle, None
         if handle is None:
@@ -234,7 +245,7 @@ class Communicator:
     def _destroy_in_time(self, handle: Handle) -> tuple[int, str]:
         """Call ``HcclCommDestroy`` in a thread that can be left behind, which has the turn until the call returns.
 
-        Return its code and, if it failed, the library's words, which only that thread is told.
+        Return its code and, if it failed, the library's words, which only that thread can read.
         """
         turn, result = _turn, concurrent.futures.Future[tuple[int, str]]()
 
@@ -262,21 +273,21 @@ class Communicator:
                 continue
         raise StuckError(
             f"HcclCommDestroy has not returned within {DESTROY_SECONDS:g} s",
-            hint="restart the process; where HCCL honours it, HCCL_OP_EXPANSION_MODE=HOST avoids this",
+            hint="restart the process; if HCCL honours it, HCCL_OP_EXPANSION_MODE=HOST avoids this",
         )
 
     @property
     def awaited(self) -> int:
-        """After ``StillWritten``: a file descriptor that becomes readable when the peer let go. -1: none is waited for."""
+        """After ``StillWritten``, a file descriptor that becomes readable when the peer has let go; -1 if none is awaited."""
         return -1 if self.handle is None else int(self._runtime.acl.softnpu_comm_awaited(self.handle))
 
     def abandon(self) -> None:
-        """After ``StillWritten``: destroy it without waiting."""
+        """Destroy it without waiting, after ``StillWritten``."""
         handle, self.handle = self.handle, None
         if handle is not None:
             self._runtime.acl.softnpu_comm_abandon(handle)
 
 
 def whole_seconds(seconds: float) -> int:
-    """As HCCL takes them: 0 would be the environment's limit."""
+    """Return whole seconds for HCCL, at least 1, because 0 means the environment's limit."""
     return max(1, math.ceil(seconds))

@@ -29,15 +29,15 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What a peer has to know of us to open a channel. Plain text: it travels in the handshake.
+    """The properties of this end that a peer needs to open a channel. Plain text: it travels in the handshake.
 
     Attributes:
-        transport, runtime: have to be the same on both ends.
+        transport, runtime: must be the same at both ends.
         host: identifies the machine (its boot id and user); a runtime that cannot leave the machine compares it.
         server_id, device_id, device_ip: this device in a rank table.
         process: the process id on its machine.
-        super_device_id, super_pod_id: on super-pod hardware, else empty.
-        device_port, host_ip, backup_device_ip: further words of the rank table, if they were given.
+        super_device_id, super_pod_id: for super-pod hardware, otherwise empty.
+        device_port, host_ip, backup_device_ip: further fields of the rank table, if they were given.
     """
 
     transport: str
@@ -56,11 +56,11 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class ChannelOffer:
-    """Both ends open a channel at the same time with the same offer, apart from ``rank``.
+    """The terms of a channel, which both ends open at the same time. They are the same apart from ``rank``.
 
     Attributes:
         name: unique among all channels; at most 127 characters.
-        rank: ours, 0 or 1. ``endpoints[rank]`` is ours.
+        rank: this end's, 0 or 1. ``endpoints[rank]`` is this end's.
     """
 
     name: str
@@ -73,8 +73,10 @@ class ChannelOffer:
 
 
 class RdmaConfig(NamedTuple):
-    """What the packets of a channel over RDMA are marked with. None: the environment's ``HCCL_RDMA_TC`` and
-    ``HCCL_RDMA_SL``, or the vendor's defaults, 132 and 4."""
+    """The marks of a channel's RDMA packets.
+
+    None means the environment's ``HCCL_RDMA_TC`` and ``HCCL_RDMA_SL``, or the vendor's defaults, 132 and 4.
+    """
 
     traffic_class: int | None = None
     service_level: int | None = None
@@ -84,8 +86,11 @@ DEFAULT_RDMA: Final = RdmaConfig()
 
 
 class StillWritten(LinkError):
-    """A channel is closed, but the peer was stopped in the middle of writing into our memory, and finishes that piece when it
-    goes on; or it is the other end in this process, which has not ended a transfer."""
+    """A channel is closed, but the peer may still write into our memory.
+
+    The peer was stopped in the middle of a write, and finishes that piece when it continues; or it is the other end in
+    this process, and has not ended a transfer.
+    """
 
 
 class Channel(ABC):
@@ -94,10 +99,10 @@ class Channel(ABC):
     A channel covers the regions that both ends had registered when it was opened.
 
     Attributes:
-        has_one_queue: all gets and puts wait in one queue, which any later one starts, from whatever stream. So all of one
-            end go through one stream, one at a time, and what was stopped half-way is over only when the channel is closed.
-            True over RDMA, and over HCCS if HCCL unfolds batches on the device.
-        reaches_host: the peer's HOST memory can be read and written, too; else DEVICE memory only.
+        has_one_queue: True if all gets and puts wait in one queue, which any later one starts, whatever its stream. So
+            all transfers of one end use one stream, one at a time, and a transfer that was stopped half-way has ended
+            only when the channel is closed. True over RDMA, and over HCCS if HCCL unfolds batches on the device.
+        reaches_host: True if the peer's HOST memory can be read and written, too; otherwise only DEVICE memory.
     """
 
     has_one_queue: bool = False
@@ -109,42 +114,44 @@ class Channel(ABC):
 
     @abstractmethod
     def add_put(self, program: Program, grid: Grid, layering: Layering | None = None) -> None:
-        """Add a step that writes the grid's local side to its remote side; layer by layer, if it says so."""
+        """Add a step that writes the grid's local side to its remote side, layer by layer if there is a ``layering``."""
 
     def take_over(self, program: Program) -> None:
-        """Make a program that was made for another channel to this peer, and has not started, one of this channel. For
-        channels that have one queue."""
+        """Move a program that was made for another channel to this peer, and has not started, to this channel.
+
+        For channels that have one queue.
+        """
         raise NotImplementedError
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Give the channel back; its transfers have to be done. May be called twice.
+        """Close the channel; its transfers must have ended. May be called twice.
 
-        Whatever the peer does, no byte of its lands in our memory after this returned.
+        Whatever the peer does, none of its bytes lands in our memory after this has returned.
 
         Raises:
-            StillWritten: that cannot be promised yet. Call it again after :meth:`wait_let_go`.
-            LLMException: the runtime refused; whether the peer can still write is never known.
+            StillWritten: if that cannot be promised yet. Call it again after :meth:`wait_let_go`.
+            LLMException: if the runtime refused. It then stays unknown if the peer can still write.
         """
 
-    async def wait_let_go(self) -> None:  # noqa: B027 - who never raises it has nothing to wait for
-        """After ``StillWritten``: until :meth:`aclose` is worth another try, as long as that takes. May be cancelled."""
+    async def wait_let_go(self) -> None:  # noqa: B027 - a channel that never raises it has nothing to wait for
+        """Wait, after ``StillWritten``, until :meth:`aclose` is worth another try. There is no limit. May be cancelled."""
 
     def abandon(self) -> None:  # noqa: B027 - the same
-        """After ``StillWritten``: give everything back without waiting. The memory that the peer may write is withheld.
+        """Release everything without waiting, after ``StillWritten``. Memory that the peer may write is withheld.
 
-        Memory of the device stays mapped for as long as a peer in this process copies there, even if the device is closed.
+        Memory of the device stays mapped as long as a peer in this process copies there, even if the device is closed.
         """
 
 
 class Transport(ABC):
-    """Opens channels for one device. Regions are counted: as many ``unregister`` as ``register`` give one back.
+    """A factory of channels for one device. Regions are counted: each ``register`` needs its own ``unregister``.
 
     Attributes:
-        rdma: for channels over RDMA.
+        rdma: options for channels over RDMA.
         epoch: grows whenever a region becomes known. A channel reaches the regions of the epoch in which it was opened.
 
-    Raises, from every method: LLMException for what the runtime refuses.
+    Every method raises LLMException if the runtime refuses.
     """
 
     name: ClassVar[str]
@@ -157,41 +164,44 @@ class Transport(ABC):
     @property
     @abstractmethod
     def endpoint(self) -> Endpoint:
-        """How to reach this device."""
+        """The endpoint by which peers reach this device."""
 
     @abstractmethod
     async def register(self, regions: Sequence[Region]) -> None:
-        """Make regions known, all or, when it fails or is cancelled, none. Channels opened later cover them.
+        """Register regions: all of them or, after failure and cancellation, none. Channels opened later cover them.
 
         Raises:
-            ParamInvalid: one overlaps another region without being the same.
+            ParamInvalid: if one overlaps another region without being the same.
         """
 
-    def withdraw(self, regions: Sequence[Region]) -> None:  # noqa: B027 - who binds nothing has nothing to leave out
-        """They will be unregistered, once each: channels that are opened from now on do not cover what is not registered
-        besides. Registering them once more, or an ``unregister`` that fails, undoes it."""
+    def withdraw(self, regions: Sequence[Region]) -> None:  # noqa: B027 - a transport that binds nothing has nothing to leave out
+        """Announce that each of these will be unregistered once. Channels that are opened from now on leave them out.
+
+        A region that others have registered, too, stays covered. Registering a region again, or an ``unregister`` that
+        fails, undoes this.
+        """
 
     @abstractmethod
     async def unregister(self, regions: Sequence[Region]) -> None:
-        """Forget regions, also when cancelled. No open channel may cover them.
+        """Unregister regions, even if cancelled. No open channel may cover them.
 
         Raises:
-            LLMException: the runtime refused one; it stays registered, the others are forgotten.
+            LLMException: if the runtime refused one; it stays registered, and the others are released.
         """
 
     @abstractmethod
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
         """Open a channel together with the peer, which calls this at about the same time.
 
-        If cancelled, returns only when the runtime let go: on an NPU, and on strict softnpu, when it gave up waiting for the
-        peer by itself, which is up to three times ``timeout``; else at once. What failed is not tried again: a further call
-        makes everything anew.
+        If cancelled, it returns only when the runtime has let go. On an NPU, and on strict softnpu, that is when the
+        runtime has given up waiting for the peer by itself, after up to three times ``timeout``; otherwise at once. A
+        failed attempt is not retried: a further call makes everything again.
 
         Raises:
-            LinkTimeout: the peer did not come in time.
-            LinkError: the channel could not be made.
+            LinkTimeout: if the peer did not come in time.
+            LinkError: if the channel could not be made.
         """
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Forget all regions. Channels have to be closed."""
+        """Release all regions. Channels must be closed."""

@@ -1,7 +1,7 @@
 """Channels over HCCL's one-sided calls: a communicator of two ranks per link.
 
-The calls, in the order in which the vendor's library wants them: register memory once per process, make a communicator
-from a rank table, bind the memory to it, prepare it (both ends, blocking). Blocking calls run in worker threads.
+The vendor's library requires this order: register memory once per process, make a communicator from a rank table, bind
+the memory to it, prepare it (both ends, blocking). Blocking calls run in worker threads.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ logger = logging.getLogger(__name__)
 
 BUFFER_MIB = 200  # the vendor's default
 PINNED = "allocate it with allocate_cache, or pin it: tensor.pin_memory() of torch_npu, or aclrtMallocHost"
-HUGE_PAGE = 2 << 20  # bytes; where the runtime does not say, and a multiple of any other
+HUGE_PAGE = 2 << 20  # bytes; used if the runtime does not say, and a multiple of any other page
 
 
 def host_identity() -> str:
-    """This machine since it was booted, and the user: what softnpu's shared memory reaches."""
+    """Return an identifier of this machine since its boot, and of the user: the reach of softnpu's shared memory."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}:{os.getuid()}"
 
 
 def rank_table(endpoints: tuple[Endpoint, Endpoint]) -> str:
-    """The vendor's rank table for two devices, rank 0 first; JSON text, all values strings."""
+    """Return the vendor's rank table for two devices, rank 0 first; JSON text, all values strings."""
     servers: dict[str, list[dict[str, str]]] = {}
     host_ips: dict[str, dict[str, str]] = {}
     for rank, end in enumerate(endpoints):
@@ -99,7 +99,7 @@ class HcclTransport(Transport):
         self._endpoint = self._describe(resource)
 
     def _describe(self, resource: str | None) -> Endpoint:
-        """Blocks where the machine has to be asked for the address of an NPU's network card."""
+        """Return this device's endpoint. Blocks if the machine must be asked for the address of an NPU's network card."""
         found = describe(self._runtime, self.device.index, resource)
         return Endpoint(self.name, self._runtime.name, host_identity(), process=os.getpid(), **found)
 
@@ -128,29 +128,26 @@ class HcclTransport(Transport):
             self._regions[region] = (handle, count + 1)
 
     def _check_pages(self, regions: list[Region]) -> None:
-        """Over HCCS memory is exported from the start of a page, and one region that starts elsewhere ruins every link.
+        """Check that regions start with a page. Raises ParamInvalid if one does not.
 
-        Raises:
-            ParamInvalid: one does.
+        Over HCCS memory is exported from the start of a page, and one region that starts elsewhere ruins every link.
         """
         pages = self.device.page_sizes_of(region.address for region in regions)
         for region, page in zip(regions, pages, strict=True):
             past = region.address % (page or HUGE_PAGE)
             if past and region.address % HUGE_PAGE:
                 raise ParamInvalid(
-                    f"{region.nbytes} bytes of DEVICE memory at {region.address:#x} start {past} bytes behind the start of a "
+                    f"{region.nbytes} bytes of DEVICE memory at {region.address:#x} start {past} bytes after the start of a "
                     f"page of {page or HUGE_PAGE}: over HCCS every tensor must start with a page",
                     hint="align each tensor to 2 MiB, take memory of a pool, or set HCCL_INTRA_ROCE_ENABLE=1 at both ends",
                 )
 
     def _check_pinned(self, regions: list[Region]) -> None:
-        """HCCL maps HOST memory for the device on every channel that it is bound to, over HCCS, too, although no peer sees it
-        there. The vendor's manual wants it pinned; elsewhere it may make every link fail.
+        """Check that HOST regions are pinned. Raises ParamInvalid if one is not and a link may be over HCCS.
 
-        Over RoCE the driver's answer is not known: say so while the caller is here.
-
-        Raises:
-            ParamInvalid: if a region is not pinned and a link may be over HCCS.
+        HCCL maps HOST memory for the device on every channel that it is bound to, over HCCS, too, although no peer sees
+        it there. The vendor's manual requires it pinned; otherwise it may make every link fail. Over RoCE the driver's
+        answer is not known, so a warning tells the caller now.
         """
         places = self.device.placements_of(region.address for region in regions)
         for region, place in zip(regions, places, strict=True):
@@ -158,12 +155,12 @@ class HcclTransport(Transport):
                 continue
             if may_use_hccs(self._runtime):
                 raise ParamInvalid(
-                    f"{region.nbytes} bytes of HOST memory at {region.address:#x} are not pinned: where links may be over "
+                    f"{region.nbytes} bytes of HOST memory at {region.address:#x} are not pinned: if links may be over "
                     "HCCS, HOST memory must be from aclrtMallocHost",
                     hint=PINNED,
                 )
             logger.warning(
-                "%d bytes of HOST memory at %#x are not from aclrtMallocHost: because of them links over RoCE may fail; %s",
+                "%d bytes of HOST memory at %#x are not from aclrtMallocHost, so links over RoCE may fail; %s",
                 region.nbytes,
                 region.address,
                 PINNED,
@@ -183,7 +180,7 @@ class HcclTransport(Transport):
         self._leaving.update(regions)
 
     def _is_offered(self, region: Region) -> bool:
-        """A channel that is opened now covers it."""
+        """Return True if a channel that is opened now covers the region."""
         return self._leaving[region] < self._regions[region][1]
 
     async def unregister(self, regions: Sequence[Region]) -> None:
@@ -204,7 +201,7 @@ class HcclTransport(Transport):
             raise
 
     def _deregister_all(self, handles: dict[Region, Handle]) -> None:
-        """All that the runtime lets go of; those are taken out of ``handles``. Raises the first refusal."""
+        """Deregister all that the runtime releases, and remove those from ``handles``. Raises the first refusal."""
         refused: LLMException | None = None
         for region in list(handles):
             try:
@@ -242,7 +239,7 @@ class HcclTransport(Transport):
             )
         kind = link_kind(self._runtime, mine, peer)
         if kind is not LinkKind.FREE:
-            is_known = A2.match(self._runtime.chip) or A3.match(self._runtime.chip)  # HCCL itself tells of other chips
+            is_known = A2.match(self._runtime.chip) or A3.match(self._runtime.chip)  # HCCL itself reports other chips
             check_ends(mine, peer, needs_address=kind is LinkKind.ROCE and bool(is_known))
 
     def _open_channel(
@@ -268,7 +265,7 @@ class HcclTransport(Transport):
         self._regions.clear()
         try:
             await in_thread(self._deregister_all, last, gives_back=True)
-        except LLMException as error:  # a channel that could not be closed still uses one: it goes with the process
+        except LLMException as error:  # a channel that could not be closed still uses one: it ends with the process
             logger.warning("memory stays registered: %s", error)
 
 
@@ -305,7 +302,7 @@ class HcclChannel(Channel):
         await in_thread(self.close, gives_back=True)
 
     def close(self) -> None:
-        """Blocking; from any thread. Does all it can, then raises the first refusal. As :meth:`aclose`."""
+        """Close as :meth:`aclose`, but block; from any thread. Does all it can, then raises the first refusal."""
         with self._closing:
             if self._comm.handle is None:
                 return
@@ -321,13 +318,13 @@ class HcclChannel(Channel):
                 raise refused
 
     def _leave_behind(self, bound: Iterable[Region]) -> None:
-        """HCCL may be using the communicator until the process ends: so does memory that was bound to it."""
+        """Give up memory that was bound to a communicator that HCCL may be using until the process ends."""
         for region in bound:
             self._device.mark_stuck(region.address, region.nbytes)
             registrations.keep(self._device, region)
 
     def _unbind(self, bound: Iterable[Handle]) -> LLMException | None:
-        """All of it; the first refusal."""
+        """Unbind all handles; return the first refusal, or None."""
         unbind = self._runtime.hccl.HcclCommUnbindMem
         refused: LLMException | None = None
         for handle in bound:

@@ -1,7 +1,8 @@
-"""Over what two devices are linked: HCCS, the cards' own interconnect, or RoCE, their network cards.
+"""The kind of link between two devices: HCCS, the cards' own interconnect, or RoCE, their network cards.
 
-HCCL decides that when a communicator is prepared, from the chip, the rank table and the environment, and tells no caller.
-The two differ in what they can reach and in what a cancelled transfer leaves behind, so the rule stands here once more.
+HCCL decides that when a communicator is prepared, from the chip, the rank table and the environment, and tells no
+caller. The two kinds differ in what they can reach and in what a cancelled transfer leaves behind, so HCCL's rule is
+repeated here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EXPANSION_MODE = "HCCL_OP_EXPANSION_MODE"
 
 
 class LinkKind(Enum):
-    """``FREE`` is softnpu that is not strict: whatever makes sense is possible."""
+    """The kinds of links. ``FREE`` is softnpu that is not strict: whatever makes sense is possible."""
 
     FREE = "free"
     HCCS = "HCCS"
@@ -35,18 +36,21 @@ class LinkKind(Enum):
 
 
 SOFT_KINDS = (LinkKind.FREE, LinkKind.HCCS, LinkKind.ROCE, LinkKind.HCCS)
-"""By what ``softnpu_strictness`` returns."""
+"""The kinds, indexed by what ``softnpu_strictness`` returns."""
 
 
 def link_kind(runtime: Runtime, mine: Endpoint, peer: Endpoint) -> LinkKind:
-    """The kind of a link between two devices, of which the first is this process's."""
+    """Return the kind of a link between two devices, of which the first is this process's."""
     if runtime.is_soft:
         return SOFT_KINDS[runtime.soft_strictness]
     return vendor_link_kind(runtime.chip, mine, peer, os.environ)
 
 
 def may_use_hccs(runtime: Runtime) -> bool:
-    """Some peer can be linked over HCCS: what HCCS asks of memory is asked when it is registered, before there are peers."""
+    """Return True if some peer can be linked over HCCS.
+
+    The demands of HCCS on memory are checked when it is registered, before there are peers.
+    """
     if runtime.is_soft:
         return SOFT_KINDS[runtime.soft_strictness] is LinkKind.HCCS
     return bool(A2.match(runtime.chip) or A3.match(runtime.chip)) and not _prefers_roce(os.environ)
@@ -55,7 +59,7 @@ def may_use_hccs(runtime: Runtime) -> bool:
 def is_unfolded(runtime: Runtime, kind: LinkKind) -> bool:
     """Return True if HCCL unfolds the batches of such a link on the device, although each communicator asks for the host.
 
-    Then HCCL copies on a stream of its own, aborting our stream stops no copy, and one notify per communicator reports all
+    Then HCCL copies on its own stream, aborting our stream stops no copy, and one notify per communicator reports all
     ends. Such transfers need RoCE's rules over HCCS, too. HCCL does not report whether it followed the request, but it
     names the fields of the configuration that it reads.
     """
@@ -80,10 +84,10 @@ def unfolds_by_itself(chip: str, environment: Mapping[str, str]) -> bool:
 
 
 def vendor_link_kind(chip: str, mine: Endpoint, peer: Endpoint, environment: Mapping[str, str]) -> LinkKind:
-    """HCCL's rule. ``chip``: as ``aclrtGetSocName`` names it.
+    """Return the kind of a link by HCCL's rule. ``chip`` is the name that ``aclrtGetSocName`` returns.
 
     A2 has HCCS within a server, A3 within a super pod; two devices that name no pod count as one pod. Other chips have
-    none, and HCCL_INTRA_ROCE_ENABLE=1 turns it off.
+    none, and HCCL_INTRA_ROCE_ENABLE=1 switches it off.
     """
     if _prefers_roce(environment):
         return LinkKind.ROCE

@@ -1,4 +1,4 @@
-"""This process's device in a rank table: as ``local_comm_res`` describes it, or as it is found on the machine."""
+"""The description of this process's device in a rank table: from ``local_comm_res``, or as found on the machine."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_VALUE: Final = 127
-"""Characters of an id or an address in a rank table; ours, far above any real one."""
+"""The longest id or address in a rank table, in characters. The limit is ours, far above any real one."""
 VERSIONS: Final = ("1.0", "1.2")
 GENERATED: Final = "1.3"
-"""The version with which upstream's connector asks for the description to be generated. Endpoints may be listed."""
+"""The version with which upstream's connector asks for a generated description. It may list endpoints."""
 HCCN_CONF: Final = Path("/etc/hccn.conf")
-"""Where the network cards of NPUs get their addresses from, ``address_N=ADDRESS`` by physical id, on the host."""
+"""The file with the addresses of NPUs' network cards, ``address_N=ADDRESS`` by physical id, on the host."""
 HCCN_TOOL: Final = "/usr/local/Ascend/driver/tools/hccn_tool"
-"""Where the driver puts it, which is seldom on PATH."""
+"""The path at which the driver installs it, which is seldom on PATH."""
 HCCN_TOOL_TIMEOUT: Final = 5.0
 """Seconds for ``hccn_tool``, which takes some hundred milliseconds."""
 
-_ANY_ADDRESS = ("192.0.2.1", 9)  # of documentation (RFC 5737): no packet is sent there
+_ANY_ADDRESS = ("192.0.2.1", 9)  # an address for documentation (RFC 5737): no packet is sent there
 
 
 # ---- what is given ----
 
 
 def parse_resource(resource: str) -> dict[str, str]:
-    """The one device of a ``local_comm_res`` of version 1.0 or 1.2, as fields of :class:`Endpoint`.
+    """Return the only device of a ``local_comm_res`` of version 1.0 or 1.2, as fields of :class:`Endpoint`.
 
     Raises:
-        ParamInvalid: it does not describe exactly one device; the message names the place, what is there, and the rule.
+        ParamInvalid: if it does not describe exactly one device; the message names the place, the value and the rule.
     """
     try:
         table = json.loads(resource)
@@ -73,7 +73,7 @@ def parse_resource(resource: str) -> dict[str, str]:
         found["super_pod_id"] = _text(pod, "super_pod_id", place)
     lacks = [name for name in ("super_pod_id", "super_device_id") if not found[name]]
     if version == "1.2" and lacks:
-        raise ParamInvalid(f"local_comm_res has no {lacks[0]}: version 1.2 needs it")
+        raise ParamInvalid(f"local_comm_res has no {lacks[0]}: version 1.2 requires it")
     return found
 
 
@@ -84,7 +84,7 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 
 def _only(table: dict[str, Any], name: str, where: str) -> tuple[dict[str, Any], str]:
-    """The one element of a list, and its place."""
+    """Return the only element of a list, and its place."""
     values = table.get(name)
     if not isinstance(values, list) or len(values) != 1:
         has = f"has {len(values)} elements" if isinstance(values, list) else f"is {_shown(values)}"
@@ -127,15 +127,15 @@ def _shown(value: Any) -> str:
 
 
 def check_device(found: dict[str, str], device: int, physical: int | None, *, has_pods: bool) -> None:
-    """That a given description is this device's.
+    """Check that a given description is this device's.
 
     Args:
-        physical: what the runtime says; None: it does not.
-        has_pods: the chip is an A3's.
+        physical: the physical id that the runtime reports; None if it reports none.
+        has_pods: True if the chip is an A3's.
 
     Raises:
-        ParamInvalid: it is another device's, which HCCL would find at the first link; or it lacks the super pod, without
-            which HCCL takes all servers for one.
+        ParamInvalid: if it is another device's, which HCCL would find at the first link; or if it lacks the super pod,
+            without which HCCL treats all servers as one.
     """
     if physical not in {None, int(found["device_id"])}:
         raise ParamInvalid(
@@ -144,8 +144,8 @@ def check_device(found: dict[str, str], device: int, physical: int | None, *, ha
         )
     if has_pods and not found["super_pod_id"]:
         raise ParamInvalid(
-            "local_comm_res has no super_pod_list: HCCL would take devices of all servers for one super pod's",
-            hint="an A3 needs version 1.2, with super_pod_list and super_device_id; without local_comm_res it is made",
+            "local_comm_res has no super_pod_list: HCCL would treat all servers as one super pod",
+            hint="on an A3 use version 1.2 with super_pod_list and super_device_id, or omit local_comm_res to generate it",
         )
 
 
@@ -162,14 +162,14 @@ def asks_to_generate(resource: str) -> bool:
 
 
 def describe(runtime: Runtime, index: int, resource: str | None = None) -> dict[str, str]:
-    """A device as :class:`Endpoint` has it: as ``resource`` describes it, or as it is found. Blocks for as long as
-    ``hccn_tool`` takes.
+    """Return a device's fields of :class:`Endpoint`, from ``resource``, or as found. Blocks while ``hccn_tool`` runs.
 
-    What is found names the server by the address of its default route, or by its host name. Without an address of the
-    device's own network card ``device_ip`` is empty: HCCS needs none.
+    A device that is found names its server by the address of its default route, or by its host name. Without an address
+    of its own network card, ``device_ip`` is empty: HCCS needs none.
 
     Raises:
-        ParamInvalid: ``resource`` is wrong, or another device's; or without one the runtime does not know an A3's super pod.
+        ParamInvalid: if ``resource`` is wrong, or another device's; or if there is none and the runtime does not know
+            an A3's super pod.
     """
     physical = runtime.physical_id(index)
     has_pods = bool(A3.match(runtime.chip))
@@ -200,14 +200,14 @@ def _super_pod(runtime: Runtime, index: int) -> dict[str, str]:
     pod = runtime.super_pod(index)
     if pod is None:
         raise ParamInvalid(
-            f"device {index} is of a super pod ({runtime.chip}), whose ids CANN tells from 8.5 on",
+            f"device {index} is in a super pod ({runtime.chip}): CANN reports its ids from version 8.5 on",
             hint="set LLMConfig.local_comm_res: version 1.2, with super_pod_list and super_device_id",
         )
     return {"super_pod_id": str(pod[0]), "super_device_id": str(pod[1])}
 
 
 def resource_of(found: dict[str, str]) -> str:
-    """The ``local_comm_res`` of these fields: :func:`parse_resource` finds them again."""
+    """Return the ``local_comm_res`` with these fields, which :func:`parse_resource` reads back."""
     of_device = ("device_id", "device_ip", "backup_device_ip", "device_port", "super_device_id")
     server = {name: found[name] for name in ("server_id", "host_ip") if found.get(name)}
     device = {name: found[name] for name in of_device if found.get(name)}
@@ -224,7 +224,7 @@ def resource_of(found: dict[str, str]) -> str:
 
 
 def server_address() -> str:
-    """The address with which this machine reaches others; empty: there is no way out."""
+    """Return the address with which this machine reaches others; empty if there is no route."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.connect(_ANY_ADDRESS)
         return str(sock.getsockname()[0])
@@ -232,7 +232,7 @@ def server_address() -> str:
 
 
 def device_address(physical: int, conf: Path = HCCN_CONF) -> str:
-    """Of the device's own network card; empty: it has none that can be found."""
+    """Return the address of the device's own network card; empty if none can be found."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         found = re.search(rf"^\s*address_{physical}\s*=\s*(\S+)", conf.read_text(encoding="utf-8"), re.MULTILINE)
         if found:

@@ -1,9 +1,9 @@
-"""Channels inside one process: plain copies. The reference that other transports are compared with, and a fake for tests.
+"""Channels inside one process: plain copies. The reference for other transports, and a fake for tests.
 
-Each end copies on streams of its own, which know nothing of the other end. So a channel that is closed lets the other end
-begin nothing more, and says that the memory is still used until the device let go of what that end has begun. An end that
-cannot wait for that leaves its device to the other end, which gives it back when it closes its half: until then the memory
-stays where it is, and nothing else is put there.
+Each end copies on its own streams, which know nothing of the other end. So closing a channel keeps the other end from
+starting anything more, and reports that the memory is still used until the device has let go of what that end has
+begun. An end that cannot wait for that leaves its device to the other end, which releases it when it closes its half.
+Until then the memory stays in place, and nothing else is put there.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 
 PATIENCE = 0.1
-"""Seconds in which the device lets go of what the other end has begun, if nothing is wrong."""
+"""Seconds within which the device lets go of what the other end has begun, if nothing is wrong."""
 
 
 class _Use:
-    """Alive for as long as the device may carry out a program on a channel."""
+    """A token that is alive as long as the device may run a program on a channel."""
 
 
 @dataclass(eq=False)
 class _End:
-    """One end of a channel: its memory, and what it has begun.
+    """An end of a channel: its memory, and what it has begun.
 
     Attributes:
-        left: the device of an end that could not wait: held until the other end closes its half of the channel.
+        left: the device of an end that could not wait, held until the other end closes its half of the channel.
     """
 
     regions: list[Region]
@@ -61,7 +61,7 @@ class _End:
 
 @dataclass
 class _Meeting:
-    """Where the two ends of a channel find each other, by its name."""
+    """The place at which the two ends of a channel find each other, by its name."""
 
     ends: dict[int, _End] = field(default_factory=dict)
     complete: anyio.Event = field(default_factory=anyio.Event)
@@ -78,7 +78,7 @@ def _find(regions: list[Region], address: int, nbytes: int) -> Region | None:
 
 
 class LoopbackTransport(Transport):
-    """Both ends live in this process, on one event loop."""
+    """A transport whose two ends live in this process, on one event loop."""
 
     name: ClassVar[str] = "loopback"
 
@@ -143,7 +143,7 @@ class LoopbackTransport(Transport):
 
 
 class LoopbackChannel(Channel):
-    """Copies between the two ends' regions; bounds are checked when a step is added."""
+    """A channel that copies between the two ends' regions; bounds are checked when a step is added."""
 
     def __init__(self, device: Device, mine: _End, theirs: _End) -> None:
         self._device = device
@@ -163,7 +163,9 @@ class LoopbackChannel(Channel):
             found = [_find(regions, base + low, high - low) for base in bases]
             missing = next((base for base, region in zip(bases, found, strict=True) if region is None), None)
             if missing is not None or found[0] is None:
-                raise ParamInvalid(f"{high - low} {side} bytes at {missing or 0:#x}+{low} lie in no registered region")
+                raise ParamInvalid(
+                    f"{high - low} {side} bytes at {missing or 0:#x}+{low} are not in a registered region"
+                )
             sides.append(found[0].placement)
         return sides[0], sides[1]
 

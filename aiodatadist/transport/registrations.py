@@ -1,8 +1,8 @@
-"""Memory that this process has shown to HCCL, counted per device.
+"""The memory that this process has registered with HCCL, counted per device.
 
-HCCL does not count: it gives one handle for every registration of the same range, and the first deregistration ends it for
-all. Two clusters of a process may have the same KV on the same device, so who of them goes first must not matter. What other
-code of the process registers by itself is not known here.
+HCCL does not count: it returns one handle for every registration of the same range, and the first deregistration ends
+it for all. Two clusters of a process may have the same KV on the same device, so the order in which they end must not
+matter. Registrations by other code of the process are not known here.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ MEM_TYPES = {Placement.DEVICE: 0, Placement.HOST: 1}  # CommMemType
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a device may be registered at a time, over all register calls of the process."""
+    """The limits on memory of a device that is registered at a time, over all register calls of the process."""
 
     device_bytes: int
     addresses: int
 
 
 LIMITS: Final = {"ascend": Limits(device_bytes=50 << 30, addresses=240)}
-"""By runtime: what the vendor's manual allows. softnpu has no limit."""
+"""The limits by runtime, from the vendor's manual. softnpu has none."""
 
 WARNING_SHARE: Final = 0.8
-"""Share of a limit beyond which a registration logs a warning."""
+"""The share of a limit beyond which a registration logs a warning."""
 
 
 class _Registration:
-    """A range that HCCL knows, and how many transports want it.
+    """A range that HCCL knows, and the number of transports that want it.
 
     Attributes:
-        is_kept: a communicator that was left behind reaches it: it stays registered until the process ends.
+        is_kept: True if a communicator that was left behind reaches it: it then stays registered until the process
+            ends.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -55,13 +56,13 @@ class _Registration:
 
 
 _known: dict[tuple[str, int], dict[Region, _Registration]] = {}
-"""By runtime and device."""
+"""The registrations by runtime and device."""
 
 _lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """In a forked child: the parent's thread that had it is not here to give it back."""
+    """Make a new lock in a forked child: the parent's thread that held it is not here to release it."""
     global _lock  # noqa: PLW0603 - one per process
     _lock = threading.Lock()
 
@@ -70,11 +71,11 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def register(device: Device, region: Region) -> Handle:
-    """HCCL's handle of a range, which is this caller's until :func:`deregister`. Blocking.
+    """Return HCCL's handle of a range, which is this caller's until :func:`deregister`. Blocking.
 
     Raises:
-        ParamInvalid: it overlaps another one without being the same, or exceeds one of ``LIMITS``.
-        LLMException: HCCL refused.
+        ParamInvalid: if it overlaps another one without being the same, or exceeds one of ``LIMITS``.
+        LLMException: if HCCL refused.
     """
     with _lock:
         known = _known.setdefault((device.runtime.name, device.index), {})
@@ -120,11 +121,11 @@ def _check_limit(device: Device, region: Region, before: int, more: int, limit: 
 
 
 def deregister(device: Device, region: Region) -> None:
-    """Give one registration back; the last one ends it. Blocking.
+    """Release one registration; the last one ends it. Blocking.
 
     Raises:
         StuckError: if a communicator that was left behind reaches it. It is still registered, and must not be freed.
-        LLMException: HCCL refused. It is still registered.
+        LLMException: if HCCL refused. It is still registered.
     """
     with _lock:
         known = _known[device.runtime.name, device.index]

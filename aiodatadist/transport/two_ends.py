@@ -1,4 +1,4 @@
-"""What HCCL asks of the two devices of a link, checked before it is asked: it would say a number, or wait for 120 s."""
+"""HCCL's demands on the two devices of a link, checked first: HCCL would return a number, or wait for 120 s."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ GIVE = "LLMConfig.local_comm_res"
 
 
 def check_ends(mine: Endpoint, peer: Endpoint, *, needs_address: bool) -> None:
-    """That one rank table can have both, and that they mean the same by it.
+    """Check that one rank table can have both devices, and that both ends mean the same by it.
 
     Args:
-        needs_address: the link is RoCE, between network cards.
+        needs_address: True if the link is RoCE, between network cards.
 
     Raises:
-        IncompatiblePeer: it cannot; the message has the value, the rule and the cure.
+        IncompatiblePeer: if it cannot; the message has the value, the rule and the cure.
     """
     _check_servers(mine, peer)
     _check_devices(mine, peer)
@@ -27,16 +27,19 @@ def check_ends(mine: Endpoint, peer: Endpoint, *, needs_address: bool) -> None:
 
 
 def _machine(end: Endpoint) -> str:
-    """Without the user: containers of one machine have its boot id, too."""
+    """Return the machine of an endpoint, without the user. Containers of one machine have its boot id, too."""
     return end.host.rpartition(":")[0]
 
 
 def _check_servers(mine: Endpoint, peer: Endpoint) -> None:
-    """Containers with networks of their own may have one address on two machines: HCCL would use HCCS, to a wrong card."""
+    """Check that one server id is not used on two machines.
+
+    Containers with separate networks may have the same address on two machines: HCCL would use HCCS, to a wrong card.
+    """
     if mine.server_id == peer.server_id and _machine(mine) != _machine(peer):
         raise IncompatiblePeer(
-            f"both ends call their server {mine.server_id}, and run on two machines: a server_id is one machine's",
-            hint=f"give each a server_id of its own in {GIVE}",
+            f"both ends have server_id {mine.server_id} but run on two machines: it must name one machine",
+            hint=f"give each its own server_id in {GIVE}",
         )
 
 
@@ -60,7 +63,7 @@ def _check_pods(mine: Endpoint, peer: Endpoint) -> None:
         whose, other = ("this", "the peer's") if mine.super_pod_id else ("the peer's", "this")
         pod = printable(mine.super_pod_id or peer.super_pod_id)
         raise IncompatiblePeer(
-            f"{whose} device names its super pod, {pod}, and {other} names none: HCCL would take both for one pod's",
+            f"{whose} device names its super pod, {pod}, and {other} names none: HCCL would treat both as one pod's",
             hint=f"both ends need {GIVE} of version 1.2, or none",
         )
 

@@ -100,7 +100,7 @@ async def test_host_memory_that_is_not_the_runtimes_is_warned_of_on_an_npu(
                 await transport.register([Region(address, 65536, Placement.HOST)])
             await transport.aclose()
     assert caplog.messages == [
-        f"65536 bytes of HOST memory at {ordinary.ctypes.data:#x} are not from aclrtMallocHost: because of them links over "
+        f"65536 bytes of HOST memory at {ordinary.ctypes.data:#x} are not from aclrtMallocHost, so links over "
         f"RoCE may fail; {PINNED}"
     ]
 
@@ -121,7 +121,7 @@ async def host() -> None:
 
 
 UNPINNED = (
-    "65536 bytes of HOST memory at ADDRESS are not pinned: where links may be over HCCS, HOST memory must be from "
+    "65536 bytes of HOST memory at ADDRESS are not pinned: if links may be over HCCS, HOST memory must be from "
     f"aclrtMallocHost ({PINNED})"
 )
 

@@ -79,8 +79,8 @@ def test_numbers_are_numbers_or_text_and_what_may_be_left_out_is_empty() -> None
         (table(server={"server_id": "s" * 128}), "must be text of at most 127 characters"),
         (table(version="1.1"), "local_comm_res.version is '1.1': must be 1.0 (A2) or 1.2 (A3)"),
         (table(status="initializing"), "local_comm_res.status is 'initializing': must be completed"),
-        (table(version="1.2"), "local_comm_res has no super_pod_id: version 1.2 needs it"),
-        (table(version="1.2", super_pod_list=PODS), "local_comm_res has no super_device_id: version 1.2 needs it"),
+        (table(version="1.2"), "local_comm_res has no super_pod_id: version 1.2 requires it"),
+        (table(version="1.2", super_pod_list=PODS), "local_comm_res has no super_device_id: version 1.2 requires it"),
         (table(super_pod_list=5), "local_comm_res.super_pod_list is 5: must be a list of one"),
     ],
 )

@@ -50,7 +50,7 @@ ONE_NPU = "both ends are device 0 of server 10.1.0.1: HCCL links different devic
         ({"device_id": "0", "server_id": "172.17.0.2"}, True, "both ends are device 0", "another device"),
         ({"device_ip": "10.0.0.1"}, False, "both have device_ip 10.0.0.1", "hccn_tool"),
         ({"device_ip": ""}, True, "device 1 of server 10.1.0.1 has no device_ip", "hccn_tool -i 1 -ip -g"),
-        ({"host": "other:0"}, False, "call their server 10.1.0.1, and run on two machines", "a server_id of its own"),
+        ({"host": "other:0"}, False, "have server_id 10.1.0.1 but run on two machines", "its own server_id"),
         (POD, False, "names its super pod, 3, and", "version 1.2, or none"),
     ],
 )  # fmt: skip
