@@ -17,7 +17,7 @@ from aiodatadist.cli.demo.figures import portions_of
 from aiodatadist.cli.demo.kv import open_kv
 from aiodatadist.cli.demo.messages import Failed, Finished, Job, Order, Prefilled, Progress, Report
 from aiodatadist.cli.demo.prefill import prefill
-from aiodatadist.cli.kit.pipes import OrderT
+from aiodatadist.cli.kit.pipes import Message, OrderT
 from aiodatadist.testing import open_cluster, soft_counters
 
 PROMPT = ("It was a dark and stormy night; the rain fell in torrents. " * 12)[:600]
@@ -47,7 +47,8 @@ class Parent:
         assert isinstance(order, kind)
         return order
 
-    async def report(self, message: Report) -> None:
+    async def report(self, message: Message) -> None:
+        assert isinstance(message, Report)
         await self._report.send(message)
 
     async def give(self, order: Order) -> None:

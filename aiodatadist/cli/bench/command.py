@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from aiodatadist.cli.bench.report import BenchReport, lines
 from aiodatadist.cli.bench.targets import check_target
 from aiodatadist.cli.bench.workload import Case
 from aiodatadist.cli.kit.errors import CommandError, wrong_input
-from aiodatadist.cli.kit.pipes import die_with_parent
+from aiodatadist.cli.kit.pipes import die_with_parent, until_stdin_closes
 
 INTERRUPTED = "interrupted"
 """Of a report: Ctrl-C came before the last row."""
@@ -102,10 +101,7 @@ async def _serve(options: BenchOptions) -> None:
         if not options.until_stdin_closes:
             await anyio.sleep_forever()
         die_with_parent()
-        while True:
-            await anyio.wait_readable(sys.stdin.fileno())
-            if not os.read(sys.stdin.fileno(), 4096):
-                return
+        await until_stdin_closes()
 
 
 async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport:

@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from aiodatadist import LLMConfig, LLMDataDist, LLMRole
 from aiodatadist.cli.bench.initiator import Owner
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.owner import serve
-from aiodatadist.cli.kit.children import GRACE_SECONDS, module_command
+from aiodatadist.cli.kit.children import module_command, open_child
 from aiodatadist.cli.kit.errors import CommandError
 from aiodatadist.cli.kit.place import Place, place_options
 
@@ -54,28 +53,12 @@ async def open_owner(options: BenchOptions) -> AsyncIterator[Address]:
 async def open_child_owner(options: BenchOptions) -> AsyncIterator[Address]:
     """The same in a process of its own, which ends when its stdin closes, and with this process."""
     command = module_command("bench", *options.owner_arguments, "--until-stdin-closes")
-    process = await anyio.open_process(command, stderr=None, start_new_session=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield await _told_address(BufferedByteReceiveStream(process.stdout))
-    finally:
-        with anyio.CancelScope(shield=True):  # bounded: a killed process ends
-            await process.stdin.aclose()
-            with anyio.move_on_after(GRACE_SECONDS):
-                await process.wait()
-            if process.returncode is None:
-                process.kill()
-            await process.aclose()
-
-
-async def _told_address(lines: BufferedByteReceiveStream) -> Address:
-    try:
-        line = (await lines.receive_until(b"\n", 1000)).decode()
-    except (anyio.IncompleteRead, anyio.EndOfStream):
-        raise CommandError("the owner's process ended before it listened; its words are above") from None
-    host, _, port = line.removeprefix(LISTENING).rpartition(":")
-    return host, int(port)
+    async with open_child("owner", command, stderr=None) as child:
+        line = await child.line()
+        if line is None:
+            raise CommandError("the owner's process ended before it listened; its words are above")
+        host, _, port = line.decode().removeprefix(LISTENING).rpartition(":")
+        yield host, int(port)
 
 
 @asynccontextmanager

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
-
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def line(self) -> bytes:
-        return self.model_dump_json().encode() + b"\n"
-
+from aiodatadist.cli.kit.pipes import Message
 
 # ---- orders ----
 
 
-class Peers(_Message):
+class Peers(Message):
     """Owners' clusters: where to reach them, and the ids of their caches."""
 
     kind: Literal["peers"] = "peers"
     peers: dict[int, Peer]
 
 
-class Peer(_Message):
+class Peer(Message):
     port: int
     slots: int
     """The id of its contiguous cache."""
 
 
-class Fault(_Message):
+class Fault(Message):
     """One of a process's own. ``name`` is ``spin``, ``hog``, ``clock``, ``full`` or ``softnpu``."""
 
     kind: Literal["fault"] = "fault"
@@ -39,13 +33,13 @@ class Fault(_Message):
     spec: str = ""
 
 
-class PushLarge(_Message):
+class PushLarge(Message):
     """Push 128 MiB, for a stop to meet it."""
 
     kind: Literal["push_large"] = "push_large"
 
 
-class Healed(_Message):
+class Healed(Message):
     """A fault is over; ``at`` is the machine's monotonic clock. Of these clusters a good transfer is awaited."""
 
     kind: Literal["healed"] = "healed"
@@ -54,7 +48,7 @@ class Healed(_Message):
     at: float
 
 
-class Stage(_Message):
+class Stage(Message):
     """Of a look at everything: ``drain`` lets operations end, ``part`` ends the links, ``audit`` looks, ``resume`` goes on.
 
     With ``is_first`` what is found is what later ones are compared with.
@@ -72,34 +66,34 @@ ORDER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="ki
 # ---- reports ----
 
 
-class Listening(_Message):
+class Listening(Message):
     """A process is ready; its clusters, if they listen."""
 
     kind: Literal["listening"] = "listening"
     peers: dict[int, Peer]
 
 
-class Told(_Message):
+class Told(Message):
     """What was done since the last time."""
 
     kind: Literal["told"] = "told"
-    outcomes: dict[str, dict[str, int]] = {}
+    outcomes: dict[str, dict[str, int]] = Field(default_factory=dict)
     moved: int = 0
     checked: int = 0
-    recoveries: list[tuple[str, float]] = []
-    seen: dict[str, float] = {}
+    recoveries: list[tuple[str, float]] = Field(default_factory=list)
+    seen: dict[str, float] = Field(default_factory=dict)
     """By ``cluster/generation``, when the last transfer began that brought blocks of it."""
-    retired: dict[str, float] = {}
+    retired: dict[str, float] = Field(default_factory=dict)
     """By ``cluster/generation``, when it was gone."""
 
 
-class Copying(_Message):
+class Copying(Message):
     """The first bytes of a large push have come."""
 
     kind: Literal["copying"] = "copying"
 
 
-class Violated(_Message):
+class Violated(Message):
     """Something is not as it was promised."""
 
     kind: Literal["violated"] = "violated"
@@ -107,19 +101,19 @@ class Violated(_Message):
     what: str
 
 
-class Reached(_Message):
+class Reached(Message):
     """A stage is over. ``belongings``: what the process had, the first time that it was at rest."""
 
     kind: Literal["reached"] = "reached"
     name: str
-    belongings: dict[str, int] = {}
+    belongings: dict[str, int] = Field(default_factory=dict)
 
 
 Report: TypeAlias = Listening | Told | Copying | Violated | Reached
 REPORT: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])
 
 
-class SideSettings(_Message):
+class SideSettings(Message):
     """How a process is started.
 
     Attributes:
@@ -137,4 +131,4 @@ class SideSettings(_Message):
     clusters: list[int]
     url: str = ""
     group: str = ""
-    belongings: dict[str, int] = {}
+    belongings: dict[str, int] = Field(default_factory=dict)

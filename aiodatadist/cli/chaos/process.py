@@ -6,17 +6,15 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import anyio.abc
-from anyio.abc import Process
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from aiodatadist.cli.chaos.messages import REPORT, Copying, Listening, Order, Reached, Report, SideSettings
 from aiodatadist.cli.chaos.profiles import Profile
-from aiodatadist.cli.kit.children import GRACE_SECONDS, environment, module_command
+from aiodatadist.cli.kit.children import GRACE_SECONDS, Child, environment, module_command, start_child
 from aiodatadist.concurrency.signal import Signal
 
 START = 30.0
@@ -45,7 +43,7 @@ class SideProcess:
         self._environment = {**environment(), **_variables(profile)}
         self._take = take
         self._logs = logs
-        self._process: Process | None = None
+        self._child: Child | None = None
         self._said = Signal()
         self._listening: list[Listening] = []
         self._reached: set[str] = set()
@@ -67,10 +65,10 @@ class SideProcess:
         self._listening.clear()
         self._is_gone = False
         self._reached.clear()
+        command = module_command("chaos", "--side", self._settings.model_dump_json())
         with self.log.open("wb") as log:
-            command = module_command("chaos", "--side", self._settings.model_dump_json())
-            self._process = await anyio.open_process(command, env=self._environment, stderr=log, start_new_session=True)
-        group.start_soon(self._read, self._process)
+            self._child = await start_child(self.name, command, env=self._environment, stderr=log)
+        group.start_soon(self._read, self._child)
         with anyio.move_on_after(START):
             while not self._listening and not self._is_gone:
                 await self._said.wait()
@@ -78,34 +76,25 @@ class SideProcess:
             raise DiedError(f"the {self.name} was not ready: {self.last_words()}")
         return self._listening[0]
 
-    async def _read(self, process: Process) -> None:
-        assert process.stdout is not None
-        lines = BufferedByteReceiveStream(process.stdout)
-        try:
-            while True:
-                report = REPORT.validate_json(await lines.receive_until(b"\n", 1 << 20))
-                if isinstance(report, Listening):
-                    self._listening.append(report)
-                elif isinstance(report, Reached):
-                    self._reached.add(report.name)
-                    self._belongings = self._belongings or report.belongings
-                elif isinstance(report, Copying):
-                    self._copies += 1
-                self._take(self.name, report)
-                self._said.wake()
-        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            if process is self._process:
-                self._is_gone = True
-                self._said.wake()
+    async def _read(self, child: Child) -> None:
+        async for report in child.reports(REPORT):
+            if isinstance(report, Listening):
+                self._listening.append(report)
+            elif isinstance(report, Reached):
+                self._reached.add(report.name)
+                self._belongings = self._belongings or report.belongings
+            elif isinstance(report, Copying):
+                self._copies += 1
+            self._take(self.name, report)
+            self._said.wake()
+        if child is self._child:
+            self._is_gone = True
+            self._said.wake()
 
     async def order(self, order: Order) -> None:
-        """One that is gone does not get it."""
-        if self._process is None or self._process.stdin is None:
-            return
-        try:
-            await self._process.stdin.send(order.line())
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
-            return
+        """Send an order. A process that is gone does not get it."""
+        if self._child is not None:
+            await self._child.order(order)
 
     @asynccontextmanager
     async def copying(self, seconds: float) -> AsyncIterator[None]:
@@ -128,10 +117,10 @@ class SideProcess:
 
     async def _make_it_tell(self) -> None:
         """Where its threads are, if it is there: faulthandler writes them when it is aborted."""
-        if self._process is not None:
+        if self._child is not None:
             self._signal(signal.SIGABRT)
             with anyio.move_on_after(GRACE_SECONDS):
-                await self._process.wait()
+                await self._child.ended()
 
     @property
     def is_gone(self) -> bool:
@@ -141,51 +130,36 @@ class SideProcess:
     def last_words(self) -> str:
         """The end of its log."""
         text = self.log.read_bytes()[-3000:].decode(errors="replace").strip()
-        code = None if self._process is None else self._process.returncode
+        code = None if self._child is None else self._child.process.returncode
         return f"exit code {code}; {self.log} ends with\n{text}"
 
     # ---- what is done to it ----
 
     async def kill(self) -> float:
-        """SIGKILL; when that was. The next start is another life."""
-        assert self._process is not None
-        process, self._process = self._process, None
+        """Kill the process, and return when that was. The next start is another life."""
+        assert self._child is not None
+        child, self._child = self._child, None
         at = time.monotonic()
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        await process.aclose()
+        await child.stop()
         update = {"life": self._settings.life + 1, "belongings": self._belongings}
         self._settings = self._settings.model_copy(update=update)
         return at
 
     def stop(self) -> None:
-        """SIGSTOP, if it is there."""
+        """Stop the process (SIGSTOP), if there is one."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+        if self._child is not None:
+            self._child.signal(number)
 
     async def end(self) -> int | None:
-        """In good order, if it is there; its exit code. None: it did not end by itself."""
-        process, self._process = self._process, None
-        if process is None:
-            return 0
-        with anyio.CancelScope(shield=True):  # bounded: a killed process ends
-            if process.stdin is not None:
-                await process.stdin.aclose()
-            with anyio.move_on_after(START):
-                await process.wait()
-            code = process.returncode
-            if code is None:
-                process.kill()
-            await process.aclose()
-        return code
+        """End the process in good order, and return its exit code: 0 if there is none, None if it had to be killed."""
+        child, self._child = self._child, None
+        return 0 if child is None else await child.stop(START)
 
 
 def _variables(profile: Profile) -> dict[str, str]:

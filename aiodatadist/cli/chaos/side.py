@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import sys
 import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict
 from typing import ClassVar, Protocol
@@ -27,7 +26,6 @@ from aiodatadist.cli.chaos.messages import (
     Fault,
     Healed,
     Listening,
-    Order,
     Peer,
     Peers,
     PushLarge,
@@ -39,6 +37,7 @@ from aiodatadist.cli.chaos.messages import (
 )
 from aiodatadist.cli.chaos.profiles import PROFILES
 from aiodatadist.cli.chaos.tally import GOOD, Tally
+from aiodatadist.cli.kit.pipes import read_orders
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.counting import Figures
 from aiodatadist.errors import (
@@ -164,7 +163,7 @@ class Side(ABC):
         self.say(self.tally.take())
 
     async def _obey(self, group: anyio.abc.TaskGroup) -> None:
-        async for order in _orders():
+        async for order in read_orders(ORDER):
             if isinstance(order, Stage) and order.name == "end":
                 return
             if isinstance(order, Fault):
@@ -433,17 +432,3 @@ async def to_its_end(task: Cancellable, wait: Callable[[], Awaitable[None]], cha
             await asyncio.wait([waiter])
     if not waiter.cancelled():
         waiter.result()
-
-
-async def _orders() -> AsyncIterator[Order]:
-    """To the end of stdin."""
-    stdin, rest = sys.stdin.fileno(), b""
-    os.set_blocking(stdin, False)
-    while True:
-        await anyio.wait_readable(stdin)
-        data = os.read(stdin, 1 << 16)
-        if not data:
-            return
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield ORDER.validate_json(line)

@@ -7,6 +7,7 @@ would, and shows what they report. The proof is decode's: see ``decode.py``.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,20 +21,51 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from aiodatadist.cli.demo import timeline
 from aiodatadist.cli.demo.figures import figures_of, layered_table, table, v1_table
-from aiodatadist.cli.demo.messages import Failed, Finished, Job, Prefilled, Progress, Receiving
+from aiodatadist.cli.demo.messages import REPORT, Failed, Finished, Job, Prefilled, Progress, Receiving
 from aiodatadist.cli.demo.prompt import Prompt, load_prompt, shown
 from aiodatadist.cli.demo.screen import Screen, open_screen
-from aiodatadist.cli.kit.children import Child, ChildError, Command, module_command, open_child
-from aiodatadist.cli.kit.errors import wrong_input
+from aiodatadist.cli.kit.children import Child, Command, environment, module_command, open_child
+from aiodatadist.cli.kit.errors import CommandError, wrong_input
 from aiodatadist.cli.kit.place import Place
 from aiodatadist.cli.kit.text import cut, wrapped
 
 MAX_TOKENS = 1024
 
-End: TypeAlias = Finished | ChildError | BrokenPipeError
-
 _BLAME = 0.3
 """Seconds that a complaint of one child waits for the death of the other, which would explain it."""
+
+
+class WorkerError(CommandError):
+    """A worker ended before its work was done.
+
+    Attributes:
+        is_root_cause: True if the death of this worker explains what the other then complains about.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = 1, is_root_cause: bool = False) -> None:
+        super().__init__(message, exit_code=exit_code)
+        self.is_root_cause = is_root_cause
+
+    @classmethod
+    def reported(cls, child: Child, failed: Failed) -> WorkerError:
+        """Return what a worker said itself before it ended, as one line. Wrong input needs no other explanation."""
+        message = " ".join(failed.message.split())
+        if failed.exit_code == 2:
+            return cls(message, exit_code=2, is_root_cause=True)
+        return cls(f"{child} failed: {message}", exit_code=failed.exit_code)
+
+    @classmethod
+    async def of(cls, child: Child) -> WorkerError:
+        """Wait for the end of a worker that should have continued, and return how it ended."""
+        code, last_words = await child.ended()
+        if code < 0:
+            name = signal.Signals(-code).name
+            return cls(f"{child} was killed by {name}; the demo ends with it", is_root_cause=True)
+        words = "".join(f"\n  {line}" for line in last_words.splitlines())
+        return cls(f"{child} ended unexpectedly with exit code {code}{words}")
+
+
+End: TypeAlias = Finished | WorkerError | BrokenPipeError
 
 
 @dataclass(frozen=True)
@@ -104,13 +136,13 @@ async def conduct(job: Job, screen: Screen, command: Command) -> Finished:
     """Run both workers to the end of the job; both have ended when this returns or raises.
 
     Raises:
-        ChildError: a worker died or gave up; the one that explains the other, if both did.
+        WorkerError: a worker died or gave up; the one that explains the other, if both did.
         BrokenPipeError: the screen is not read any more.
     """
     kind = "-v1" if job.v1 else ""
     async with (
-        open_child("prefill", command(f"prefill{kind}")) as prefill,
-        open_child("decode", command(f"decode{kind}")) as decode,
+        open_child("prefill", command(f"prefill{kind}"), env=environment()) as prefill,
+        open_child("decode", command(f"decode{kind}"), env=environment()) as decode,
     ):
         screen.line(f"processes: prefill {prefill.pid}, decode {decode.pid}")
         end = await _end_of(job, screen, prefill, decode)
@@ -129,9 +161,9 @@ async def _end_of(job: Job, screen: Screen, prefill: Child, decode: Child) -> En
             await child.order(job)
         end = await ends.receive()
         with anyio.move_on_after(_BLAME):
-            while isinstance(end, ChildError) and not end.is_root_cause:
+            while isinstance(end, WorkerError) and not end.is_root_cause:
                 other = await ends.receive()
-                if isinstance(other, ChildError) and other.is_root_cause:
+                if isinstance(other, WorkerError) and other.is_root_cause:
                     end = other
         tasks.cancel_scope.cancel()
     return end
@@ -141,7 +173,7 @@ async def _follow(
     child: Child, prefill: Child, decode: Child, screen: Screen, ends: MemoryObjectSendStream[End]
 ) -> None:
     """Read one child's reports until it has finished, failed or died, or the demo is over."""
-    async for report in child.reports():
+    async for report in child.reports(REPORT):
         match report:
             case Progress():
                 try:
@@ -157,9 +189,9 @@ async def _follow(
                 await ends.send(report)
                 return
             case Failed():
-                await ends.send(ChildError.reported(child, report))
+                await ends.send(WorkerError.reported(child, report))
                 return
-    await ends.send(await child.death())
+    await ends.send(await WorkerError.of(child))
 
 
 def _show(job: Job, finished: Finished, screen: Screen) -> None:

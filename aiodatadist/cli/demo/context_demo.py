@@ -22,7 +22,7 @@ from aiodatadist.cli.demo.command import worker_command
 from aiodatadist.cli.demo.messages import ContextJob, ContextRun
 from aiodatadist.cli.demo.prompt import load_prompt, shown
 from aiodatadist.cli.demo.screen import Screen, open_screen
-from aiodatadist.cli.kit.children import Command, environment
+from aiodatadist.cli.kit.children import Command, environment, open_child
 from aiodatadist.cli.kit.errors import CommandError, wrong_input
 from aiodatadist.cli.kit.numbers import duration, quantity
 from aiodatadist.cli.kit.text import cut, wrapped
@@ -119,13 +119,20 @@ def public(url: str) -> str:
 
 async def _in_process(job: ContextJob, command: Command) -> ContextRun:
     """One run in a process of its own, which ends with it, or with us."""
-    stdin = job.model_dump_json().encode()
-    done = await anyio.run_process(command("context"), input=stdin, env=environment(), check=False)
+    async with (
+        open_child("context", command("context"), env=environment()) as child,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(child.keep_last_words)
+        await child.order(job)
+        await child.close_orders()
+        line = await child.line()
+        code, words = await child.ended()
     try:
-        return ContextRun.model_validate_json(done.stdout)
+        return ContextRun.model_validate_json(line or b"")
     except ValidationError:
-        words = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise CommandError(f"a run ended with exit code {done.returncode}: {' '.join(words)}") from None
+        last = " ".join(words.strip().splitlines()[-1:])
+        raise CommandError(f"a run ended with exit code {code}: {last}") from None
 
 
 def _show(first: ContextRun, second: ContextRun, screen: Screen) -> None:

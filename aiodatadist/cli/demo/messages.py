@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
+from aiodatadist.cli.kit.pipes import Message
 from aiodatadist.cli.kit.place import Place
 
 Bytes = Annotated[str, Field(pattern=r"^[\x00-\xff]*$")]
@@ -18,14 +19,7 @@ Bytes = Annotated[str, Field(pattern=r"^[\x00-\xff]*$")]
 Phase = Literal["prefill", "reference", "pull", "decode"]
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def line(self) -> bytes:
-        return self.model_dump_json().encode() + b"\n"
-
-
-class Job(_Message):
+class Job(Message):
     """Parent to both workers, once: what to do."""
 
     kind: Literal["job"] = "job"
@@ -39,7 +33,7 @@ class Job(_Message):
     decode_at: Place = Place(device=1)
 
 
-class LayerTimes(_Message):
+class LayerTimes(Message):
     """One layer of a layered transfer: seconds of the clock that all processes of this machine share."""
 
     layer: int
@@ -48,7 +42,7 @@ class LayerTimes(_Message):
     landed: float
 
 
-class Receiving(_Message):
+class Receiving(Message):
     """Decode, through the parent, to prefill: link to me here; these blocks of mine are for the prompt."""
 
     kind: Literal["receiving"] = "receiving"
@@ -56,7 +50,7 @@ class Receiving(_Message):
     blocks: list[int]
 
 
-class Prefilled(_Message):
+class Prefilled(Message):
     """Prefill, through the parent, to decode: the prompt's KV cache is complete and may be pulled from here."""
 
     kind: Literal["prefilled"] = "prefilled"
@@ -71,7 +65,7 @@ class Prefilled(_Message):
     transfer_seconds: float = 0.0
 
 
-class Progress(_Message):
+class Progress(Message):
     """Worker to parent: how far a phase has come, in steps of its own size."""
 
     kind: Literal["progress"] = "progress"
@@ -80,7 +74,7 @@ class Progress(_Message):
     total: int
 
 
-class Pull(_Message):
+class Pull(Message):
     """One ``pull_blocks``, and a plain copy of as many ranges of the same sizes right after it. Seconds."""
 
     blocks: int
@@ -90,7 +84,7 @@ class Pull(_Message):
     memcpy_seconds: float
 
 
-class Finished(_Message):
+class Finished(Message):
     """Decode to parent: all there is to show."""
 
     kind: Literal["finished"] = "finished"
@@ -102,7 +96,7 @@ class Finished(_Message):
     layers: list[LayerTimes] = Field(default_factory=list)
 
 
-class Failed(_Message):
+class Failed(Message):
     """Worker to parent, before it ends: why it cannot go on."""
 
     kind: Literal["failed"] = "failed"
@@ -120,10 +114,8 @@ REPORT: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator=
 # ---- the context cache's demo ----
 
 
-class ContextJob(BaseModel):
-    """Parent to worker, as JSON on its stdin."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class ContextJob(Message):
+    """Parent to worker, once: what to do."""
 
     url: str
     prompt: Bytes
@@ -132,15 +124,13 @@ class ContextJob(BaseModel):
     device: int = 0
 
 
-class ContextRun(BaseModel):
+class ContextRun(Message):
     """Worker to parent, as JSON on its stdout: what became of one run. Seconds, and tokens of the prompt.
 
     Attributes:
         not_saved: how many blocks, and why; nothing if all were.
         error, exit_code: why there is no run, and what the command ends with; all else is without meaning then.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     text: Bytes = ""
     loaded_tokens: int = 0

@@ -19,7 +19,7 @@ from aiodatadist import (
     LLMRole,
     LLMStatusCode,
 )
-from aiodatadist.cli.demo.messages import Failed, Phase, Progress
+from aiodatadist.cli.demo.messages import ORDER, Failed, Phase, Progress
 from aiodatadist.cli.kit.errors import CommandError, wrong_input
 from aiodatadist.cli.kit.pipes import Parent, die_with_parent, open_parent
 from aiodatadist.cli.kit.place import Place, place_options
@@ -45,7 +45,7 @@ def run_worker(work: Work) -> int:
 
 
 async def _run(work: Work) -> None:
-    async with open_parent() as parent:
+    async with open_parent(ORDER) as parent:
         try:
             await work(parent)
         except CommandError as error:

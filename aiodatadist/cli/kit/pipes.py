@@ -1,4 +1,4 @@
-"""A worker's end of the two pipes to its parent."""
+"""A child's end of the two pipes to its parent, and the messages that travel on them."""
 
 from __future__ import annotations
 
@@ -13,38 +13,49 @@ from typing import Protocol, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-
-from aiodatadist.cli.demo.messages import ORDER, Order, Report
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-OrderT = TypeVar("OrderT", bound=Order)
+_READ_BYTES = 65536
+
+
+class Message(BaseModel):
+    """An order or a report: one JSON object per line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def line(self) -> bytes:
+        return self.model_dump_json().encode() + b"\n"
+
+
+OrderT = TypeVar("OrderT", bound=Message)
 
 
 class Parent(Protocol):
-    """The process that started the worker: gives it orders, and takes its reports."""
+    """The process that started this one: it gives orders and takes reports."""
 
     async def order(self, kind: type[OrderT]) -> OrderT:
-        """The next order, which has to be of this kind."""
+        """Wait for the next order, and return it. Raises TypeError if it is of another kind."""
 
-    async def report(self, message: Report) -> None:
-        """Tell the parent; lines of several tasks do not mix."""
+    async def report(self, message: Message) -> None:
+        """Send a report. Reports of several tasks do not mix."""
 
 
 class PipeParent:
     """The parent at the other end of stdin and stdout."""
 
-    def __init__(self, orders: MemoryObjectReceiveStream[Order]) -> None:
+    def __init__(self, orders: MemoryObjectReceiveStream[Message]) -> None:
         self._orders = orders
         self._line = anyio.Lock()
 
     async def order(self, kind: type[OrderT]) -> OrderT:
         order = await self._orders.receive()
         if not isinstance(order, kind):
-            raise TypeError(f"expected {kind.__name__}, the parent sent {order.kind}")
+            raise TypeError(f"expected {kind.__name__}, the parent sent {type(order).__name__}")
         return order
 
-    async def report(self, message: Report) -> None:
+    async def report(self, message: Message) -> None:
         stdout = sys.stdout.fileno()
         rest = message.line()
         async with self._line:
@@ -55,31 +66,51 @@ class PipeParent:
 
 
 @asynccontextmanager
-async def open_parent() -> AsyncIterator[PipeParent]:
-    """The parent, for as long as it lives: when it closes our stdin, or dies, the body is cancelled and that is all.
+async def open_parent(adapter: TypeAdapter[OrderT]) -> AsyncIterator[PipeParent]:
+    """Open the pipes to the parent. If the parent dies, or closes our stdin, the body is cancelled.
 
-    The body may end first; then this waits for the parent to close, because decode still needs a prefill that is done.
+    If the body ends first, this waits for the parent to close: others may still need what this process has.
     """
-    send, receive = anyio.create_memory_object_stream[Order](8)
+    send, receive = anyio.create_memory_object_stream[Message](8)
     with send, receive:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_listen, send, tasks.cancel_scope)
+            tasks.start_soon(_listen, adapter, send, tasks.cancel_scope)
             yield PipeParent(receive)
 
 
-async def _listen(orders: MemoryObjectSendStream[Order], scope: anyio.CancelScope) -> None:
-    """Read stdin to its end, and cancel ``scope`` then."""
-    stdin = sys.stdin.fileno()
+async def _listen(
+    adapter: TypeAdapter[OrderT], orders: MemoryObjectSendStream[Message], scope: anyio.CancelScope
+) -> None:
+    """Pass on all orders, and cancel ``scope`` at the end of stdin."""
+    async for order in read_orders(adapter):
+        await orders.send(order)
+    scope.cancel()
+
+
+async def read_orders(adapter: TypeAdapter[OrderT]) -> AsyncIterator[OrderT]:
+    """Yield the orders that come on stdin, until it closes."""
     rest = b""
-    while True:
-        await anyio.wait_readable(stdin)
-        data = os.read(stdin, 65536)
-        if not data:
-            scope.cancel()
-            return
+    async for data in _stdin():
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            await orders.send(ORDER.validate_json(line))
+            yield adapter.validate_json(line)
+
+
+async def until_stdin_closes() -> None:
+    """Wait until the parent closes this process's stdin."""
+    async for _ in _stdin():
+        pass
+
+
+async def _stdin() -> AsyncIterator[bytes]:
+    """Yield what comes on stdin. A pipe that is readable does not block."""
+    stdin = sys.stdin.fileno()
+    while True:
+        await anyio.wait_readable(stdin)
+        data = os.read(stdin, _READ_BYTES)
+        if not data:
+            return
+        yield data
 
 
 def die_with_parent() -> None:

@@ -1,31 +1,29 @@
-"""Child processes of a probe: started with an order, killed at their limit, and what they told until then."""
+"""Child processes of a probe: started with an order, killed at their limit, and what they reported until then.
+
+Each step has an event loop for as long as it lasts: the rest of a probe is not asynchronous.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import anyio
 from pydantic import ValidationError
 
+from aiodatadist.cli.kit.children import REAP_SECONDS, Child, open_child
 from aiodatadist.cli.probe.report import Call, Ending, Outcome, StepReport
 from aiodatadist.cli.probe.step import Step
 
 GRACE = 2.0
 """Seconds that a far end has to end when the near end is gone."""
-
-REAP = 10.0
-"""Seconds for a killed process to be gone: one that is stuck in a driver may never be."""
 
 FIRST, LAST = 60, 20
 """Calls of a step that a report keeps: these from its beginning, and these from its end."""
@@ -35,86 +33,89 @@ LAST_WORDS = 2000
 
 @dataclass
 class Ended:
-    """How a child ended, and what it told."""
+    """How a child ended, and what it reported."""
 
     ending: Ending
     status: int | None
     seconds: float
     said: str
-    outcome: Outcome | None = None
-    calls: list[Call] = field(default_factory=list)
+    outcome: Outcome | None
+    calls: list[Call]
 
 
-def start(order: dict[str, Any], link: socket.socket | None) -> subprocess.Popen[bytes]:
-    """A child with an order; ``link`` becomes its, too."""
-    if link is not None:
-        order = {**order, "link": link.fileno()}
-    child = subprocess.Popen(
-        [sys.executable, "-m", "aiodatadist.cli.probe.child"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=[link.fileno()] if link is not None else [],
-        start_new_session=True,
-    )
-    assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.write(json.dumps(order).encode() + b"\n")
-        child.stdin.flush()
-    return child
+class Watched:
+    """A child and what it has reported until now."""
 
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self._outcome: Outcome | None = None
+        self._begun: dict[int, Call] = {}
+        self._calls: list[Call] = []
 
-def wait(child: subprocess.Popen[bytes], limit: float) -> Ended:
-    """Until it ended, or was killed at its limit."""
-    began = time.monotonic()
-    ending: Ending = "finished"
-    try:
-        out, err = child.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        kill(child)
-        ending = "killed at the limit"
-        out, err = _rest(child)
-    seconds = time.monotonic() - began
-    if ending == "finished" and child.returncode:
-        ending = "crashed"
-    ended = Ended(ending, child.returncode, seconds, err.decode(errors="replace")[-LAST_WORDS:])
-    _read(ended, out)
-    return ended
+    async def wait(self, limit: float) -> Ended:
+        """Wait until the child has ended, and kill it at its limit."""
+        began = time.monotonic()
+        ending: Ending = "finished"
+        said = ""
+        with anyio.move_on_after(limit) as limited:
+            await self._hear()
+        seconds = time.monotonic() - began
+        if limited.cancelled_caught:
+            ending = "killed at the limit"
+            self.kill()
+            with anyio.move_on_after(REAP_SECONDS) as reaped:
+                await self._hear()
+            said = "\n(the process cannot be killed)" if reaped.cancelled_caught else ""
+        elif self.child.process.returncode:
+            ending = "crashed"
+        return Ended(
+            ending,
+            self.child.process.returncode,
+            seconds,
+            self.child.last_words[-LAST_WORDS:] + said,
+            self._outcome,
+            [*self._calls, *self._begun.values()],  # those that did not return last
+        )
 
+    def kill(self) -> None:
+        """Kill the child with all that it started."""
+        self.child.signal(signal.SIGKILL)
 
-def _rest(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """What a killed child had told. One that does not die keeps its pipes: what came so far has to do."""
-    try:
-        return child.communicate(timeout=REAP)
-    except subprocess.TimeoutExpired as error:
-        return error.stdout or b"", (error.stderr or b"") + b"\n(the process cannot be killed)"
+    async def _hear(self) -> None:
+        """Read what the child writes, until it has ended. May be called again where it was cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.child.keep_last_words)
+            while (line := await self.child.line()) is not None:
+                self._take(line)
+            await self.child.process.wait()
 
-
-def kill(child: subprocess.Popen[bytes]) -> None:
-    """SIGKILL, with all that it started. It is a session of its own, so its number is its group's."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-
-
-def _read(ended: Ended, out: bytes) -> None:
-    """Calls that returned, and last those that did not."""
-    begun: dict[int, Call] = {}
-    for line in out.splitlines():
+    def _take(self, line: bytes) -> None:
         try:
             told = json.loads(line)
             if "outcome" in told:
-                ended.outcome = Outcome.model_validate(told["outcome"])
-                continue
+                self._outcome = Outcome.model_validate(told["outcome"])
+                return
             call = Call.model_validate(told["call"])
         except (ValueError, KeyError, ValidationError):
-            continue  # the last line of a child that was killed while it wrote
+            return  # the vendor's libraries may print, too
         if "begin" in told:
-            begun[told["begin"]] = call
+            self._begun[told["begin"]] = call
         else:
-            begun.pop(told["end"], None)
-            ended.calls.append(call)
-    ended.calls += begun.values()
+            self._begun.pop(told["end"], None)
+            self._calls.append(call)
+
+
+@asynccontextmanager
+async def open_end(order: dict[str, Any], link: socket.socket | None) -> AsyncIterator[Watched]:
+    """Start a child with an order, and kill it with the block. It shares ``link``, which this process can then close."""
+    fds = [] if link is None else [link.fileno()]
+    if link is not None:
+        order = {**order, "link": link.fileno()}
+    command = [sys.executable, "-m", "aiodatadist.cli.probe.child"]
+    async with open_child("probe", command, pass_fds=fds, grace=0.0) as child:
+        await child.feed(json.dumps(order).encode() + b"\n")
+        await child.close_orders()
+        yield Watched(child)
 
 
 # ---- a step ----
@@ -155,58 +156,48 @@ def shortened(calls: list[Call]) -> list[Call]:
     return calls if len(calls) <= FIRST + LAST else calls[:FIRST] + calls[-LAST:]
 
 
-def run_alone(step: Step, order: dict[str, Any]) -> StepReport:
-    child = start({**order, "step": step.number}, None)
-    with ending(child):
-        return report_of(step, wait(child, step.limit), None)
+async def run_alone(step: Step, order: dict[str, Any]) -> StepReport:
+    """Run a step that needs one device."""
+    async with open_end({**order, "step": step.number}, None) as near:
+        return report_of(step, await near.wait(step.limit), None)
 
 
-def run_together(step: Step, order: dict[str, Any], far_device: int, far_resource: str) -> StepReport:
-    """With a far end on another device of this host."""
+async def run_together(step: Step, order: dict[str, Any], far_device: int, far_resource: str) -> StepReport:
+    """Run a step with a far end on another device of this host."""
     ours, theirs = socket.socketpair()
     far_order = {**order, "step": "far", "device": far_device, "options": {"resource": far_resource}}
     with ours, theirs:
-        far = start(far_order, theirs)
-        with ending(far):
+        async with open_end(far_order, theirs) as far:
             theirs.close()
-            near = start({**order, "step": step.number}, ours)
-            with ending(near):
+            async with open_end({**order, "step": step.number}, ours) as near:
                 ours.close()
-                ended, far_ended = _wait_both(near, far, step.limit)
-    return report_of(step, ended, far_ended)
+                return report_of(step, *await _wait_both(near, far, step.limit))
 
 
-def run_near(step: Step, order: dict[str, Any], link: socket.socket) -> StepReport:
-    """With a far end behind a connection."""
-    near = start({**order, "step": step.number}, link)
-    with ending(near):
+async def run_near(step: Step, order: dict[str, Any], link: socket.socket) -> StepReport:
+    """Run a step with a far end behind a connection."""
+    async with open_end({**order, "step": step.number}, link) as near:
         link.close()
-        return report_of(step, wait(near, step.limit), None)
+        return report_of(step, await near.wait(step.limit), None)
 
 
-def _wait_both(near: subprocess.Popen[bytes], far: subprocess.Popen[bytes], limit: float) -> tuple[Ended, Ended]:
-    """The far end is read from beside the near end, so that neither waits for a full pipe."""
-    with ThreadPoolExecutor(1) as reader:
-        reading = reader.submit(wait, far, limit + GRACE)
-        try:
-            ended = wait(near, limit)
-            with contextlib.suppress(TimeoutError):
-                reading.result(GRACE)
-        finally:
-            kill(far)
-        return ended, reading.result()
+async def _wait_both(near: Watched, far: Watched, limit: float) -> tuple[Ended, Ended]:
+    """Wait for the near end, and then ``GRACE`` seconds for the far end.
 
+    Both are read all the time, so that neither waits for a full pipe.
+    """
+    ends: dict[Watched, Ended] = {}
 
-@contextmanager
-def ending(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Also where the probe is interrupted, no child is left."""
-    try:
-        yield
-    finally:
-        kill(child)
-        for pipe in (child.stdin, child.stdout, child.stderr):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(REAP)
+    async def wait(end: Watched, seconds: float) -> None:
+        ends[end] = await end.wait(seconds)
+        if end is far:
+            far_ended.set()
+
+    far_ended = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait, far, limit + GRACE)
+        ends[near] = await near.wait(limit)
+        with anyio.move_on_after(GRACE):
+            await far_ended.wait()
+        far.kill()
+    return ends[near], ends[far]

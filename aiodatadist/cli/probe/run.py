@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import anyio
+
 import aiodatadist
 from aiodatadist._native.runtime import FUNCTIONS, RuntimeName, load_runtime, npu_nodes
 from aiodatadist.cli.probe import children
@@ -79,7 +81,7 @@ class _Probe:
 
     def run(self, step: Step) -> StepReport:
         if step.alone is not None:
-            report = children.run_alone(step, self.order)
+            report = anyio.run(children.run_alone, step, self.order)
         elif self.options.peer is not None:
             report = self._with_peer(step, self.options.peer)
         else:
@@ -92,7 +94,7 @@ class _Probe:
         if devices < 2:
             return skipped(step, f"it needs two devices, and this host shows {devices}: see --peer")
         far = (self.options.device + 1) % devices
-        return children.run_together(step, self.order, far, self.options.far_resource)
+        return anyio.run(children.run_together, step, self.order, far, self.options.far_resource)
 
     def _with_peer(self, step: Step, peer: Peer) -> StepReport:
         try:
@@ -100,7 +102,7 @@ class _Probe:
         except OSError as error:
             return skipped(step, f"the far end cannot be reached: {error}")
         with link:
-            return children.run_near(step, self.order, link)
+            return anyio.run(children.run_near, step, self.order, link)
 
     def _hidden(self, report: StepReport) -> StepReport:
         """Without addresses, wherever the vendor or the far end names one."""

@@ -10,13 +10,14 @@ import contextlib
 import os
 import select
 import socket
-import subprocess
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from aiodatadist.cli.probe.children import GRACE, ending, kill, start, wait
+import anyio
+import anyio.to_thread
+
+from aiodatadist.cli.probe.children import GRACE, Watched, open_end
 from aiodatadist.cli.probe.hide import Hider
 from aiodatadist.cli.probe.meeting import key_for, welcome
 
@@ -60,27 +61,27 @@ def serve_one(link: socket.socket, key: bytes, order: dict[str, Any], turn: thre
         say(f"a caller was refused: {error}")
         return
     with turn:
-        _step(link, limit, order, say)
+        anyio.run(_step, link, limit, order, say)
 
 
-def _step(link: socket.socket, limit: float, order: dict[str, Any], say: Say) -> None:
-    child = start({**order, "step": "far"}, link)
-    with ending(child), ThreadPoolExecutor(1) as reader:
-        reading = reader.submit(wait, child, limit + GRACE)
-        try:
-            if not _ended_first(child, link, limit):
-                with contextlib.suppress(TimeoutError):
-                    reading.result(GRACE)
-        finally:
-            kill(child)
-        ended = reading.result()
+async def _step(link: socket.socket, limit: float, order: dict[str, Any], say: Say) -> None:
+    async with open_end({**order, "step": "far"}, link) as far, anyio.create_task_group() as tasks:
+        tasks.start_soon(_kill_after_near, far, link, limit)
+        ended = await far.wait(limit + GRACE)
     say(f"a step ended after {ended.seconds:.1f} s")
 
 
-def _ended_first(child: subprocess.Popen[bytes], link: socket.socket, limit: float) -> bool:
-    """Wait for the child, or for the near end to go: whether it was the child."""
+async def _kill_after_near(far: Watched, link: socket.socket, limit: float) -> None:
+    """Kill the far end ``GRACE`` seconds after the near end is gone, unless it has ended by itself."""
+    if not await anyio.to_thread.run_sync(_ended_first, far.child.pid, link, limit):
+        await anyio.sleep(GRACE)
+        far.kill()
+
+
+def _ended_first(pid: int, link: socket.socket, limit: float) -> bool:
+    """Wait until the child ends or the near end is gone, and return True if it was the child."""
     with contextlib.suppress(ProcessLookupError):
-        process = os.pidfd_open(child.pid)
+        process = os.pidfd_open(pid)
         try:
             events = select.poll()
             events.register(process, select.POLLIN)

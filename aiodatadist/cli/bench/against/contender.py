@@ -6,26 +6,22 @@ It is stopped (SIGSTOP), with its owner, whenever it is not its turn: some libra
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
-from anyio.abc import Process
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from aiodatadist.cli.bench.against.environments import python_of
 from aiodatadist.cli.bench.figures import Window
 from aiodatadist.cli.bench.workload import Case
+from aiodatadist.cli.kit.children import Child, open_child
 from aiodatadist.cli.kit.errors import CommandError
 
 SCRIPT = Path(__file__).with_name("peers.py")
 ANSWER_SECONDS = 120.0
-LINE_BYTES = 1 << 28
-"""A window of ten seconds has a million small transfers, whose latencies are one line."""
 
 
 class Contender:
@@ -36,12 +32,10 @@ class Contender:
         what: what it is, in its own words.
     """
 
-    def __init__(self, name: str, process: Process) -> None:
-        self.name = name
+    def __init__(self, child: Child) -> None:
+        self.name = child.name
         self.what = ""
-        self._process = process
-        assert process.stdout is not None
-        self._lines = BufferedByteReceiveStream(process.stdout)
+        self._child = child
 
     async def prepare(self, case: Case) -> None:
         """Raises CommandError: it does not work here."""
@@ -57,32 +51,23 @@ class Contender:
         count = (await self._ask({"check": True}))["wrong"]
         return [f"{self.what}: {count} blocks"] if count else []
 
-    async def aclose(self) -> None:
-        self._signal(signal.SIGKILL)
-        await self._process.aclose()
-
     async def _ask(self, message: dict[str, Any], seconds: float = 0.0) -> dict[str, Any]:
-        self._signal(signal.SIGCONT)
+        self._child.signal(signal.SIGCONT)
         try:
             return await self._answer(message, seconds)
         finally:
-            self._signal(signal.SIGSTOP)
-
-    def _signal(self, number: int) -> None:
-        """To both of its processes, which are a group."""
-        with suppress(ProcessLookupError):  # they ended
-            os.killpg(self._process.pid, number)
+            self._child.signal(signal.SIGSTOP)
 
     async def _answer(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
-        assert self._process.stdin is not None
         try:
             with anyio.fail_after(seconds + ANSWER_SECONDS):
-                await self._process.stdin.send(json.dumps(message).encode() + b"\n")
-                answer: dict[str, Any] = json.loads(await self._lines.receive_until(b"\n", LINE_BYTES))
+                await self._child.feed(json.dumps(message).encode() + b"\n")
+                line = await self._child.line()
         except TimeoutError:
             raise CommandError(f"--against {self.name}: no answer within {seconds + ANSWER_SECONDS:.0f} s") from None
-        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
-            raise CommandError(f"--against {self.name}: its process ended; its words are above") from None
+        if line is None:
+            raise CommandError(f"--against {self.name}: its process ended; its words are above")
+        answer: dict[str, Any] = json.loads(line)
         if "failed" in answer:
             raise CommandError(f"--against {self.name}: {answer['failed']}")
         return answer
@@ -110,14 +95,11 @@ async def open_contenders(names: Sequence[str], case: Case) -> AsyncIterator[lis
     Raises:
         CommandError: one cannot be installed, or does not work here.
     """
-    contenders: list[Contender] = []
-    try:
+    async with AsyncExitStack() as stack:
+        contenders = []
         for name in names:
             command = [await python_of(name), str(SCRIPT), name]
-            contenders.append(Contender(name, await anyio.open_process(command, stderr=None, start_new_session=True)))
+            child = await stack.enter_async_context(open_child(name, command, stderr=None, grace=0.0))
+            contenders.append(Contender(child))
             await contenders[-1].prepare(case)
         yield contenders
-    finally:
-        with anyio.CancelScope(shield=True):  # bounded: a killed process ends
-            for contender in contenders:
-                await contender.aclose()
