@@ -1,5 +1,4 @@
-"""The command line: ``aiodatadist demo`` shows a KV cache travel, ``aiodatadist bench`` says how fast, ``aiodatadist doctor``
-what this machine offers.
+"""The command line: ``demo`` shows a KV cache travel, ``bench`` says how fast, ``doctor`` what this machine offers.
 
 Exit codes: 0 all is well, 1 it is not (the demo's tokens differ, a worker died, doctor found something fatal), 2 the
 command has to be changed, 130 interrupted, 141 the reader of the output went away. Errors are one line on stderr; without a
@@ -47,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """A standard stream that is closed (``>&-``) becomes /dev/null, under its own number, here and in the workers."""
+    """Replace a standard stream that is closed (``>&-``) by /dev/null, under its own number, here and in the workers."""
     for name, mode, flags in (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_WRONLY), ("stderr", "w", os.O_WRONLY)):
         if getattr(sys, name) is None:
             number = os.open(os.devnull, flags)  # the lowest that is free

@@ -24,10 +24,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str]) -> Callable[[], int]:
-    """What ``argv`` asks for, ready to be called.
+    """Return the command that ``argv`` asks for, ready to be called.
 
     Raises:
-        CommandError: an argument is wrong.
+        CommandError: if an argument is wrong.
     """
     parser = _Parser(prog="aiodatadist", description="KV cache transfer for disaggregated LLM serving.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -52,6 +52,6 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
 
 
 def _show_help(parser: argparse.ArgumentParser) -> int:
-    """Without a command: the help, where a script that lost a word does not take it for output; argparse's code for that."""
+    """Print the help to stderr and return argparse's exit code: a script that lost a word must not take it for output."""
     parser.print_help(sys.stderr)
     return 2

@@ -108,10 +108,10 @@ def _run_bench(arguments: argparse.Namespace) -> int:
 
 
 def bench_options(arguments: argparse.Namespace) -> BenchOptions:
-    """What they say.
+    """Return what the arguments ask for.
 
     Raises:
-        CommandError: two of them contradict each other, one has no sense, or a file cannot be read.
+        CommandError: if two of them contradict each other, one makes no sense, or a file cannot be read.
     """
     # Here and not at the top: these open the native libraries.
     from aiodatadist.cli.bench.initiator import Lengths  # noqa: PLC0415
@@ -184,7 +184,7 @@ def _fill_in(arguments: argparse.Namespace) -> None:
 
 
 def _owner_arguments(arguments: argparse.Namespace) -> list[str]:
-    """Of the command that starts the owner of ``--role both``: what it has to know too, and its own half of the rest."""
+    """Return the arguments of the owner that ``--role both`` starts: what both ends must know, and its half of the rest."""
     given = ["--role", "prefill", "--listen", arguments.listen or "127.0.0.1:0", "--loop", arguments.loop]
     if arguments.auth_key_file is not None:
         given += ["--auth-key-file", str(arguments.auth_key_file)]

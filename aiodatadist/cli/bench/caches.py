@@ -58,7 +58,7 @@ class BenchCache:
             await self.manager.swap_blocks(self.staging, self.cache, self._all)
 
     async def wrong(self, owner: int, pieces: Iterable[Piece]) -> list[str]:
-        """Which blocks do not hold what ``owner``'s held; the first by name, and how many more."""
+        """Return which blocks do not hold what ``owner``'s held: the first by name, and the number of the others."""
         if self.staging is not None:
             await self.manager.swap_blocks(self.cache, self.staging, self._all)
         return await in_thread(self._wrong, owner, list(pieces))
@@ -90,7 +90,7 @@ class BenchCache:
 
 
 def moved(case: Case) -> list[Piece]:
-    """What is where when all transfers of a case are done."""
+    """Return which block is where when all transfers of a case are done."""
     return [
         (tensor, target, source)
         for moves in case.moves
@@ -100,10 +100,10 @@ def moved(case: Case) -> list[Piece]:
 
 
 async def open_cache(datadist: LLMDataDist, case: Case, key: BlocksCacheKey | None) -> BenchCache:
-    """Registered memory for a case, all zero, all pages touched. Close it.
+    """Return registered memory for a case, all zero, with every page touched. The caller closes it.
 
     Raises:
-        LLMException: there is not enough memory, or it cannot be registered.
+        LLMException: if there is not enough memory, or it cannot be registered.
     """
     manager, desc = datadist.cache_manager, case.desc
     tensors, views, lent = await in_thread(_allocate, datadist, case, desc)

@@ -32,11 +32,11 @@ INTERRUPTED = "interrupted"
 
 
 def run_bench(options: BenchOptions) -> int:
-    """The exit code: 0, or 1 when bytes were not where they should be.
+    """Run a benchmark and return the exit code: 0, or 1 if bytes were not where they should be.
 
     Raises:
-        CommandError: an option is wrong, the ends did not find each other, a transfer failed, or there was a Ctrl-C after the
-            first rows.
+        CommandError: if an option is wrong, the ends did not find each other, a transfer failed, or there was a Ctrl-C after
+            the first rows.
     """
     cases = options.cases()
     old = _old_report(options)
@@ -59,7 +59,7 @@ def run_bench(options: BenchOptions) -> int:
 
 
 def _check_targets(options: BenchOptions) -> None:
-    """Raises CommandError: a file that the run is to end with cannot be written."""
+    """Check that the files that the run is to end with can be written. Raises CommandError if one cannot."""
     if options.json is not None and str(options.json) != "-":
         check_target("--json", options.json)
     if options.plot is not None:
@@ -68,10 +68,10 @@ def _check_targets(options: BenchOptions) -> None:
 
 
 def _one_line(error: Exception) -> CommandError:
-    """What a command ends with.
+    """Return the error that a command ends with.
 
     Raises:
-        Exception: itself, where it is a bug of the library's.
+        Exception: the error itself, if it is a bug of the library.
     """
     cause = error
     while isinstance(cause, ExceptionGroup):
@@ -95,7 +95,7 @@ def _loop_factory(options: BenchOptions) -> Callable[[], asyncio.AbstractEventLo
 
 
 async def _serve(options: BenchOptions) -> None:
-    """Until Ctrl-C, or until stdin closes."""
+    """Serve initiators until Ctrl-C, or until stdin closes."""
     async with open_owner(options) as address:
         say_listening(address)
         if not options.until_stdin_closes:
@@ -131,7 +131,7 @@ async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport
 
 
 def _go_on() -> None:
-    """This task was cancelled, and ends in its own way: its caller has the rows, and not the error."""
+    """Take back the cancellation of this task, which ends in its own way: its caller gets the rows, and not the error."""
     task = asyncio.current_task()
     assert task is not None
     task.uncancel()
@@ -166,10 +166,10 @@ def _old_report(options: BenchOptions) -> BenchReport | None:
 
 
 def _show(options: BenchOptions, report: BenchReport, old: BenchReport | None) -> None:
-    """The table first: what follows may fail, and what was measured is not lost then.
+    """Print the table first, then write the files: what was measured is not lost if a file cannot be written.
 
     Raises:
-        CommandError: a file cannot be written.
+        CommandError: if a file cannot be written.
     """
     text = report.model_dump_json(indent=1) + "\n"
     is_for_machines = str(options.json) == "-"

@@ -21,7 +21,7 @@ def comparison(old: BenchReport, new: BenchReport, columns: int) -> list[str]:
 
 
 def elsewhere(old: BenchReport, new: BenchReport) -> str | None:
-    """What tells the places of two reports apart, where faster and slower may be of the machine. None: they are alike."""
+    """Return how the places of two reports differ, which may explain a difference in speed; None if they are alike."""
     before, now = _place(old), _place(new)
     differ = [
         f"{name} {before[name]}, now {now[name]}"
@@ -32,7 +32,7 @@ def elsewhere(old: BenchReport, new: BenchReport) -> str | None:
 
 
 def _place(report: BenchReport) -> dict[str, Any]:
-    """None: it has no such thing, or says nothing of it."""
+    """Return where a report was made. A value is None if the machine has no such thing, or the report does not tell."""
     machine, ran = report.machine, report.ran
     return {
         "processor": machine.cpu,
@@ -47,7 +47,7 @@ def _place(report: BenchReport) -> dict[str, Any]:
 
 
 def verdict(old: Spread, new: Spread) -> str:
-    """Of two speeds: they differ where their quartiles do not meet."""
+    """Compare two speeds. They differ if their quartiles do not overlap."""
     if new.low > old.high:
         return "faster"
     if new.high < old.low:
@@ -56,7 +56,7 @@ def verdict(old: Spread, new: Spread) -> str:
 
 
 def compared(old: Sequence[Row], new: Sequence[Row]) -> list[list[str]]:
-    """The head, then a line per row of ``new``, and one per row of ``old`` that ``new`` has not."""
+    """Return the head, then a line per row of ``new``, and one per row of ``old`` that ``new`` lacks."""
     before = {_key(row): row for row in old}
     cells = [["Case", "new/old", "", "old (GB/Sec)", "new (GB/Sec)"]]
     for row in new:

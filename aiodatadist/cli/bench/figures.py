@@ -40,7 +40,7 @@ class Spread(BaseModel):
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least so many percent do not exceed."""
+    """Return the smallest value that at least ``percent`` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
@@ -93,7 +93,7 @@ class Window:
 
 
 class Row(BaseModel):
-    """One case, measured.
+    """The figures of one case.
 
     Attributes:
         by, what: what moved the blocks: this library, or another one that ran in turns with it, with its version.
@@ -176,6 +176,6 @@ class Row(BaseModel):
 
 
 def _latencies(windows: Sequence[Sequence[float]]) -> Latencies | None:
-    """Of all windows. None: not measured."""
+    """Return the latencies of all windows, or None if none were measured."""
     seconds = list(chain.from_iterable(windows))
     return Latencies.of(seconds) if seconds else None

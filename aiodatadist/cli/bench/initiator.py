@@ -41,7 +41,7 @@ Start = Callable[[Moves], CacheTask]
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long a case is measured.
+    """The time for which a case is measured.
 
     Attributes:
         seconds: of transfers.
@@ -73,7 +73,7 @@ class Owner:
 
     @asynccontextmanager
     async def linked(self) -> AsyncIterator[None]:
-        """Raises CommandError: there is no link. The reason is logged."""
+        """Stay linked to the owner. Raises CommandError if there is no link; the reason is logged."""
         status, _ = await self._datadist.link_clusters([self._peer], LINK_MILLISECONDS)
         if status is not LLMStatusCode.LLM_SUCCESS:
             raise CommandError(f"no link to the owner at {self.address[0]}:{self.address[1]}: {status.name}")
@@ -84,7 +84,12 @@ class Owner:
                 await self._datadist.unlink_clusters([self._peer], LINK_MILLISECONDS)
 
     async def ask(self, question: Question) -> Done:
-        """Raises CommandError: the owner refused, or did not answer in time. LLMException: it went away."""
+        """Ask the owner, and return its answer.
+
+        Raises:
+            CommandError: if the owner refused, or did not answer in time.
+            LLMException: if the owner went away.
+        """
         await self._datadist.notify(self.cluster_id, question.payload())
         with anyio.move_on_after(ANSWER_SECONDS):
             answer = ANSWER.validate_json((await anext(self._answers)).payload)
@@ -117,7 +122,7 @@ class Checked:
         return window
 
     async def wrong(self) -> None:
-        """That the transfers succeeded says it."""
+        """Return nothing: a transfer with checksums that succeeded was right."""
 
 
 async def measure(
@@ -128,13 +133,15 @@ async def measure(
     against: Sequence[str] = (),
     checksum: bool = False,
 ) -> list[Row]:
-    """A row of this library, one with checksums if asked for, one of each library that it is measured against, and one of
-    memcpy if asked for, in turns.
+    """Return the rows of a case, measured in turns.
+
+    There is a row for this library, one with checksums if asked for, and one for each other library and memcpy if asked
+    for.
 
     Raises:
-        CommandError: there is no link, the owner refused the case or did not answer, or another library, or memcpy, does not
-            work here.
-        LLMException: a transfer failed, or there is not enough memory.
+        CommandError: if there is no link, the owner refused the case or did not answer, or another library, or memcpy,
+            does not work here.
+        LLMException: if a transfer failed, or there is not enough memory.
     """
     async with AsyncExitStack() as stack:
         libraries = [name for name in against if name != MEMCPY]
@@ -238,7 +245,7 @@ async def _window(case: Case, start: Start, seconds: float) -> Window:
 
 
 async def _transfers(window: Window, start: Start, moves: Moves, until: float) -> None:
-    """One after the other."""
+    """Do transfers one after the other."""
     now = time.perf_counter
     while True:
         began = now()
@@ -254,7 +261,7 @@ async def _transfers(window: Window, start: Start, moves: Moves, until: float) -
 
 
 def _limit(cache: BenchCache, shadow: BenchCache) -> Callable[[], Window]:
-    """Makes a window of plain memcpy of the same ranges, from memory of the same kind, or to it."""
+    """Return a function that measures a window of plain memcpy of the same ranges, from or to memory of the same kind."""
     into, out_of = (cache, shadow) if cache.case.op is Op.PULL else (shadow, cache)
     targets, sources = _addresses(into, 1), _addresses(out_of, 0)
     block = cache.case.block
@@ -269,7 +276,7 @@ def _limit(cache: BenchCache, shadow: BenchCache) -> Callable[[], Window]:
 
 
 def _addresses(cache: BenchCache, side: int) -> array[int]:
-    """Of the sources (0) or targets (1) of all transfers, in the order in which they move."""
+    """Return the addresses of the sources (0) or targets (1) of all transfers, in the order in which they move."""
     case, starts = cache.case, cache.cache.tensor_addrs
     return array("Q", [start + block * case.block for moves in case.moves for start in starts for block in moves[side]])
 

@@ -1,4 +1,4 @@
-"""How late is the event loop? A timer of the kernel ticks every millisecond, and the loop says when it noticed.
+"""Lateness of the event loop: a timer of the kernel ticks every millisecond, and the loop says when it noticed.
 
 ``asyncio.sleep`` will not do: the loop rounds the time until its next timer up to whole milliseconds whenever something else
 wakes it, so that a ticker made of it is up to 1 ms late on an idle machine, too.

@@ -1,4 +1,4 @@
-"""What ran, and on what: in every report, so that two of them can be held against each other."""
+"""The software and the machine of a run. They are in every report, so that two reports can be compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STRICTNESS = ("free", "hccs", "roce", "aicpu")
 
 
 class Machine(BaseModel):
-    """This machine, and its software.
+    """The machine and its software.
 
     Attributes:
         aiodatadist: its version.
@@ -41,7 +41,7 @@ class Machine(BaseModel):
 
     @classmethod
     async def here(cls) -> Machine:
-        """Of the process, and of the event loop that runs."""
+        """Describe this process, and the event loop that runs."""
         loop = type(asyncio.get_running_loop())
         return cls(
             cpu=_cpu(),
@@ -58,7 +58,7 @@ class Machine(BaseModel):
 
 
 async def commit_of(folder: Path) -> str | None:
-    """The version alone does not tell two states of a clone apart."""
+    """Return the commit of a clone, because the version alone does not tell two states of a clone apart."""
     if not (folder / ".git").exists():
         return None
     try:
@@ -84,7 +84,7 @@ def _cpu() -> str:
 
 
 class Ran(BaseModel):
-    """What moved the bytes.
+    """The runtime and devices that moved the bytes.
 
     Attributes:
         runtime: ``ascend``, or ``soft``.

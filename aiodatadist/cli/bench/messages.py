@@ -1,4 +1,4 @@
-"""What the two ends say to each other, as notifications: the initiator asks, the owner answers each question once."""
+"""Messages of the two ends, as notifications: the initiator asks, the owner answers each question once."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Check(_Message):
 
 
 class Spent(_Message):
-    """How much processor time did the owner need, until now?"""
+    """A question: how much processor time has the owner needed until now?"""
 
     kind: Literal["spent"] = "spent"
 
 
 class Done(_Message):
-    """What was asked for is done.
+    """The answer to a question that could be done.
 
     Attributes:
         cpu_seconds: of the owner's process, all threads, since it began.
@@ -57,7 +57,7 @@ class Done(_Message):
 
 
 class Refused(_Message):
-    """It could not be done, and why."""
+    """The answer to a question that could not be done, with the reason."""
 
     kind: Literal["refused"] = "refused"
     message: str

@@ -1,4 +1,4 @@
-"""What the command line asked for."""
+"""The options of a benchmark, as values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOTAL = 128 << 20
 
 
 class BenchRole(StrEnum):
-    """Which end this process is."""
+    """The end that this process is."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -67,10 +67,10 @@ class BenchOptions:
         return 1 + self.checksum + len(self.against)
 
     def cases(self) -> list[Case]:
-        """A row each: of one operation and memory together, which share a line in ``--plot``.
+        """Return a case for each row. Cases of one operation and memory are neighbours: they share a line in ``--plot``.
 
         Raises:
-            CommandError: a case cannot be.
+            CommandError: if a case is not possible.
         """
         return [
             self._case(op, memory, block) for op in self.ops for memory in self.memories for block in self.blocks_of

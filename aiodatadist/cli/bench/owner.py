@@ -16,8 +16,11 @@ from aiodatadist.errors import NotLinked
 
 
 async def serve(datadist: LLMDataDist) -> None:
-    """Answer initiators until cancelled. One that wants another cache links anew: a cache goes when its link has gone, and,
-    as no registered cache does before, all others."""
+    """Answer initiators until cancelled.
+
+    An initiator that wants another cache links again: a cache is freed once its link has closed, and, as no registered
+    cache is freed before, once all other links have.
+    """
     async with anyio.create_task_group() as tasks:
         owner = _Owner(datadist, tasks)
         async for note in datadist.notifications():

@@ -17,7 +17,11 @@ NEEDS_LATEX = {"pgf"}
 
 
 def check_plot(into: Path) -> None:
-    """Raises CommandError: matplotlib is not installed, or has no such format. Asked before anything is measured."""
+    """Check, before anything is measured, that a picture can be drawn.
+
+    Raises:
+        CommandError: if matplotlib is not installed, or does not know the format.
+    """
     if find_spec("matplotlib") is None:
         raise wrong_input("--plot needs matplotlib: pip install 'aiodatadist[plot]'; --json needs nothing")
     formats = set(import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()) - NEEDS_LATEX

@@ -1,4 +1,4 @@
-"""How far a run is, on stderr: a bar where rich is installed and a person looks, else one line per row."""
+"""Progress of a run on stderr: a bar if rich is installed and stderr is a terminal, else one line per row."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Progress(Protocol):
     """Told of each row."""
 
     def begin(self, case: Case) -> None:
-        """It is being measured."""
+        """Show that a case is being measured."""
 
     def end(self, rows: list[Row]) -> None:
-        """It was."""
+        """Show that a case has been measured."""
 
 
 class _Lines:
@@ -30,7 +30,7 @@ class _Lines:
         self._done, self._rows = 0, rows
 
     def begin(self, case: Case) -> None:
-        """Nothing to be told yet."""
+        """Show nothing yet."""
 
     def end(self, rows: list[Row]) -> None:
         self._done += 1

@@ -22,7 +22,7 @@ ROOMY = ("P99 Post (us)", "P99 Tx (us)")
 
 
 class BenchReport(BaseModel):
-    """What ``--json`` writes.
+    """The report that ``--json`` writes.
 
     Attributes:
         schema_name: of this form of report.
@@ -42,7 +42,7 @@ class BenchReport(BaseModel):
 
 
 def table(rows: Sequence[Row], columns: int = 0) -> list[list[str]]:
-    """The head, then a line per row. Where so many columns hold them, 99th percentiles of parts of a transfer are in it."""
+    """Return the head, then a line per row. If the columns suffice, it includes 99th percentiles of parts of a transfer."""
     cells = [_cells(row) for row in rows]
     heads = list(cells[0]) if cells else []
     whole = _chosen(cells, heads)

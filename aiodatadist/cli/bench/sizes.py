@@ -41,7 +41,7 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def size_text(nbytes: int) -> str:
-    """The shortest exact binary form: 64KiB, 1536KiB, 1000."""
+    """Return the shortest exact binary form of a size: 64KiB, 1536KiB, 1000."""
     for letter, unit in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes % unit == 0:
             return f"{nbytes // unit}{letter}"

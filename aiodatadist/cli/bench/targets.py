@@ -1,4 +1,4 @@
-"""Whether a file can be written, asked before a run that takes minutes, and without touching what is there."""
+"""A check that a file can be written, made before a run of minutes, without touching what is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiodatadist.cli.kit.errors import wrong_input
 
 
 def check_target(option: str, into: Path) -> None:
-    """Raises CommandError: ``into``, which this option names, cannot be written, and why."""
+    """Check that ``into``, which this option names, can be written. Raises CommandError with the reason if it cannot."""
     reason = _reason(into)
     if reason is not None:
         raise wrong_input(f"{option}: {into} cannot be written: {reason}")

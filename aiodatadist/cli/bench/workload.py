@@ -1,4 +1,4 @@
-"""What one row of the report is about, as a value that both ends have: which blocks travel, and what they hold."""
+"""The subject of one row of a report, as a value that both ends have: which blocks travel, and what they hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from aiodatadist import CacheDesc, DataType, Placement
 
 
 class Op(StrEnum):
-    """What is measured. The initiator pulls from the owner's cache, or writes into it; a copy stays inside the initiator."""
+    """The operation that is measured.
+
+    The initiator pulls from the owner's cache, or writes into it; a copy stays inside the initiator.
+    """
 
     PULL = "pull"
     PUSH = "push"
@@ -22,7 +25,7 @@ class Op(StrEnum):
 
 
 class MemoryKind(StrEnum):
-    """Where both caches are: the library's DEVICE memory, memory that the caller made, the library's pinned HOST memory."""
+    """The memory of both caches: the library's DEVICE memory, the caller's memory, or the library's pinned HOST memory."""
 
     POOL = "pool"
     USER = "user"
@@ -37,7 +40,7 @@ class Moves(NamedTuple):
 
 
 class Case(BaseModel):
-    """One row.
+    """The subject of one row.
 
     Attributes:
         block: bytes of one block of one tensor.
@@ -80,7 +83,7 @@ class Case(BaseModel):
 
     @property
     def nbytes(self) -> int:
-        """Of one transfer."""
+        """The bytes of one transfer."""
         return self.pieces * self.block
 
     @property
@@ -90,8 +93,10 @@ class Case(BaseModel):
 
     @cached_property
     def moves(self) -> list[Moves]:
-        """Of each of the concurrent transfers. No two blocks of one side are neighbours, or chosen twice; a copy's targets
-        lie between its sources."""
+        """Return the moves of each of the concurrent transfers.
+
+        No two blocks of one side are neighbours, or chosen twice; a copy's targets lie between its sources.
+        """
         sources, targets = self._shuffled(1, 0), self._shuffled(2, self.op is Op.COPY)
         batches = range(0, self.batch * self.concurrency, self.batch)
         return [Moves(sources[i : i + self.batch], targets[i : i + self.batch]) for i in batches]

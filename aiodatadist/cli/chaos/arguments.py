@@ -35,7 +35,11 @@ def add_chaos(chaos: argparse.ArgumentParser) -> None:
 
 
 def chaos_command(arguments: argparse.Namespace) -> Callable[[], int]:
-    """What they ask for, ready to be called. Raises CommandError: there is no such profile, or it cannot be run here."""
+    """Return the run that the arguments ask for, ready to be called.
+
+    Raises:
+        CommandError: if there is no such profile, or it cannot run here.
+    """
     if arguments.side is not None:
         return partial(_run_side, arguments.side)
     seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
@@ -56,7 +60,7 @@ def _profiles(text: str) -> list[Profile]:
 
 
 def _missing(profile: Profile) -> str:
-    """What a profile lacks here; empty if nothing."""
+    """Return what a profile lacks here, or an empty string."""
     from aiodatadist.testing.servers import missing_mooncake, missing_redis  # noqa: PLC0415 - opens the native libraries
 
     if profile.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:

@@ -40,7 +40,7 @@ Call = Callable[[], Any]
 
 
 class BlockingPuller(Side):
-    """One cluster of :mod:`aiodatadist.blocking` that links to all of the owner's."""
+    """A cluster of :mod:`aiodatadist.blocking` that links to all of the owner's."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[dict[int, Peer]]:
@@ -88,7 +88,7 @@ class BlockingPuller(Side):
 
 
 class BlockingTarget:
-    """One cluster of the owner's."""
+    """A cluster of the owner's, as the blocking puller uses it."""
 
     def __init__(self, side: BlockingPuller, cluster: int, pulled: Cache, out: Cache) -> None:
         self._side, self._cluster = side, cluster
@@ -139,7 +139,7 @@ class BlockingTarget:
         self, patch: Patch, model: int, sources: list[int], targets: list[int], owner: int, chance: random.Random,
         stamped: list[int] | None = None,
     ) -> list[int] | None:  # fmt: skip
-        """The versions that came; None: none."""
+        """Return the versions that came, or None if the pull failed."""
         self._side.open(patch.ledger, targets)
         began, key = time.monotonic(), BlocksCacheKey(self._cluster, model)
         if chance.random() < 0.5:
@@ -172,7 +172,7 @@ class BlockingTarget:
             self._side.violated("I6", f"pushed was version {self._version}, there is {versions}")
 
     async def _called(self, operation: str, call: Call) -> str:
-        """A call that blocks a thread until it is over."""
+        """Make a call that blocks a thread until it has ended."""
         try:
             await anyio.to_thread.run_sync(call)
         except LLMException as error:
@@ -180,7 +180,7 @@ class BlockingTarget:
         return self._side.ended(operation, None)
 
     async def _submitted(self, operation: str, submit: Callable[[], Handle], chance: random.Random) -> str:
-        """One that is submitted, now and then cancelled, and waited for."""
+        """Submit a call, cancel it now and then, and wait for it."""
         handle = submit()
         if chance.random() < 0.2:
             await anyio.sleep(chance.choice((0.0, 0.001, 0.02)) * chance.random())

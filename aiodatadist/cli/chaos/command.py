@@ -33,7 +33,7 @@ from aiodatadist.cli.kit.pipes import die_with_parent
 
 @dataclass(frozen=True)
 class ChaosOptions:
-    """What the command line says.
+    """The options of a chaos run, as values.
 
     Attributes:
         seconds: of all profiles together.
@@ -53,7 +53,7 @@ class ChaosOptions:
 
 
 def run_chaos(options: ChaosOptions) -> int:
-    """The exit code: 0 where no rule was broken."""
+    """Run all profiles, and return the exit code: 0 if no rule was broken."""
     quiet = str(options.json) == "-"
     if not quiet:
         print(f"seed {options.seed}; the same again: {options.replay}\n", flush=True)
@@ -109,7 +109,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def sides_of(door: Door) -> dict[str, type[Side]]:
-    """The processes of a run, by name."""
+    """Return the processes of a run, by name."""
     if door == "context":
         return {"saver-1": Saver, "saver-2": Saver}
     if door == "v1":
@@ -118,7 +118,7 @@ def sides_of(door: Door) -> dict[str, type[Side]]:
 
 
 def run_side(text: str) -> int:
-    """The life of one of the processes."""
+    """Run one of the processes until the command ends it."""
     die_with_parent()
     settings = SideSettings.model_validate_json(text)
     profile = PROFILES[settings.profile]

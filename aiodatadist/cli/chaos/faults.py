@@ -39,7 +39,7 @@ class OwnFaults:
                 self._ended.wake()
 
     async def end_all(self) -> None:
-        """Until none of them lasts any more."""
+        """Wait until no fault lasts any longer."""
         while self._running:
             for scope in self._running:
                 scope.cancel()
@@ -59,7 +59,7 @@ class OwnFaults:
 
     @staticmethod
     async def _hogged(seconds: float) -> None:
-        """A thread in pure Python takes the interpreter whenever it can."""
+        """Run a thread in pure Python, which takes the interpreter whenever it can."""
         hog = Hog()
         hog.start()
         try:
@@ -78,7 +78,7 @@ class OwnFaults:
             time.time, time.time_ns = self._real_time, self._real_time_ns
 
     async def _full(self, seconds: float) -> None:
-        """No page is free in any pool of device memory."""
+        """Take all pages of device memory in every pool."""
         filled = [(datadist, cache) for datadist in self._datadists for cache in await _fill(datadist)]
         try:
             await anyio.sleep(seconds)

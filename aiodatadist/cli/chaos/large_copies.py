@@ -75,7 +75,7 @@ class LargeInbox:
         self._pushed = anyio.Event()
 
     async def lend(self) -> Content:
-        """The puller asks for memory."""
+        """Answer a puller that asks for memory."""
         if self._lent is not None:
             return {"is_lent": False}
         try:
@@ -93,7 +93,7 @@ class LargeInbox:
         return BlocksCacheKey(self._datadist.cluster_id, LARGE_MODEL)
 
     async def pushed(self, is_good: bool) -> Content:
-        """The puller says how its push ended."""
+        """Answer a puller that reports how its push ended."""
         if is_good and self._lent is not None:
             _, ledger = self._lent
             for block in ledger.blocks:

@@ -1,4 +1,4 @@
-"""What a cluster of v1 does without a peer: copies and swaps, and looks at its own tensors."""
+"""Copies and swaps of a cluster of v1, which needs no peer for them, and looks at its own tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LegacyCopies:
             self._side.ledgers[f"copies {self._cluster_id} {number}"] = ledger
 
     async def one(self, chance: random.Random) -> None:
-        """One operation."""
+        """Do one operation."""
         await chance.choice((self._copy, self._swap, self._look))(chance)
 
     async def _copy(self, chance: random.Random) -> None:
@@ -66,7 +66,7 @@ class LegacyCopies:
             self._side.violated("I6", f"{operation} from cache {first} brought {stamp}")
 
     async def _look(self, chance: random.Random) -> None:
-        """A copy of one tensor."""
+        """Copy one tensor out, and compare it."""
         tensor = chance.randrange(TENSORS)
         try:
             (copy,) = await self._manager.get_cache_tensors(self._cache, tensor)

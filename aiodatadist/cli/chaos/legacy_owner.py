@@ -69,7 +69,7 @@ class LegacyOwner(Side):
             group.start_soon(self.work, f"copies {cluster.cluster_id}", cluster.copies.one, 0.02)
 
     async def meet(self, peers: dict[int, Peer]) -> None:
-        """It is the owner itself that is met."""
+        """Do nothing: the pullers link to the owner."""
 
     async def drained(self) -> None:
         for cluster in self._clusters:
@@ -86,7 +86,7 @@ class LegacyOwner(Side):
 
 
 class LegacyOwnerCluster:
-    """One of them, and its caches."""
+    """A cluster of the owner's, and its caches."""
 
     def __init__(self, side: LegacyOwner, datadist: legacy.LLMDataDist) -> None:
         self._side, self._datadist = side, datadist
@@ -149,7 +149,7 @@ class LegacyOwnerCluster:
         return {}
 
     async def _new_request(self) -> int | None:
-        """A batch slot that is there for as long as its key; None: the pool is full."""
+        """Return a batch slot that lasts as long as its key, or None if the pool is full."""
         number = next(self._numbers)
         try:
             slot = await self._manager.allocate_cache(desc(1, 2 * BLOCK), [self._key(number)])
@@ -166,7 +166,7 @@ class LegacyOwnerCluster:
         return CacheKey(self.cluster_id, number, REQUEST_MODEL)
 
     async def _forget(self, number: int) -> None:
-        """Whether it was pulled or not."""
+        """Give up a request, whether it was pulled or not."""
         self._requests.pop(number, None)
         await self._manager.remove_cache_key(self._key(number))
         self._side.tally.ended("remove_cache_key", GOOD)
@@ -189,6 +189,6 @@ class LegacyOwnerCluster:
         return status
 
     async def forget_all(self) -> None:
-        """That no puller asked to forget: it was killed, or had no link. Those that were pulled are gone."""
+        """Give up the requests that no puller gave up, because it was killed or not linked. Pulled ones are gone already."""
         for number in list(self._requests):
             await self._forget(number)

@@ -53,7 +53,7 @@ TASKS = 1
 
 
 class LegacyPuller(Side):
-    """One cluster of :mod:`aiodatadist.legacy` that links to all of the owner's."""
+    """A cluster of :mod:`aiodatadist.legacy` that links to all of the owner's."""
 
     def __init__(self, settings: SideSettings) -> None:
         super().__init__(settings)
@@ -98,7 +98,7 @@ async def _no_answer(_: int, __: Content) -> Content:
 
 
 class LegacyTarget:
-    """One cluster of the owner's, and what is done with it."""
+    """A cluster of the owner's, and the operations on it."""
 
     def __init__(self, side: LegacyPuller, datadist: legacy.LLMDataDist, cluster_id: int) -> None:
         self._side, self._datadist, self._cluster_id = side, datadist, cluster_id
@@ -202,7 +202,7 @@ class LegacyTarget:
         return status
 
     async def _request(self, chance: random.Random) -> None:
-        """A request's slot, whose key is consumed by the pull that has all of it."""
+        """Pull a request's slot, whose key is consumed by the pull of all of it."""
         await self._until_linked()
         answer = await self._side.mail.ask(self._cluster_id, {"ask": "request"})
         if answer is None or answer["request"] is None:

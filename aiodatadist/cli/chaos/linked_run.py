@@ -70,7 +70,7 @@ class LinkedRun(Run):
         return [self.sides["puller"]]
 
     def judge(self) -> None:
-        """No transfer that began when a cache was gone brought a byte of it."""
+        """Check that no transfer that began after the end of a cache brought a byte of it."""
         tally = self.result.tally
         for key, began in tally.seen.items():
             cluster, generation = map(int, key.split("/"))

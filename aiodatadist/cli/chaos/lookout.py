@@ -1,4 +1,4 @@
-"""What a process sees of itself: operations that do not end, failures that no caller saw, and what is left behind."""
+"""A process's watch over itself: operations that do not end, failures that no caller saw, and what is left behind."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Lookout:
 
     @contextmanager
     def over(self, what: str, seconds: float) -> Iterator[None]:
-        """What is done inside has to end within so many seconds; else that is a violation, and the tasks are shown."""
+        """Report a violation, and show the tasks, if the body does not end within so many seconds."""
         self._number += 1
         number = self._number
         self._running[number] = (what, time.monotonic() + seconds)
@@ -116,7 +116,7 @@ def _show_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Errors(logging.Handler):
-    """What is logged as an error is a violation: the library logs what a peer or a network does as a warning."""
+    """A log handler that reports errors as violations: the library logs what a peer or a network does as a warning."""
 
     def __init__(self, say: Say) -> None:
         super().__init__(logging.ERROR)
@@ -129,7 +129,7 @@ class _Errors(logging.Handler):
 
 @dataclass(frozen=True)
 class Belongings:
-    """What a process has, when nothing is under way."""
+    """The resources that a process has when nothing is under way."""
 
     files: int
     threads: int
@@ -155,13 +155,13 @@ class Belongings:
         return cls(files, threads, _tasks(), mappings, **numbers, pool_bytes=pool_bytes)
 
     def more_than(self, other: Belongings) -> list[str]:
-        """What there is more of, in words."""
+        """Return, in words, of which resources there are more than in ``other``."""
         pairs = ((each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
         return [f"{name}: {mine}, and {theirs} at first" for name, mine, theirs in pairs if mine > theirs]
 
 
 def thread_names() -> list[str]:
-    """Of all that run, sorted."""
+    """Return the names of all threads, sorted."""
     return sorted(thread.name for thread in threading.enumerate())
 
 

@@ -28,7 +28,7 @@ Handler = Callable[[int, Content], Awaitable[Content]]
 
 
 class _Content(BaseModel):
-    """What every notification has."""
+    """The fields of every notification."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -56,7 +56,7 @@ class Mail:
         self._handling = 0
 
     async def read(self) -> None:
-        """For ever."""
+        """Read notifications for ever."""
         async with anyio.create_task_group() as group:
             async for note in self._datadist.notifications():
                 try:
@@ -91,19 +91,19 @@ class Mail:
             self._came.wake()
 
     async def wait_idle(self) -> None:
-        """Until all that was asked is answered."""
+        """Wait until every question has been answered."""
         while self._handling:
             await self._came.wait()
 
     def content(self, content: Content) -> bytes:
-        """A numbered notification, to be sent before any other is made."""
+        """Return a numbered notification. It must be sent before the next one is made."""
         return json.dumps({**content, "life": self._side.settings.life, "number": next(self._numbers)}).encode()
 
     async def _tell(self, cluster: int, content: Content) -> None:
         await self._datadist.notify(cluster, self.content(content))
 
     async def ask(self, cluster: int, question: Content) -> Content | None:
-        """The answer; None: the link ended before it came."""
+        """Ask a question, and return the answer, or None if the link ended before it came."""
         call = next(self._calls)
         async with anyio.create_task_group() as group:
             group.start_soon(self._until_parted, cluster, group.cancel_scope)

@@ -1,4 +1,4 @@
-"""What the command and its processes tell each other: one JSON object per line, on their stdin and stdout."""
+"""Messages between the command and its processes: one JSON object per line, on their stdin and stdout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Peer(Message):
 
 
 class Fault(Message):
-    """One of a process's own. ``name`` is ``spin``, ``hog``, ``clock``, ``full`` or ``softnpu``."""
+    """A fault of the process itself. ``name`` is ``spin``, ``hog``, ``clock``, ``full`` or ``softnpu``."""
 
     kind: Literal["fault"] = "fault"
     name: str
@@ -49,7 +49,10 @@ class Healed(Message):
 
 
 class Stage(Message):
-    """Of a look at everything: ``drain`` lets operations end, ``part`` ends the links, ``audit`` looks, ``resume`` goes on.
+    """A stage of a look at everything.
+
+    ``drain`` lets operations end, ``part`` ends the links, ``audit`` looks, ``resume`` continues. What is found with
+    ``is_first`` is what later looks are compared with.
 
     With ``is_first`` what is found is what later ones are compared with.
     """
@@ -74,7 +77,7 @@ class Listening(Message):
 
 
 class Told(Message):
-    """What was done since the last time."""
+    """The work done since the last report."""
 
     kind: Literal["told"] = "told"
     outcomes: dict[str, dict[str, int]] = Field(default_factory=dict)
@@ -114,7 +117,7 @@ REPORT: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator=
 
 
 class SideSettings(Message):
-    """How a process is started.
+    """The settings with which a process is started.
 
     Attributes:
         life: how often it was started before.

@@ -1,4 +1,4 @@
-"""What a cluster does without a peer: caches that come and go, copies and swaps."""
+"""Operations of a cluster that need no peer: caches that come and go, copies and swaps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OwnCopies:
             self._side.ledgers[f"{placement.name.lower()} copies {self._cluster_id}"] = ledger
 
     async def one(self, chance: random.Random) -> None:
-        """One operation."""
+        """Do one operation."""
         await chance.choice((self._copy, self._swap, self._come_and_go, self._give_back))(chance)
 
     async def _copy(self, chance: random.Random) -> None:
@@ -83,7 +83,7 @@ class OwnCopies:
             self._side.violated("I6", f"{operation} from {source.name} brought {stamps[0]}")
 
     async def _come_and_go(self, chance: random.Random) -> None:
-        """A small cache, which no peer hears of; or none, where the pool is full."""
+        """Allocate and free a small cache, which no peer hears of, unless the pool is full."""
         try:
             cache = await self._manager.allocate_blocks_cache(desc(chance.randint(1, 8), chance.choice((512, BLOCK))))
         except OutOfMemory as error:

@@ -79,7 +79,7 @@ class Owner(Side):
                 group.start_soon(self.work, f"link {cluster.cluster_id}", cluster.ranks.one)
 
     async def meet(self, peers: dict[int, Peer]) -> None:
-        """It is the owner itself that is met."""
+        """Do nothing: the pullers link to the owner."""
 
     async def drained(self) -> None:
         for cluster in self._clusters:
@@ -104,7 +104,7 @@ class Owner(Side):
 
 
 class OwnerCluster:
-    """One of them, and its caches."""
+    """A cluster of the owner's, and its caches."""
 
     def __init__(self, side: Owner, datadist: LLMDataDist) -> None:
         self._side = side
@@ -134,7 +134,7 @@ class OwnerCluster:
         await self.copies.open()
 
     def _ledger(self, name: str, cache: Cache, generation: int | None = None) -> BlockLedger:
-        """Of a cache that lives as long as the process, unless it is of a generation of its own."""
+        """Return the ledger of a cache that lives as long as the process, unless it has its own generation."""
         life = self._side.settings.life * LIVES
         ledger = BlockLedger(cache, self.cluster_id, life if generation is None else generation)
         self._side.ledgers[f"{name} {self.cluster_id}"] = ledger
@@ -192,7 +192,7 @@ class OwnerCluster:
         return {"ticket": lease.ticket().model_dump(mode="json"), "versions": [self._versions[b] for b in free]}
 
     def _lease_ended(self, lease: BlockLease) -> None:
-        """The blocks are written anew at once: a pull that still reads them must not succeed."""
+        """Write the blocks again at once: a pull that still reads them must not succeed."""
         del self.leases[lease]
         self._side.tally.ended("lease", str(lease.ended))
         for block in lease.blocks:
@@ -230,7 +230,7 @@ class OwnerCluster:
         self._inbox.begin(range(1, 2 * PATCH, 2))
 
     def _pushed(self, puller: int, question: Content) -> str:
-        """What is wrong with blocks that the puller says it pushed."""
+        """Return what is wrong with blocks that the puller reports it pushed, or an empty string."""
         try:
             stamps = self._inbox.landed(question["targets"], puller, question["sources"])
         except MisplacedError as error:

@@ -29,7 +29,7 @@ class PooledRun(Run):
         self._number = 0
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """The engine runs already."""
+        """Do nothing: the engine runs already."""
 
     async def start(self, name: str, group: anyio.abc.TaskGroup) -> None:
         await self.sides[name].start(group)
@@ -53,7 +53,7 @@ class PooledRun(Run):
         return [0]
 
     def killed(self, name: str, life: int, at: float) -> None:
-        """What it has saved is still there, or not: either is right."""
+        """Expect nothing: what the process has saved may still be there or not."""
 
     @property
     def listener(self) -> Sequence[SideProcess]:
@@ -65,7 +65,7 @@ class PooledRun(Run):
 
 @contextmanager
 def engine(name: str) -> Iterator[tuple[str, list[Server]]]:
-    """One that runs: its URL, and the servers of it that may be killed."""
+    """Run an engine, and yield its URL and those of its servers that may be killed."""
     if name == "redis":
         server = RedisServer(MEMORY)
         with running(server):

@@ -1,4 +1,4 @@
-"""A process of a run, as the command has it: started, killed, stopped, started again."""
+"""A process of a run, as the command sees it: started, killed, stopped, started again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DiedError(Exception):
 
 
 class SideProcess:
-    """One of the two.
+    """A process of a run.
 
     Args:
         take: is given all that it reports.
@@ -61,7 +61,7 @@ class SideProcess:
         return self._logs / f"{self.name}-{self.life}.log"
 
     async def start(self, group: anyio.abc.TaskGroup) -> Listening:
-        """Until it is ready. Raises DiedError: it is not."""
+        """Start the process and wait until it is ready. Raises DiedError if it does not become ready."""
         self._listening.clear()
         self._is_gone = False
         self._reached.clear()
@@ -106,7 +106,7 @@ class SideProcess:
                 await self._said.wait()
 
     async def reached(self, stage: str) -> None:
-        """Until it says that it has; once for each order. Raises DiedError: it does not."""
+        """Wait until the process reports the stage, once for each order. Raises DiedError if it does not."""
         with anyio.move_on_after(self._profile.patience + LATER):
             while stage not in self._reached and not self._is_gone:
                 await self._said.wait()
@@ -116,7 +116,7 @@ class SideProcess:
         self._reached.discard(stage)
 
     async def _make_it_tell(self) -> None:
-        """Where its threads are, if it is there: faulthandler writes them when it is aborted."""
+        """Abort the process, so that faulthandler writes where its threads are."""
         if self._child is not None:
             self._signal(signal.SIGABRT)
             with anyio.move_on_after(GRACE_SECONDS):
@@ -124,11 +124,11 @@ class SideProcess:
 
     @property
     def is_gone(self) -> bool:
-        """It ended by itself."""
+        """True if the process ended by itself."""
         return self._is_gone
 
     def last_words(self) -> str:
-        """The end of its log."""
+        """Return the exit code, and the end of the process's log."""
         text = self.log.read_bytes()[-3000:].decode(errors="replace").strip()
         code = None if self._child is None else self._child.process.returncode
         return f"exit code {code}; {self.log} ends with\n{text}"

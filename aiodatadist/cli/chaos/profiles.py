@@ -1,4 +1,4 @@
-"""What a run is of: which interface, which mode, which event loop, which softnpu, and which faults. Pure."""
+"""Profiles of runs: which interface, mode, event loop and softnpu, and which faults. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Strictness = Literal["", "hccs", "roce"]
 
 @dataclass(frozen=True)
 class Profile:
-    """One kind of run.
+    """A kind of run.
 
     Attributes:
         door: whose calls are made: of ``aiodatadist``, its ``blocking``, its ``legacy``, or of a context
@@ -40,9 +40,11 @@ class Profile:
 
     @property
     def patience(self) -> float:
-        """Seconds that an operation may take, whatever happens: time limit, abort, and a process that stood still. HCCL, and
-        strict softnpu, cannot be told to stop waiting for a peer that has left: a further channel takes 20 s then, and one
-        that broke 30 s."""
+        """Seconds that an operation may take, whatever happens: time limit, abort, and a process that stood still.
+
+        HCCL, and strict softnpu, cannot be told to stop waiting for a peer that has left: a further channel takes 20 s
+        then, and one that broke 30 s.
+        """
         return 75.0 if self.strict else 25.0
 
     @property
@@ -52,7 +54,7 @@ class Profile:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """Of its program of faults."""
+        """The lanes of the profile's program of faults."""
         if self.is_calm:
             return ()
         if self.door == "context":

@@ -25,7 +25,7 @@ from aiodatadist.testing.toxics import (
 
 @dataclass(frozen=True)
 class Step:
-    """One fault.
+    """A fault and its time.
 
     Attributes:
         pause: seconds before it.
@@ -77,7 +77,7 @@ def _process(chance: random.Random, profile: Profile) -> Step:
 
 
 def _copy(chance: random.Random, _: Profile) -> Step:
-    """So long that the puller is lost, and its memory given on."""
+    """Make a stop so long that the puller is lost, and its memory is given to others."""
     return Step(chance.uniform(0.1, 0.5), "stop-copy", "puller", chance.uniform(1.6, 2.2))
 
 

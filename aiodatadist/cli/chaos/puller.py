@@ -61,7 +61,7 @@ TASKS = 2
 
 
 class Puller(Side):
-    """One cluster that links to all of the owner's."""
+    """A cluster that links to all of the owner's."""
 
     def __init__(self, settings: SideSettings) -> None:
         super().__init__(settings)
@@ -117,7 +117,7 @@ async def _no_answer(_: int, __: Content) -> Content:
 
 
 class Target:
-    """One cluster of the owner's, and what is done with it."""
+    """A cluster of the owner's, and the operations on it."""
 
     def __init__(self, side: Puller, datadist: LLMDataDist, cluster_id: int) -> None:
         self._side, self._datadist = side, datadist
@@ -177,7 +177,7 @@ class Target:
     # ---- links ----
 
     def unlinked(self) -> None:
-        """It was, and shall be linked again."""
+        """Link again: the link has ended."""
         self._wants_link = True
 
     async def _link(self, chance: random.Random) -> None:

@@ -14,7 +14,7 @@ from aiodatadist.cli.chaos.tally import GOOD
 
 
 class RankLinks:
-    """One end of the link between one of the owner's clusters and the puller.
+    """An end of the link between one of the owner's clusters and the puller.
 
     Args:
         owner: the owner's cluster, which has rank 0.

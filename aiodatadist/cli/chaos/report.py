@@ -1,4 +1,4 @@
-"""What a run came to, as a table and as JSON."""
+"""Reports of runs, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SUMMARIZED = 5
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Of at least one value: the smallest that so many are not above."""
+    """Return the smallest of at least one value that ``share`` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def lines(result: Result, columns: int) -> Iterator[str]:
-    """Of one profile."""
+    """Yield the lines of one profile."""
     tally = result.tally
     yield f"{result.profile}: {result.seconds:.1f} s, everything looked at {result.looks} times"
     moved, compared = tally.moved / MIB, tally.checked / MIB

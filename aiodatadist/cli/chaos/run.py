@@ -1,4 +1,4 @@
-"""One profile: its processes, their faults, and the looks at everything."""
+"""A run of one profile: its processes, their faults, and the looks at everything."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MAX_VIOLATIONS = 200
 
 @dataclass(frozen=True)
 class Length:
-    """What a run is made of, and for how long.
+    """The length of a run, and its faults.
 
     Attributes:
         seconds: with faults.
@@ -57,7 +57,7 @@ class Length:
 
 @dataclass
 class Result:
-    """What a profile came to.
+    """The result of one profile.
 
     Attributes:
         violations: (rule, what) of the first ones; how many there were is ``broken``.
@@ -100,7 +100,7 @@ class Run(ABC):
         self.sides = {each.name: SideProcess(each, profile, self._take, logs) for each in settings}
 
     async def run(self) -> Result:
-        """To the end. What goes wrong is in the result."""
+        """Run to the end, and return the result, violations included."""
         began = time.monotonic()
         async with anyio.create_task_group() as group, AsyncExitStack() as stack:
             await self.open(stack)
@@ -139,36 +139,36 @@ class Run(ABC):
 
     @abstractmethod
     async def open(self, stack: AsyncExitStack) -> None:
-        """What stands between the processes."""
+        """Open what stands between the processes."""
 
     @abstractmethod
     async def start(self, name: str, group: anyio.abc.TaskGroup) -> None:
-        """A process, until it is ready, and the others know. Raises DiedError: it is not."""
+        """Start a process, wait until it is ready, and tell the others. Raises DiedError if it does not become ready."""
 
     @abstractmethod
     def heal(self) -> None:
-        """What stands between the processes is as it should be."""
+        """Restore what stands between the processes."""
 
     @abstractmethod
     async def suffer(self, step: Step) -> None:
-        """A fault that is not of a process."""
+        """Bring about a fault that is not a process's."""
 
     @abstractmethod
     def concerned(self, step: Step) -> list[int]:
-        """Of which clusters a good transfer is awaited after it; 0 is the pool."""
+        """Return the clusters from which a good transfer is awaited after a fault; 0 is the pool."""
 
     @abstractmethod
     def killed(self, name: str, life: int, at: float) -> None:
-        """A process was."""
+        """Note that a process was killed."""
 
     @abstractmethod
     def judge(self) -> None:
-        """At the end, what only all that was said together tells."""
+        """Judge, at the end, what only all reports together show."""
 
     @property
     @abstractmethod
     def listener(self) -> Sequence[SideProcess]:
-        """Who awaits a good transfer."""
+        """The processes that await a good transfer."""
 
     # ---- processes ----
 
@@ -188,7 +188,7 @@ class Run(ABC):
         self.result.looks += 1
 
     async def _revive(self, group: anyio.abc.TaskGroup) -> None:
-        """Whatever the faults left behind: all processes run, and what is between them is as it should be."""
+        """Undo what the faults left behind: all processes run, and what stands between them is restored."""
         self.heal()
         for side in self.sides.values():
             side.go_on()
@@ -212,7 +212,7 @@ class Run(ABC):
     # ---- faults ----
 
     async def _faults(self, group: anyio.abc.TaskGroup) -> None:
-        """For ever."""
+        """Bring about faults for ever."""
         async with anyio.create_task_group() as lanes:
             lanes.start_soon(anyio.sleep_forever)  # a calm profile has no lane
             for steps in self._programs.values():

@@ -43,7 +43,7 @@ RULES = HealthRules(probe_every=0.2, successes=1, changes=1000, window=1.0)
 
 
 class Saver(Side):
-    """One of the processes that share a pool; with ``memory:`` each has its own."""
+    """A process that shares a pool with the others; with ``memory:`` each has its own."""
 
     def __init__(self, settings: SideSettings) -> None:
         super().__init__(settings)
@@ -85,7 +85,7 @@ class Saver(Side):
         await self._stack.aclose()
 
     async def _turn(self, patch: Patch, chance: random.Random) -> None:
-        """As an engine does: what is there, load that, compute the rest, save all."""
+        """Do as an engine does: look what is there, load that, compute the rest, save all."""
         prompt, length = chance.randrange(PROMPTS), chance.randint(1, 8)
         hashes = [1 + prompt * 8 + i for i in range(length)]
         blocks = chance.sample(patch.blocks, length)

@@ -1,4 +1,4 @@
-"""What both processes have: orders from the command and reports to it, operations that are watched, and stops for a look."""
+"""The common part of both processes: orders and reports, operations that are watched, and stops for a look."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ FORGIVEN = (TransferError, LinkError, NotLinked, CacheNotFound, OutOfMemory, Dev
 
 
 def _is_forgiven(error: Exception) -> bool:
-    """Also v1's answer where another call uses the link."""
+    """Return True if a fault may cause the error; v1's answer that another call uses the link is one, too."""
     is_busy = isinstance(error, LLMException) and error.status_code is LLMStatusCode.LLM_LINK_BUSY
     return is_busy or isinstance(error, FORGIVEN)
 
 
 class Rounds:
-    """Where tasks stop between two operations while everything is looked at."""
+    """The point between two operations where tasks stop while everything is looked at."""
 
     def __init__(self) -> None:
         self._is_open = False
@@ -80,7 +80,7 @@ class Rounds:
         self._tasks = self._waiting = 0
 
     async def begin(self) -> None:
-        """Before each operation of a task."""
+        """Wait, before each operation of a task, until the round is open."""
         self._waiting += 1
         self._changed.wake()
         try:
@@ -90,7 +90,7 @@ class Rounds:
             self._waiting -= 1
 
     def enter(self) -> None:
-        """There is one task more."""
+        """Count one more task."""
         self._tasks += 1
 
     def leave(self) -> None:
@@ -102,14 +102,14 @@ class Rounds:
         self._changed.wake()
 
     async def close(self) -> None:
-        """Until all tasks wait."""
+        """Wait until all tasks have stopped."""
         self._is_open = False
         while self._waiting < self._tasks:
             await self._changed.wait()
 
 
 class Side(ABC):
-    """One process of a run."""
+    """A process of a run."""
 
     def __init__(self, settings: SideSettings) -> None:
         self.settings = settings
@@ -128,7 +128,7 @@ class Side(ABC):
     # ---- for the command ----
 
     def say(self, report: Report) -> None:
-        """From any thread. The command reads all the time."""
+        """Send a report, from any thread. The command reads all the time."""
         line = report.line()
         with self._line:
             while line:
@@ -138,7 +138,7 @@ class Side(ABC):
         self.say(Violated(rule=rule, what=what))
 
     async def run(self) -> None:
-        """Until the command says that it is over, or closes its end."""
+        """Run until the command orders the end, or closes stdin."""
         self.lookout.begin()
         async with anyio.create_task_group() as group:
             async with self.opened() as peers:
@@ -200,7 +200,7 @@ class Side(ABC):
 
     @abstractmethod
     async def meet(self, peers: dict[int, Peer]) -> None:
-        """The owner is there, or there again."""
+        """Link to the owner, which is there, or there again."""
 
     @abstractmethod
     async def resumed(self) -> None:
@@ -212,16 +212,16 @@ class Side(ABC):
 
     @abstractmethod
     async def part(self) -> None:
-        """Until there are no links."""
+        """Wait until there are no links."""
 
     # ---- operations ----
 
     def chance(self, *names: object) -> random.Random:
-        """Always the same numbers for the same names: of a task, and of its k-th operation."""
+        """Return the same random numbers for the same names: those of a task, or of its k-th operation."""
         return random.Random("/".join(map(str, (self.settings.seed, self.profile.name, self.settings.name, *names))))
 
     async def work(self, name: str, operation: Callable[[random.Random], Awaitable[None]], pause: float = 0.01) -> None:
-        """One operation after the other, for ever; the k-th draws its numbers from its own."""
+        """Do one operation after the other, for ever. The k-th one has its own random numbers."""
         self.rounds.enter()
         try:
             number = 0
@@ -269,8 +269,10 @@ class Side(ABC):
         may_fail: bool = False,
         deadline: float | None = None,
     ) -> str:
-        """A transfer to its end, which now and then is a cancellation at a random moment; the status. ``deadline``: seconds
-        that it was given."""
+        """Run a transfer to its end, now and then cancelled at a random moment, and return its status.
+
+        ``deadline`` is the number of seconds that it was given.
+        """
         try:
             task = begin()
         except LLMException as error:
@@ -300,8 +302,12 @@ class Side(ABC):
         return status
 
     async def _watch_deadline(self, operation: str, task: CacheTask, deadline: float) -> None:
-        """Late counts in turns of the event loop: it may have been blocked, or stopped with its process. On strict softnpu
-        what was stopped half-way ends when its channel is closed: only the profile's patience limits that."""
+        """Report a transfer that ends too long after its deadline.
+
+        Late counts in turns of the event loop, which may have been blocked, or stopped with its process. On strict
+        softnpu a transfer that was stopped half-way ends when its channel is closed: only the profile's patience limits
+        that.
+        """
         await anyio.sleep(deadline)
         if self.profile.strict:
             return
@@ -312,7 +318,7 @@ class Side(ABC):
         self.violated("I3", f"{operation}: its deadline of {deadline} s has passed, and it is {task!r}")
 
     def good(self, cluster: int, began: float, generation: int) -> None:
-        """A transfer that began then is here, and right."""
+        """Note that a transfer that began then is here, and right."""
         if generation == RECLAIMED:
             self.violated("I6", f"a transfer from cluster {cluster} succeeded with bytes of memory that was given back")
         self.tally.saw(cluster, generation, began)
@@ -368,7 +374,7 @@ class Side(ABC):
     _STAGES: ClassVar = {"drain": _drain, "part": _part, "audit": _audit, "resume": _resume}
 
     def open(self, ledger: BlockLedger, blocks: Sequence[int], tensors: range | None = None) -> None:
-        """A transfer may write there from now on; until now nothing was written into what was given back."""
+        """Allow transfers to write there from now on. Until now nothing was written into what was given back."""
         for words in ledger.strays(blocks):
             self.violated("I2", f"{self.settings.name}: {words}")
         ledger.begin(blocks, tensors)
@@ -384,7 +390,7 @@ class Side(ABC):
                     self.violated("I6", f"{name} cache of the {self.settings.name}: {words}")
 
     def figures(self) -> Iterable[Figures[PoolUsage]]:
-        """Of all its clusters."""
+        """Return the figures of all clusters of this process."""
         return [datadist.figures() for datadist in self.datadists]
 
     def entries(self) -> Iterable[Entry]:

@@ -1,4 +1,4 @@
-"""What a run came to, counted."""
+"""The counted results of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ GOOD = "LLM_SUCCESS"
 
 @dataclass
 class Tally:
-    """Of one process, or of all: :meth:`take` what was counted since the last time, and :meth:`add` it to another.
+    """The counts of one process, or of all.
+
+    :meth:`take` returns what was counted since the last time, and :meth:`add` adds it to another.
 
     Attributes:
         outcomes: by operation and status.
@@ -32,7 +34,7 @@ class Tally:
         self.outcomes[operation][status] += 1
 
     def saw(self, cluster: int, generation: int, began: float) -> None:
-        """A transfer that began then brought blocks of that generation."""
+        """Note that a transfer that began then brought blocks of that generation."""
         key = f"{cluster}/{generation}"
         self.seen[key] = max(began, self.seen.get(key, began))
 

@@ -1,4 +1,4 @@
-"""How urgent a transfer is, and how long its caller has for it."""
+"""The terms of a transfer: how urgent it is, and how long its caller has for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiodatadist.cli.chaos.profiles import Profile
 
 @dataclass(frozen=True)
 class Terms:
-    """What a call says of one transfer.
+    """The terms of one transfer.
 
     Attributes:
         deadline: seconds from the call; None: none.
@@ -27,7 +27,7 @@ class Terms:
         return {"priority": self.priority, "deadline": self.deadline}
 
     def named(self, operation: str) -> str:
-        """An operation of another priority than the usual one is another row of the table."""
+        """Return the name of an operation's row: another priority than the usual one has its own."""
         return operation if self.priority is TransferPriority.NORMAL else f"{operation} {self.priority.name.lower()}"
 
 

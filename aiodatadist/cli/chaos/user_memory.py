@@ -47,7 +47,7 @@ class UserMemory:
 
     @property
     def cache(self) -> Cache | None:
-        """None: the memory is not registered."""
+        """The registered cache, or None if the memory is not registered."""
         return self._cache
 
     async def lend(self, generation: int = 0) -> Cache | None:
@@ -76,7 +76,7 @@ class UserMemory:
         return await self._manager.register_blocks_cache(self._desc, self._addresses, self._key)
 
     async def take_back(self) -> bool:
-        """Whether it is the caller's again: peers may still reach it through a link."""
+        """Return True if the memory is the caller's again; otherwise peers may still reach it through a link."""
         if self._cache is None:
             return True
         try:
@@ -90,6 +90,6 @@ class UserMemory:
         return True
 
     def check(self) -> None:
-        """Nothing was written since it was given back."""
+        """Check that nothing was written since the memory was given back."""
         for words in self.ledger.strays():
             self._side.violated("I2", f"{self._name} of the {self._side.settings.name}: {words}")

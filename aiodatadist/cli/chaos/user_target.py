@@ -19,7 +19,7 @@ PULLED, PUSHED = range(1, USER, 2), range(0, USER, 2)
 
 
 class UserTarget:
-    """One cluster of the owner's, whose user memory is at the other end."""
+    """A cluster of the owner's, with user memory at the other end."""
 
     def __init__(self, side: Side, datadist: LLMDataDist, cluster_id: int) -> None:
         self._side, self._manager, self._cluster_id = side, datadist.cache_manager, cluster_id
@@ -30,7 +30,7 @@ class UserTarget:
         self._slots = UserMemory(side, datadist, f"user slots {cluster_id}", user_slots(), [])
 
     async def one(self, chance: random.Random) -> None:
-        """One operation; memory that is not registered is registered before it."""
+        """Do one operation; memory that is not registered is registered first."""
         memory = chance.choice([*self._memories, self._slots])
         if await memory.lend() is None:
             return
@@ -104,8 +104,11 @@ class UserTarget:
 
 
 class UserSource:
-    """What one of the owner's clusters has registered: blocks, the even ones to be pulled from and the odd ones to be pushed
-    into; and batch slots, each with a key that no pull consumes."""
+    """The user memory that one of the owner's clusters has registered.
+
+    The even blocks are there to be pulled from, the odd ones to be pushed into. Each batch slot has a key that no pull
+    consumes.
+    """
 
     def __init__(self, side: Side, datadist: LLMDataDist) -> None:
         self._side, self._datadist = side, datadist
@@ -139,7 +142,7 @@ class UserSource:
         return not limit.cancelled_caught
 
     async def lend(self) -> None:
-        """Those that are not registered; each time is a generation, apart from those of caches that are allocated."""
+        """Register what is not registered. Each time is a generation, apart from those of caches that are allocated."""
         for memory in (self._blocks, self._slots):
             if memory.cache is None:
                 self._generation += 1
@@ -148,7 +151,7 @@ class UserSource:
                     memory.ledger.begin(PULLED if memory is self._blocks else [])
 
     async def take_back(self) -> bool:
-        """Whether all of it is the caller's again."""
+        """Return True if all of it is the caller's again."""
         for memory, generation in list(self._lent.items()):
             if not await memory.take_back():
                 return False

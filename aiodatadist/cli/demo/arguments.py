@@ -45,7 +45,11 @@ def add_demo(demo: argparse.ArgumentParser) -> None:
 
 
 def demo_command(arguments: argparse.Namespace) -> Callable[[], int]:
-    """Of the demo, or of one of its workers. Raises CommandError: arguments do not go together."""
+    """Return the demo, or one of its workers, ready to be called.
+
+    Raises:
+        CommandError: if arguments do not go together.
+    """
     if arguments.worker:
         return partial(_run_worker, arguments.worker)
     if arguments.context_cache is not None:

@@ -70,7 +70,7 @@ End: TypeAlias = Finished | WorkerError | BrokenPipeError
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the command line asks for."""
+    """The options of the demo, as values."""
 
     prompt: Path | None
     tokens: int
@@ -86,15 +86,15 @@ class DemoOptions:
 
 
 def worker_command(name: str) -> Sequence[str]:
-    """The command line of a real worker."""
+    """Return the command line of a real worker."""
     return module_command("demo", "--worker", name)
 
 
 def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
-    """Run the demo and show it on stdout; the exit code.
+    """Run the demo, show it on stdout, and return the exit code.
 
     Raises:
-        CommandError: wrong input, a busy port, or a child that died.
+        CommandError: if the input is wrong, the port is in use, or a child died.
     """
     if find_spec("numpy") is None:
         raise wrong_input("the demo's model needs numpy: pip install numpy")
@@ -195,7 +195,7 @@ async def _follow(
 
 
 def _show(job: Job, finished: Finished, screen: Screen) -> None:
-    """The text, the table and the verdict."""
+    """Show the text, the table and the verdict."""
     screen.line("the text goes on (untrained weights: it is gibberish, but always the same):")
     for line in (*cut(shown(job.prompt[-40:]), "  ..."), *cut(shown(finished.text), "  >>>")):
         screen.line(line)
@@ -216,7 +216,7 @@ def _show(job: Job, finished: Finished, screen: Screen) -> None:
 
 
 def _summary(prompt: Prompt, job: Job, finished: Finished) -> dict[str, object]:
-    """The same for machines."""
+    """Return the same for machines."""
     return {
         "prompt": prompt.name,
         "prompt_bytes": len(prompt.text),

@@ -34,7 +34,7 @@ _PASSWORD = re.compile(r"([?&][^?&=]*password=)[^&]*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """What the command line asks for."""
+    """The options of the context cache demo, as values."""
 
     url: str
     prompt: Path | None
@@ -45,10 +45,10 @@ class ContextOptions:
 
 
 def run_context_demo(options: ContextOptions, command: Command = worker_command) -> int:
-    """Run the demo and show it on stdout; the exit code.
+    """Run the demo, show it on stdout, and return the exit code.
 
     Raises:
-        CommandError: wrong input, or a pool that does not work.
+        CommandError: if the input is wrong, or the pool does not work.
     """
     if find_spec("numpy") is None:
         raise wrong_input("the demo's model needs numpy: pip install numpy")
@@ -78,7 +78,7 @@ def run_context_demo(options: ContextOptions, command: Command = worker_command)
 
 
 def _check_length(tokens: int) -> None:
-    """Raises CommandError: there is nothing to load in so short a prompt."""
+    """Check that there is a block to load. Raises CommandError if the prompt is too short."""
     os.environ.update(environment())  # before numpy is loaded
     from aiodatadist.testing.small_model import BLOCK  # noqa: PLC0415 - needs numpy
 
@@ -106,7 +106,7 @@ def _checked(run: ContextRun) -> ContextRun:
 
 
 def public(url: str) -> str:
-    """Without passwords, also of URLs that are wrong because of them: rather too little is shown than too much."""
+    """Return a URL without its passwords, also if it is wrong because of them: better too little is shown than too much."""
     scheme, slashes, rest = url.partition("//")
     account, at, place = rest.rpartition("@")
     user, has_password, _ = account.partition(":")
@@ -118,7 +118,7 @@ def public(url: str) -> str:
 
 
 async def _in_process(job: ContextJob, command: Command) -> ContextRun:
-    """One run in a process of its own, which ends with it, or with us."""
+    """Run once in a process of its own, which ends with the run, or with this process."""
     async with (
         open_child("context", command("context"), env=environment()) as child,
         anyio.create_task_group() as tasks,

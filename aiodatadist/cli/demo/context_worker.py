@@ -1,4 +1,4 @@
-"""One run of the context cache demo: load the blocks that an earlier run has saved, compute the rest, save what is new."""
+"""A run of the context cache demo: load the blocks that an earlier run saved, compute the rest, save what is new."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIG = ModelConfig()
 
 
 def run_context_worker() -> int:
-    """The life of a worker process: a job on stdin, a run on stdout."""
+    """Run a worker process: read a job from stdin, and print a run."""
     die_with_parent()
     job = ContextJob.model_validate_json(sys.stdin.buffer.read())
     print(anyio.run(_run_alone, job).model_dump_json())
@@ -42,7 +42,7 @@ def _failed(error: EmsException | LLMException) -> ContextRun:
 
 
 async def run_twice(job: ContextJob) -> tuple[ContextRun, ContextRun]:
-    """Both runs in this process, over one pool; nothing else is shared."""
+    """Do both runs in this process, over one pool; nothing else is shared."""
     try:
         pool = await open_pool(job.url)
     except (EmsException, LLMException) as error:
@@ -54,7 +54,7 @@ async def run_twice(job: ContextJob) -> tuple[ContextRun, ContextRun]:
 
 
 async def _run(job: ContextJob, pool: KVPool | str, number: int) -> ContextRun:
-    """Raises EmsException, LLMException: the pool or the device does not work."""
+    """Do a run. Raises EmsException or LLMException if the pool or the device does not work."""
     prompt = job.prompt.encode("latin-1")
     model = await anyio.to_thread.run_sync(Model, CONFIG, job.seed)
     async with _open_kv(job, pool, number, len(prompt)) as (cache, tensors, table):
@@ -98,7 +98,10 @@ def _reasons(result: CcResult) -> str:
 async def _open_kv(
     job: ContextJob, pool: KVPool | str, number: int, tokens: int
 ) -> AsyncIterator[tuple[ContextCache, list[Array], list[int]]]:
-    """A KV cache of zeros in ordinary memory, and where this run's sequence lies in it: scattered, each time elsewhere."""
+    """Open a KV cache of zeros in ordinary memory.
+
+    Yields it with the blocks of this run's sequence: scattered, and each time elsewhere.
+    """
     num_blocks = blocks_for(tokens + job.tokens)
     tensors = empty_cache(CONFIG, num_blocks)
     table = np.random.default_rng((job.seed, number)).permutation(num_blocks).tolist()
@@ -109,7 +112,7 @@ async def _open_kv(
 
 
 def block_hashes(prompt: bytes) -> list[int]:
-    """Of each full block and all before it: equal hashes mean equal prefixes."""
+    """Return a hash of each full block and all before it: equal hashes mean equal prefixes."""
     state, hashes = hashlib.blake2b(digest_size=8), []
     for end in range(BLOCK, len(prompt) + 1, BLOCK):
         state.update(prompt[end - BLOCK : end])

@@ -132,7 +132,7 @@ class MemcpyLimit:
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a text goes on: its first new token stands at ``position``; ``count`` tokens in all."""
+    """The point where a text continues: its first new token stands at ``position``; there are ``count`` tokens in all."""
 
     first_token: int
     position: int
@@ -141,7 +141,7 @@ class _Start:
 
 
 def _reference(model: Model, job: Job, prompt: bytes, advance: Advance) -> bytes:
-    """The text of a single process that never moves its cache. Uses nothing of the library."""
+    """Return the text of a single process that never moves its cache. Uses nothing of the library."""
     steps = CONFIG.layers + job.tokens
     num_blocks = blocks_for(len(prompt) + job.tokens)
     cache, table = empty_cache(CONFIG, num_blocks), range(num_blocks)

@@ -127,7 +127,7 @@ async def _continued(
 
 
 def _reference(model: Model, job: Job, prompt: bytes, advance: Advance) -> bytes:
-    """The text of a single process that never moves its cache: the prefix first, then the rest."""
+    """Return the text of a single process that never moves its cache: the prefix first, then the rest."""
     steps, prefix = 2 + job.tokens, prefix_of(prompt)
     num_blocks = blocks_for(len(prompt) + job.tokens)
     cache, table = empty_cache(CONFIG, num_blocks), range(num_blocks)

@@ -13,7 +13,7 @@ from aiodatadist.cli.kit.numbers import duration, quantity
 
 @dataclass(frozen=True)
 class Figures:
-    """What the pulls of one demo say. Bandwidths are in 1e9 bytes per second, latencies in seconds.
+    """The figures of one demo's pulls. Bandwidths are in 1e9 bytes per second, latencies in seconds.
 
     Pulls of one block tell the latency, the larger ones everything else; where a prompt is so short that there are no
     larger ones, the small ones have to do. Each figure is a median, so that one interruption does not decide it.
@@ -52,7 +52,7 @@ def figures_of(pulls: Sequence[Pull]) -> Figures:
 
 
 def portions_of(count: int, pieces: int = 6, singles: int = 8) -> list[range]:
-    """How the demo cuts ``count`` blocks into pulls: even pieces first, then some blocks one by one.
+    """Cut ``count`` blocks into pulls: even pieces first, then some blocks one by one.
 
     Every block is in exactly one range, in order; two or more blocks make two or more ranges.
     """
@@ -64,7 +64,7 @@ def portions_of(count: int, pieces: int = 6, singles: int = 8) -> list[range]:
 
 
 def table(figures: Figures, runtime: str) -> list[tuple[str, str]]:
-    """The rows of the closing table, left and right column."""
+    """Return the rows of the closing table, left and right column."""
     f = figures
     each = quantity(f.bytes / f.ranges)
     return [
@@ -81,7 +81,7 @@ def table(figures: Figures, runtime: str) -> list[tuple[str, str]]:
 
 
 def layered_table(pull: Pull, layers: int, runtime: str) -> list[tuple[str, str]]:
-    """The same for a cache that came layer by layer."""
+    """Return the table of a cache that came layer by layer."""
     each = quantity(pull.bytes / pull.ranges)
     return [
         ("bytes", f"{quantity(pull.bytes)} of KV cache in {layers} layers"),
@@ -96,7 +96,7 @@ def layered_table(pull: Pull, layers: int, runtime: str) -> list[tuple[str, str]
 
 
 def v1_table(pull: Pull, runtime: str) -> list[tuple[str, str]]:
-    """The same for a cache that came with one ``pull_kv``."""
+    """Return the table of a cache that came with one ``pull_kv``."""
     return [
         ("bytes", f"{quantity(pull.bytes)} of KV cache in one pull_kv, as {pull.ranges} ranges"),
         (

@@ -47,12 +47,12 @@ class Kv:
     copies: list[LayerCopy] = field(default_factory=list)
 
     async def publish(self, layers: Sequence[int]) -> None:
-        """What the model wrote there is in the cache from now on."""
+        """Copy what the model wrote there into the cache."""
         for copy in self._copies_of(layers):
             await self.manager.swap_blocks(copy.host, copy.device, self._same)
 
     async def fetch(self, layers: Sequence[int]) -> None:
-        """What came into the cache there is what the model sees from now on."""
+        """Copy what came into the cache to where the model sees it."""
         for copy in self._copies_of(layers):
             await self.manager.swap_blocks(copy.device, copy.host, self._same)
 
@@ -64,7 +64,7 @@ class Kv:
         return {block: block for block in self.block_table}
 
     async def digest(self, blocks: Sequence[int]) -> str:
-        """A hash over these blocks of all tensors, in this order."""
+        """Return a hash over these blocks of all tensors, in this order."""
         return await anyio.to_thread.run_sync(self._digest, blocks)
 
     def _digest(self, blocks: Sequence[int]) -> str:
@@ -76,7 +76,7 @@ class Kv:
 
 @asynccontextmanager
 async def open_kv(datadist: LLMDataDist, cluster_id: int, tokens: int, seed: int) -> AsyncIterator[Kv]:
-    """Registered KV memory for ``tokens`` tokens. There are more blocks than needed, and a sequence lies scattered."""
+    """Open registered KV memory for ``tokens`` tokens. There are more blocks than needed, and a sequence lies scattered."""
     needed = blocks_for(tokens)
     num_blocks = needed + needed // 4 + 1
     manager, key = datadist.cache_manager, BlocksCacheKey(cluster_id)
@@ -108,7 +108,7 @@ def _desc(num_blocks: int, place: Placement = Placement.DEVICE, tensors: int = C
 
 
 def allocate_tensors(datadist: LLMDataDist, num_blocks: int) -> list[Array]:
-    """A whole cache of zeros that the host can address: on softnpu its peers can, too; on an NPU it is pinned.
+    """Allocate a cache of zeros that the host can address: on softnpu its peers can, too; on an NPU it is pinned.
 
     Every page has been touched, so that no transfer pays for that.
     """
@@ -121,7 +121,7 @@ def allocate_tensors(datadist: LLMDataDist, num_blocks: int) -> list[Array]:
 
 
 def _allocate_on_device(datadist: LLMDataDist, num_blocks: int) -> list[int]:
-    """An NPU's memory for a whole cache: where its tensors start. The library frees it when it closes."""
+    """Allocate an NPU's memory for a cache, and return where its tensors start. The library frees it when it closes."""
     stride = -(-num_blocks * CONFIG.block_bytes // PAGE) * PAGE
     memory = datadist.device.allocate(CONFIG.num_tensors * stride)
     return [memory.address + index * stride for index in range(CONFIG.num_tensors)]

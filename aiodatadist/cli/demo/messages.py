@@ -1,4 +1,4 @@
-"""What the demo's processes tell each other: one JSON object per line, on the workers' stdin and stdout.
+"""Messages of the demo's processes: one JSON object per line, on the workers' stdin and stdout.
 
 The parent plays the part that a router has in a serving cluster: it hands the prompt to prefill, and what prefill says
 about its blocks to decode. No byte of KV cache passes through it.
@@ -34,7 +34,7 @@ class Job(Message):
 
 
 class LayerTimes(Message):
-    """One layer of a layered transfer: seconds of the clock that all processes of this machine share."""
+    """The times of one layer of a layered transfer, in seconds of the clock that all processes of this machine share."""
 
     layer: int
     began: float
@@ -75,7 +75,7 @@ class Progress(Message):
 
 
 class Pull(Message):
-    """One ``pull_blocks``, and a plain copy of as many ranges of the same sizes right after it. Seconds."""
+    """The seconds of one ``pull_blocks``, and of a plain copy of as many ranges of the same sizes right after it."""
 
     blocks: int
     ranges: int

@@ -1,4 +1,4 @@
-"""Which text the demo reads, and how much of it."""
+"""The text that the demo reads, cut to a length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Prompt:
     is_total_known: bool = True
 
     def describe(self) -> str:
-        """One line for people; names the truncation if there was one."""
+        """Return one line for people, which names the truncation if there was one."""
         if len(self.text) < self.total:
             of_all = f" of {self.total}" if self.is_total_known else ""
             return f"{self.name}, the first {len(self.text)}{of_all} bytes (the demo reads no more)"
@@ -51,7 +51,7 @@ def load_prompt(path: Path | None) -> Prompt:
 
 
 def _own_readme() -> Prompt:
-    """The README of the checkout if this is one, else the long description that was installed with the package."""
+    """Return the README of the checkout if this is one, else the long description that was installed with the package."""
     readme = CHECKOUT / "README.md"
     is_checkout = (CHECKOUT / "pyproject.toml").is_file() and readme.is_file()
     text = readme.read_bytes() if is_checkout else installed_description()

@@ -1,4 +1,4 @@
-"""How the demo shows what is going on: a moving line on a terminal, a few plain lines elsewhere, nothing for --json."""
+"""Progress of the demo: a moving line on a terminal, a few plain lines elsewhere, nothing for --json."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ PHASES: tuple[Phase, ...] = ("prefill", "reference", "pull", "decode")
 
 
 class Screen(Protocol):
-    """Takes lines and progress; whatever moves is gone before a line is printed."""
+    """Takes lines and progress. Whatever moves is gone before a line is printed."""
 
     def line(self, text: str = "") -> None:
-        """One line that stays."""
+        """Print a line that stays."""
 
     def progress(self, progress: Progress) -> None:
-        """A phase has come this far."""
+        """Show how far a phase has come."""
 
     def close(self) -> None:
         """Leave the cursor at the start of a line. May be called at any time, and twice."""
 
 
 class TerminalScreen:
-    """One line of progress bars, rewritten in place."""
+    """A line of progress bars, rewritten in place."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -70,7 +70,7 @@ class PlainScreen:
             self.line(f"{progress.phase}: {100 * progress.done // progress.total}%")
 
     def close(self) -> None:
-        """Nothing moves here."""
+        """Do nothing: nothing moves here."""
 
 
 class SilentScreen:
@@ -84,7 +84,7 @@ class SilentScreen:
 
 
 def open_screen(out: TextIO, *, silent: bool = False) -> Screen:
-    """The screen that suits ``out``."""
+    """Return the screen that suits ``out``."""
     if silent:
         return SilentScreen()
     return TerminalScreen(out) if out.isatty() else PlainScreen(out)

@@ -17,12 +17,12 @@ WIDTH = 38
 
 
 def span(layers: Sequence[LayerTimes]) -> tuple[float, float]:
-    """From the beginning of the first layer to the arrival of the last."""
+    """Return the start of the first layer and the arrival of the last."""
     return layers[0].began, max(layer.landed for layer in layers)
 
 
 def lines(layers: Sequence[LayerTimes], width: int = WIDTH) -> list[str]:
-    """A bar per layer: ``#`` while it is computed, ``>`` from then on until it has landed in decode's cache."""
+    """Return a bar per layer: ``#`` while it is computed, ``>`` from then on until it has landed in decode's cache."""
     begin, end = span(layers)
     scale = width / (end - begin)
 
@@ -44,7 +44,7 @@ def lines(layers: Sequence[LayerTimes], width: int = WIDTH) -> list[str]:
 
 
 def trace(layers: Sequence[LayerTimes]) -> dict[str, Any]:
-    """Trace events as Perfetto and chrome://tracing read them; microseconds."""
+    """Return trace events as Perfetto and chrome://tracing read them, in microseconds."""
     begin, _ = span(layers)
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": name}}
@@ -66,7 +66,7 @@ def trace(layers: Sequence[LayerTimes]) -> dict[str, Any]:
 
 
 def write_trace(layers: Sequence[LayerTimes], path: Path) -> None:
-    """Raises CommandError: the file cannot be written."""
+    """Write the trace to a file. Raises CommandError if it cannot be written."""
     try:
         path.write_text(json.dumps(trace(layers)), encoding="utf-8")
     except OSError as error:
@@ -74,13 +74,13 @@ def write_trace(layers: Sequence[LayerTimes], path: Path) -> None:
 
 
 def check_plot() -> None:
-    """Raises CommandError: there is nothing to draw a picture with."""
+    """Check that a picture can be drawn. Raises CommandError if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise wrong_input("--plot needs matplotlib: pip install 'aiodatadist[plot]'; --trace needs nothing")
 
 
 def write_plot(layers: Sequence[LayerTimes], path: Path) -> None:
-    """The same bars as a picture. Raises CommandError: it cannot be written."""
+    """Draw the same bars as a picture. Raises CommandError if it cannot be written."""
     check_plot()
     begin, _ = span(layers)
     figure = import_module("matplotlib.figure").Figure(figsize=(8, 0.3 * len(layers) + 1.2))

@@ -1,4 +1,4 @@
-"""What prefill and decode share: an open library, and a model that computes in a thread."""
+"""The common part of prefill and decode: an open library, and a model that computes in a thread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Advance = Callable[[int, int], None]
 
 
 def run_worker(work: Work) -> int:
-    """The life of a worker process: work, then serve until the parent closes its end."""
+    """Run a worker process: work, then serve until the parent closes stdin."""
     die_with_parent()
     anyio.run(_run, work)
     return 0
@@ -56,10 +56,10 @@ async def _run(work: Work) -> None:
 
 @asynccontextmanager
 async def open_datadist(role: LLMRole, cluster_id: int, port: int, place: Place) -> AsyncIterator[LLMDataDist]:
-    """The library, listening on ``port`` of this machine; 0 is any free one.
+    """Open the library, listening on ``port`` of this machine; 0 is any free one.
 
     Raises:
-        CommandError: that port cannot be had.
+        CommandError: if the port is not available.
     """
     config = LLMConfig(listen_ip_info=f"{HOST}:{port}", **await place_options(place))
     async with opened(LLMDataDist(role, cluster_id, config)) as datadist:
@@ -68,7 +68,7 @@ async def open_datadist(role: LLMRole, cluster_id: int, port: int, place: Place)
 
 @asynccontextmanager
 async def opened(datadist: D) -> AsyncIterator[D]:
-    """Initialised, until the end. Raises CommandError: its port cannot be had."""
+    """Initialise ``datadist`` for the block. Raises CommandError if its port is not available."""
     async with AsyncExitStack() as stack:
         try:
             await stack.enter_async_context(datadist)
@@ -80,7 +80,7 @@ async def opened(datadist: D) -> AsyncIterator[D]:
 
 
 async def link_to(datadist: LLMDataDist, cluster_id: int, port: int) -> None:
-    """Raises CommandError: the other worker cannot be linked to."""
+    """Link to the other worker. Raises CommandError if that fails."""
     peer = LLMClusterInfo(remote_cluster_id=cluster_id)
     peer.append_remote_ip_info(HOST, port)
     status, _ = await datadist.link_clusters([peer], timeout=3000 if datadist.runtime.is_soft else NPU_LINK_TIMEOUT)
@@ -90,7 +90,7 @@ async def link_to(datadist: LLMDataDist, cluster_id: int, port: int) -> None:
 
 
 async def _why(datadist: LLMDataDist, cluster_id: int) -> str:
-    """What became of the last attempt to link to it, as the end of a sentence."""
+    """Return what became of the last attempt to link, as the end of a sentence."""
     try:
         await datadist.check_link_status(cluster_id)
     except LLMException as error:

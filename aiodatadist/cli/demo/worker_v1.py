@@ -1,4 +1,4 @@
-"""What the v1 demo's processes share: a model whose KV cache is slots of tokens, seen as the blocks that it computes in."""
+"""The common part of the v1 demo's processes: a model whose KV cache is slots of tokens, seen as blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQ_ID = 1
 
 
 def model_options(batch: int, tokens: int) -> dict[str, str]:
-    """The KV cache of a batch of slots, each of so many tokens; -1: as many as a request has."""
+    """Return the options of a batch of slots, each of so many tokens; -1 for as many as a request has."""
     config = ModelConfig()
     config.kv_shapes = [f"{batch},{tokens},{CONFIG.kv_heads},{CONFIG.head_dim}"] * CONFIG.num_tensors
     config.kv_dtypes = [DataType.DT_FLOAT] * CONFIG.num_tensors
@@ -35,7 +35,7 @@ def config_for(tokens: int, **options: Any) -> LLMConfig:
 
 
 def check_memory(datadist: LLMDataDist) -> None:
-    """Raises CommandError: the model cannot compute in slots of DEVICE memory, where v1 allocates all of them."""
+    """Check that the model can compute in the cache. Raises CommandError if v1 allocates it in DEVICE memory."""
     if not datadist.runtime.is_soft:
         raise wrong_input("--v1 computes in the cache itself, which the host cannot address on an NPU: leave --v1 out")
 
@@ -46,7 +46,7 @@ def padded(tokens: int) -> int:
 
 
 def prefix_of(prompt: bytes) -> bytes:
-    """The part of a prompt that is taken for a shared one: whole blocks, about half of it; it may be empty."""
+    """Return the part of a prompt that is taken for a shared one: whole blocks, about half of it, perhaps none."""
     return prompt[: len(prompt) // 2 // BLOCK * BLOCK]
 
 
@@ -55,13 +55,13 @@ def request(cluster_id: int, tokens: int, prefix: bytes = b"") -> LLMReq:
 
 
 def blocks_of(manager: KvCacheManager, cache: KvCache, slot: int) -> list[Array]:
-    """One slot of each tensor as the model sees it: blocks in the order of the sequence."""
+    """Return one slot of each tensor as the model sees it: blocks in the order of the sequence."""
     shape = (-1, BLOCK, CONFIG.kv_heads, CONFIG.head_dim)
     return [array[slot].reshape(shape) for array in manager.arrays(cache)]
 
 
 def digest(blocks: Sequence[Array], tokens: int) -> str:
-    """A hash over the first blocks of every tensor, those that hold so many tokens."""
+    """Return a hash over the first blocks of every tensor, those that hold so many tokens."""
     state = hashlib.blake2b(digest_size=16)
     for each in blocks:
         state.update(np.ascontiguousarray(each[: blocks_for(tokens)]).data)

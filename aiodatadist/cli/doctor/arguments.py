@@ -37,10 +37,10 @@ def add_doctor(doctor: argparse.ArgumentParser) -> None:
 
 
 def doctor_command(arguments: argparse.Namespace) -> Callable[[], int]:
-    """What they ask for, ready to be called.
+    """Return what the arguments ask for, ready to be called.
 
     Raises:
-        CommandError: two of them contradict each other.
+        CommandError: if two of them contradict each other.
     """
     if arguments.device is None:
         for name in ("peer", "serve", "step", "local_comm_res", "peer_local_comm_res"):

@@ -13,10 +13,12 @@ from aiodatadist.cli.kit.text import wrapped
 
 
 def run_doctor(as_json: str | None) -> int:
-    """Print all findings; 1 if one of them is fatal, else 0. ``as_json``: ``-`` or a file for them.
+    """Print all findings, and return 1 if one of them is fatal, else 0.
+
+    They go to ``as_json`` as well, a file, or stdout if it is ``-``.
 
     Raises:
-        CommandError: the file cannot be written.
+        CommandError: if the file cannot be written.
     """
     findings = examine()
     healthy = all(finding.mark != "fail" for finding in findings)
@@ -31,7 +33,7 @@ def run_doctor(as_json: str | None) -> int:
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """One line per finding, wrapped at 80 columns, and the verdict."""
+    """Return one line per finding, wrapped at 80 columns, and the verdict."""
     width = max(len(finding.name) for finding in findings)
     rows = [
         row for f in findings for row in wrapped(f"{f.mark:<5}{f.name:<{width}}  {f.value}: {f.meaning}", width + 7)

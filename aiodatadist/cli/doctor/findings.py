@@ -1,4 +1,4 @@
-"""What ``aiodatadist doctor`` looks at. Each check returns findings and raises nothing."""
+"""The checks of ``aiodatadist doctor``. Each yields findings and raises nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ USES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: what it is, whether that is good, and what it means for the user.
+    """A thing that was looked at: what it is, whether that is good, and what it means for the user.
 
     ``warn`` is something that works worse than it could, or that only some uses need; ``fail`` is fatal.
     """
@@ -66,7 +66,7 @@ def examine() -> list[Finding]:
 
 
 def runtime_findings() -> Iterator[Finding]:
-    """Which runtime was chosen, why, and what it offers."""
+    """Yield which runtime was chosen, why, and what it offers."""
     choice = os.environ.get("AIODATADIST_RUNTIME", "auto")
     try:
         runtime = open_runtime()
@@ -106,7 +106,7 @@ def functions(runtime: Runtime) -> Finding:
 
 
 def _why_not_ascend() -> str:
-    """What the loader says about the vendor's libraries."""
+    """Return what the loader says about the vendor's libraries."""
     acl, hccl = _loadable(ACL_LIBRARIES), _loadable(COMM_LIBRARIES)
     if not acl:
         return f"neither {' nor '.join(ACL_LIBRARIES)} can be loaded"
@@ -116,7 +116,7 @@ def _why_not_ascend() -> str:
 
 
 def _half_of_cann() -> str:
-    """Where there is ACL and no HCCL: what to say about that; else empty."""
+    """Return what to say if there is ACL and no HCCL, else an empty string."""
     acl = _loadable(ACL_LIBRARIES)
     if not acl or _loadable(COMM_LIBRARIES):
         return ""
@@ -124,7 +124,7 @@ def _half_of_cann() -> str:
 
 
 def _loadable(names: Iterable[str]) -> str:
-    """The first library that loads, or nothing."""
+    """Return the first library that loads, or an empty string."""
     for name in names:
         with contextlib.suppress(OSError):
             ctypes.CDLL(name)
@@ -136,7 +136,7 @@ def _loadable(names: Iterable[str]) -> str:
 
 
 def _is_ascend() -> bool:
-    """The vendor's runtime was chosen: what softnpu needs does not matter."""
+    """Return True if the vendor's runtime was chosen: what softnpu needs does not matter then."""
     try:
         return open_runtime().name == "ascend"
     except LLMException:
@@ -207,7 +207,7 @@ def kernel_findings() -> Iterator[Finding]:
 
 
 def cpu_findings() -> Iterator[Finding]:
-    """How many cores this process may use, and how much memory there is."""
+    """Yield how many cores this process may use, and how much memory there is."""
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     value = f"{usable} of {present}"
     if usable == 1:
@@ -249,7 +249,7 @@ def version_findings() -> Iterator[Finding]:
 
 
 def engine_findings() -> Iterator[Finding]:
-    """Which pools of ContextCaching besides the embedded one can be opened here. Whether a server is there is not tried."""
+    """Yield which pools of ContextCaching besides the embedded one can be opened here. No server is contacted."""
     pools = "redis:// and rediss:// pools"
     missing = f"optional: {pools}; {how_to_install('redis')}"
     yield package("redis", "redis-py", found=f"{pools}, with a server to talk to", missing=missing, mark="ok")
@@ -286,7 +286,7 @@ def package(name: str, shown: str = "", *, found: str = "installed", missing: st
 
 
 def chosen_word(path: str) -> str:
-    """The word in brackets in a sysfs file such as ``always [madvise] never``; empty if there is no such file."""
+    """Return the word in brackets in a sysfs file such as ``always [madvise] never``, or an empty string without the file."""
     try:
         text = Path(path).read_text(encoding="ascii")
     except OSError:

@@ -1,1 +1,1 @@
-"""What the commands share: child processes and pipes, errors, numbers, devices, text and tables."""
+"""The common kit of the commands: child processes and pipes, errors, numbers, devices, text and tables."""

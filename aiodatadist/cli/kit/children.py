@@ -46,7 +46,7 @@ ReportT = TypeVar("ReportT")
 
 
 class Ended(NamedTuple):
-    """How a child ended: its exit code (negative: the signal that killed it), and the end of what it wrote to stderr."""
+    """A child's end: its exit code (negative: the signal that killed it), and the last that it wrote to stderr."""
 
     code: int
     last_words: str

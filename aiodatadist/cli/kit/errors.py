@@ -1,4 +1,4 @@
-"""How a command ends early: one line for people, one number for the shell."""
+"""The early end of a command: one line for people, one number for the shell."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ class CommandError(Exception):
 
 
 def wrong_input(message: str) -> CommandError:
-    """An error that the caller mends by changing the command: exit code 2, as argparse has it."""
+    """Return an error that the caller mends by changing the command: exit code 2, as argparse has it."""
     return CommandError(message, exit_code=2)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def integer(least: int, most: int) -> Callable[[str], int]:
-    """A whole number in a closed range."""
+    """Return a converter for a whole number in a closed range."""
 
     def convert(text: str) -> int:
         try:
@@ -23,7 +23,7 @@ def integer(least: int, most: int) -> Callable[[str], int]:
 
 
 def seconds(least: float) -> Callable[[str], float]:
-    """A finite number of seconds, not below ``least``."""
+    """Return a converter for a finite number of seconds, not below ``least``."""
 
     def convert(text: str) -> float:
         try:
@@ -38,7 +38,7 @@ def seconds(least: float) -> Callable[[str], float]:
 
 
 def quantity(count: float) -> str:
-    """Bytes for people, in powers of 1024."""
+    """Return a number of bytes for people, in powers of 1024."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" or count == int(count) else f"{count:.1f} {unit}"
@@ -47,7 +47,7 @@ def quantity(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people, in the unit that leaves a number above one."""
+    """Return seconds for people, in the unit that leaves a number above one."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"

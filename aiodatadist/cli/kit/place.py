@@ -1,4 +1,4 @@
-"""On which devices a command runs, and how HCCL finds them: what ``demo`` and the benchmarks are told alike."""
+"""The devices of a command, and how HCCL finds them: the same options for ``demo`` and the benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiodatadist.cli.kit.errors import wrong_input
 
 
 class Place(BaseModel):
-    """One end: a device, and what of its rank table was given.
+    """The device of one end, and what of its rank table was given.
 
     Attributes:
         device: as this process sees it.
@@ -29,7 +29,7 @@ class Place(BaseModel):
 
 
 def add_place_arguments(parser: argparse._ActionsContainer, count: int = 2) -> None:
-    """``--device``, ``--device-ip`` and ``--local-comm-res``, each for so many devices."""
+    """Add ``--device``, ``--device-ip`` and ``--local-comm-res``, each for ``count`` devices."""
     first = ",".join(map(str, range(count)))
     each = "" if count == 1 else ", for each device"
     parser.add_argument("--device", metavar=_of("N", count), help=f"NPUs, or softnpu's devices ({first})")
@@ -44,7 +44,7 @@ def add_place_arguments(parser: argparse._ActionsContainer, count: int = 2) -> N
 
 
 def first_place(arguments: argparse.Namespace) -> list[str]:
-    """The first of these places, as arguments of a command for one device."""
+    """Return the first of these places, as arguments of a command for one device."""
     given: list[str] = []
     for name in ("device", "device_ip", "local_comm_res"):
         text: str | None = getattr(arguments, name)
@@ -62,10 +62,10 @@ def _of(word: str, count: int) -> str:
 
 
 def places(arguments: argparse.Namespace, count: int = 2) -> list[Place]:
-    """What these arguments say.
+    """Return the places that the arguments name.
 
     Raises:
-        CommandError: an argument is wrong, or a file cannot be read.
+        CommandError: if an argument is wrong, or a file cannot be read.
     """
     devices = [_device(word) for word in _words(arguments, "device", count)]
     addresses = [_address(word) for word in _words(arguments, "device_ip", count)]
@@ -110,10 +110,10 @@ def _contents(name: str) -> str:
 
 
 async def place_options(place: Place) -> dict[str, Any]:
-    """Of an ``LLMConfig`` for a cluster there. With an address alone the device is asked for the rest.
+    """Return the options of an ``LLMConfig`` for a cluster there. With an address alone the device is asked for the rest.
 
     Raises:
-        LLMException: the device cannot be opened, or does not know its super pod.
+        LLMException: if the device cannot be opened, or does not know its super pod.
     """
     options: dict[str, Any] = {"device_id": place.device}
     if place.resource:

@@ -17,7 +17,7 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 
 
 def folded(cells: Sequence[Sequence[str]], keys: int, columns: int) -> list[str]:
-    """The same in lines of at most so many columns; the first line of ``cells`` is the head.
+    """Return aligned cells in lines of at most ``columns`` columns; the first line of ``cells`` is the head.
 
     Where a table is too wide, its heads are broken at their blanks, and what finds no room beside the first ``keys`` columns
     goes to further tables below. Those begin with the key columns again, less those in which all lines are alike. A line is
@@ -42,7 +42,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, tuple[str, ..
 
 
 def _tables(widths: Sequence[int], first: list[int], later: list[int], columns: int) -> Iterator[list[int]]:
-    """Which columns each table has: one at least besides its keys, and then as many as fit."""
+    """Yield the columns of each table: at least one besides its keys, and then as many as fit."""
     table, keys = list(first), first
     for i in range(len(first), len(widths)):
         if len(table) > len(keys) and sum(widths[j] + GAP for j in (*table, i)) - GAP > columns:

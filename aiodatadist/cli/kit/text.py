@@ -9,7 +9,7 @@ COLUMNS = 80
 
 
 def wrapped(text: str, indent: int, columns: int = COLUMNS) -> list[str]:
-    """A line as lines of at most 80 columns, the first to the left. A longer word, such as a path, stays in one piece."""
+    """Break a line at 80 columns, with an indent after the first line. A longer word, such as a path, stays in one piece."""
     return textwrap.wrap(
         text,
         columns,
@@ -21,12 +21,12 @@ def wrapped(text: str, indent: int, columns: int = COLUMNS) -> list[str]:
 
 
 def wrapped_all(lines: Iterable[str], columns: int = COLUMNS) -> list[str]:
-    """Several lines likewise, where they go on indented by four."""
+    """Break several lines, each with an indent of four."""
     return [row for line in lines for row in wrapped(line, 4, columns)]
 
 
 def cut(text: str, before: str) -> list[str]:
-    """Text of which every blank counts as lines of at most 80 columns, the first with something before it."""
+    """Cut text in which every blank counts into lines of at most 80 columns, the first with ``before`` in front."""
     room = COLUMNS - len(before)
     pieces = [text[start : start + room] for start in range(0, len(text), room)] or [""]
     return [f"{before if i == 0 else ' ' * len(before)}{piece}" for i, piece in enumerate(pieces)]

@@ -1,4 +1,4 @@
-"""One device as a step uses it: memory, streams and notifies by the vendor's calls, and patterns to compare."""
+"""A device as a step uses it: memory, streams and notifies by the vendor's calls, and patterns to compare."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Memory:
 
 @dataclass
 class Bench:
-    """What all steps start from. ``options`` come from the command line.
+    """The start of every step. ``options`` come from the command line.
 
     Attributes:
         rounds, big: how often, and with how many bytes, the long steps do their work.
@@ -126,7 +126,7 @@ class Bench:
         return found[0]
 
     def shut(self, stream: Handle) -> Handle:
-        """A gate in a stream: what comes behind waits until :meth:`let_through`."""
+        """Shut a gate in a stream, and return it: what comes behind waits until :meth:`let_through`."""
         gate = self.notify()
         self.calls.ok("aclrtWaitAndResetNotify", gate, stream, 0)
         return gate
@@ -139,5 +139,5 @@ class Bench:
 
 
 def open_bench(runtime: RuntimeName, device: int, options: dict[str, Any], tell: Tell) -> Bench:
-    """The runtime is loaded, and not yet initialised."""
+    """Load the runtime, without initialising it."""
     return Bench(Calls(load_runtime(runtime), tell), device, options)

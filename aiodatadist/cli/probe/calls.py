@@ -46,7 +46,7 @@ class Calls:
         self._turn = threading.Lock()
 
     def raw(self, function: str) -> Any:
-        """The function itself, for calls that are not told one by one: see :meth:`sum_up`."""
+        """Return the function itself, for calls that are not reported one by one: see :meth:`sum_up`."""
         return getattr(self.runtime.acl if function.startswith("acl") else self.runtime.hccl, function)
 
     def timed(self, function: str, *arguments: Any, note: str = "") -> Call:
@@ -88,7 +88,7 @@ class Calls:
 
 
 def _shown(value: Any) -> str:
-    """An argument that may be told: numbers; of others no more than what they are."""
+    """Return an argument as a report may show it: numbers, and of others no more than what they are."""
     if isinstance(value, int):
         return str(value)
     if isinstance(value, bytes):

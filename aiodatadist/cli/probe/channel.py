@@ -52,7 +52,7 @@ class Registered:
 
 @dataclass
 class Channel:
-    """One end of a communicator."""
+    """An end of a communicator."""
 
     bench: Bench
     comm: Handle

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def run(step: Step, bench: Bench, link: socket.socket | None) -> Outcome:
-    """What the step found; a call that has to work and does not is a finding, too."""
+    """Return what the step found. A call that must work and does not is a finding, too."""
     try:
         if step.alone is not None:
             return step.alone(bench)

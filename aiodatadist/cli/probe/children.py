@@ -33,7 +33,7 @@ LAST_WORDS = 2000
 
 @dataclass
 class Ended:
-    """How a child ended, and what it reported."""
+    """A child's end, and its reports."""
 
     ending: Ending
     status: int | None
@@ -122,7 +122,7 @@ async def open_end(order: dict[str, Any], link: socket.socket | None) -> AsyncIt
 
 
 def report_of(step: Step, near: Ended, far: Ended | None) -> StepReport:
-    """What became of a step. A child that did not finish has no outcome but its end."""
+    """Return the report of a step. A child that did not finish has no outcome but its end."""
     found = near.outcome
     if found is None or near.ending != "finished":
         found = Outcome(verdict="differs", found=_death(near))

@@ -19,7 +19,7 @@ JSON_ONLY = "-"
 
 @dataclass(frozen=True)
 class ProbeArguments:
-    """As they were given. ``json``: None, ``-`` (the report alone, as JSON), or a file for it."""
+    """The arguments as given. ``json`` is None, ``-`` (the report alone, as JSON), or a file for it."""
 
     device: int
     peer: str | None

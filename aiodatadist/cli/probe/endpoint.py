@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def endpoint_of(bench: Bench) -> Endpoint:
-    """This process's device.
+    """Return the endpoint of this process's device.
 
     Raises:
-        ParamInvalid: the ``local_comm_res`` that was given is wrong, or is another device's.
+        ParamInvalid: if the ``local_comm_res`` that was given is wrong, or another device's.
     """
     runtime = bench.calls.runtime
     found = describe(runtime, bench.device, str(bench.options.get("resource", "")))

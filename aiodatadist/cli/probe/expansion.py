@@ -34,7 +34,7 @@ REPEATS = 50
 
 @dataclass
 class Mode:
-    """What was seen of one mode.
+    """The measurements of one mode.
 
     Attributes:
         early: gets that were complete before their bytes had landed, of ``ATTEMPTS`` behind an aborted one.
@@ -55,8 +55,11 @@ class Mode:
 
 
 def unfolding(pair: Pair) -> Outcome:
-    """Get behind an aborted get, in either mode: on the device, the copies of the aborted one go on, and set the
-    communicator's only notify, which is taken for the end of the next one."""
+    """Get behind an aborted get, in either mode.
+
+    On the device, the copies of the aborted get continue and set the communicator's only notify, which is taken for the
+    end of the next one.
+    """
     bench = pair.bench
     capability = int(bench.calls.raw("HcclGetCommConfigCapability")())
     is_read = capability > ring.HCCL_COMM_CONFIG_OP_EXPANSION_MODE

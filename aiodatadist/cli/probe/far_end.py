@@ -27,7 +27,7 @@ RANK = 1
 
 
 def serve_near(bench: Bench, link: socket.socket) -> None:
-    """Until the near end closes the connection."""
+    """Serve the near end until it closes the connection."""
     lines = Lines(link)
     try:
         bench.open()
@@ -50,7 +50,7 @@ def serve_near(bench: Bench, link: socket.socket) -> None:
 
 
 class FarEnd:
-    """What the near end may ask for: one method for each order."""
+    """The requests that the near end may make: one method for each."""
 
     def __init__(self, bench: Bench, mine: Endpoint) -> None:
         self._bench = bench
@@ -107,7 +107,7 @@ class FarEnd:
         return {"codes": self._channels.pop(channel).close()}
 
     def end(self) -> dict[str, Any]:
-        """Give all back."""
+        """Free and close everything."""
         codes = [code for channel in self._channels.values() for code in channel.close()]
         self._channels.clear()
         codes += self._registered.end()

@@ -1,4 +1,4 @@
-"""What a report may not tell: addresses and names of hosts. The same one looks the same within a report, and in no other."""
+"""Hashes for addresses and names of hosts, which a report must not show: the same within a report, and in no other."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Hider:
         return hashlib.sha256(self._salt + word.encode()).hexdigest()[:10]
 
     def text(self, text: str) -> str:
-        """Without IP addresses, the host's name and pointers."""
+        """Return the text without IP addresses, the host's name and pointers."""
         text = _ADDRESS.sub(lambda found: f"address-{self.hashed(found[0])}", text)
         if len(self._host) > 3:
             text = text.replace(self._host, f"host-{self.hashed(self._host)}")
         return _POINTER.sub("0x...", text)
 
     def environment(self) -> dict[str, str]:
-        """HCCL_*, ASCEND_*, SOFTNPU_* and the choice of the runtime."""
+        """Return HCCL_*, ASCEND_*, SOFTNPU_* and the choice of the runtime."""
         kept = {name: value for name, value in os.environ.items() if name.startswith(_KEPT)}
         kept = {name: "hidden" if _SECRET.search(name) else self.text(value) for name, value in sorted(kept.items())}
         return kept | {name: os.environ[name] for name in ("AIODATADIST_RUNTIME",) if name in os.environ}

@@ -11,7 +11,7 @@ MAX_LINE = 1 << 20
 
 
 class Lines:
-    """One object per line, both ways."""
+    """A socket with one JSON object per line, both ways."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -21,10 +21,10 @@ class Lines:
         self._link.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> dict[str, Any]:
-        """The next one.
+        """Wait for the next object, and return it.
 
         Raises:
-            ConnectionError: the other end has closed, or sent what is not a line of JSON.
+            ConnectionError: if the other end has closed, or sent what is not a line of JSON.
         """
         while b"\n" not in self._rest:
             data = self._link.recv(65536)

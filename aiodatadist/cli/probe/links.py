@@ -76,7 +76,7 @@ def _landed(pair: Pair, local: Memory) -> bool:
 
 
 def host_of_peer(pair: Pair) -> Outcome:
-    """A get from HOST memory of the far end."""
+    """Get from HOST memory of the far end."""
     local = pair.bench.malloc(2 * MIB)
     pair.lend("far", 2 * MIB, seed=FAR)
     remote = pair.lend("host", 2 * MIB, host=True, seed=NEAR)
@@ -91,7 +91,7 @@ def host_of_peer(pair: Pair) -> Outcome:
 
 
 def unaligned(pair: Pair) -> Outcome:
-    """A region that starts 64 bytes behind a page: can the link be prepared?"""
+    """Prepare a link to a region that starts 64 bytes behind a page."""
     local = pair.bench.malloc(2 * MIB, shift=64)
     pair.lend("far", 2 * MIB, seed=FAR)
     name, channel = pair.begin(["far"], local)
@@ -102,7 +102,7 @@ def unaligned(pair: Pair) -> Outcome:
 
 
 def two_channels(pair: Pair) -> Outcome:
-    """A second communicator beside the first, which is then destroyed."""
+    """Open a second communicator beside the first, and destroy it."""
     remote, local = pair.lend("far", 2 * MIB, seed=FAR), pair.bench.malloc(2 * MIB)
     first, one = pair.connect(["far"], local)
     _, two = pair.connect(["far"], local)

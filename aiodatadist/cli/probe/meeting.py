@@ -1,4 +1,4 @@
-"""How the two ends of a probe on two hosts meet: by TCP, with a key where they are not on one host.
+"""The meeting of the two ends of a probe on two hosts: by TCP, with a key unless they are on one host.
 
 Each proves to the other that it has the key, by an HMAC of the other's nonce; what follows is neither signed nor secret.
 The key is in the file that AIODATADIST_AUTH_KEY_FILE names.
@@ -25,17 +25,17 @@ SECONDS = 10.0
 
 
 class Peer(NamedTuple):
-    """Where the far end listens."""
+    """The address where the far end listens."""
 
     host: str
     port: int
 
 
 def key_for(host: str) -> bytes:
-    """The key, or nothing on this host's loopback.
+    """Return the key, or nothing on this host's loopback.
 
     Raises:
-        PermissionError: it is needed and there is none.
+        PermissionError: if a key is needed and there is none.
     """
     file = os.environ.get(KEY_FILE)
     if file:
@@ -67,10 +67,10 @@ def _check(key: bytes, side: str, nonce: str, given: object) -> None:
 
 
 def meet(peer: Peer, limit: float) -> tuple[socket.socket, str]:
-    """A connection to a far end for one step, and the name of its host.
+    """Connect to a far end for one step, and return the connection and the name of its host.
 
     Raises:
-        OSError: it cannot be reached, or has another key.
+        OSError: if the far end cannot be reached, or has another key.
     """
     key, mine = key_for(peer.host), os.urandom(16).hex()
     link = socket.create_connection(peer, SECONDS)
@@ -90,10 +90,10 @@ def meet(peer: Peer, limit: float) -> tuple[socket.socket, str]:
 
 
 def welcome(link: socket.socket, key: bytes, host: str) -> float:
-    """The other side of :func:`meet`: the seconds that the step may take.
+    """Accept :meth:`meet` of the other side, and return the seconds that the step may take.
 
     Raises:
-        OSError: the near end has another key, or does not speak this language.
+        OSError: if the near end has another key, or does not speak this language.
     """
     link.settimeout(SECONDS)
     lines, mine = Lines(link), os.urandom(16).hex()

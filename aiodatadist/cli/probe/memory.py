@@ -53,7 +53,7 @@ def copy_around(bench: Bench) -> Outcome:
 
 
 def copy(bench: Bench, to: Memory, source: Memory, kind: int, stream: Handle, words: str, most: int = -1) -> int:
-    """An asynchronous copy of all of ``to``; ``most``: the ``destMax`` that is claimed."""
+    """Copy all of ``to`` asynchronously; ``most`` is the ``destMax`` that is claimed."""
     most = to.size if most < 0 else most
     note = f"{words}, {to.size} bytes into {most}"
     return bench.calls.code("aclrtMemcpyAsync", to.pointer, most, source.pointer, to.size, kind, stream, note=note)
@@ -63,7 +63,7 @@ def copy(bench: Bench, to: Memory, source: Memory, kind: int, stream: Handle, wo
 
 
 def registration(bench: Bench, address: int, size: int, kind: int, words: str) -> tuple[int, Handle]:
-    """The code of HcclRegisterGlobalMem, and the handle."""
+    """Return the code of HcclRegisterGlobalMem, and the handle."""
     memory = ffi.new("CommMem *")
     memory.type, memory.addr, memory.size = kind, ffi.cast("void *", address), size
     handle = ffi.new("void **")

@@ -35,7 +35,7 @@ BLOCKED = 1.0
 
 
 def two_streams(pair: Pair) -> Outcome:
-    """A large transfer on one stream and a small one on another: is one complete before its bytes landed?"""
+    """Run a large transfer on one stream and a small one on another: is one complete before its bytes landed?"""
     bench = pair.bench
     remote, big, small = pair.lend("far", bench.big, seed=FAR), bench.malloc(bench.big), bench.malloc(2 * MIB)
     _, channel = pair.connect(["far"], big, small)
@@ -62,7 +62,7 @@ class _Race:
         self._last = pattern(FAR, big.size)[self._end :]
 
     def run(self, gated: bool) -> str:
-        """One round. ``gated``: the small one's stream waits, so its end can only be told to the large one."""
+        """Run one round. If ``gated``, the small one's stream waits: its end can only be reported to the large one."""
         bench, blank = self._bench, bytes(SMALL)
         bench.write(self._big, blank, self._end)
         gate = bench.shut(self._two) if gated else None
@@ -88,7 +88,7 @@ class _Race:
 
 
 def gate_holds(pair: Pair) -> Outcome:
-    """A put behind a shut gate, and a get on another stream: did the put's bytes move?"""
+    """Put behind a shut gate, and get on another stream: did the put's bytes move?"""
     bench = pair.bench
     put_to, get_from = pair.lend("gated", 2 * MIB, seed=FAR), pair.lend("free", 2 * MIB, seed=FAR)
     local, into = bench.malloc(2 * MIB), bench.malloc(2 * MIB)
@@ -162,8 +162,10 @@ class _Opener:
 
 
 def abort_is_quiet(pair: Pair) -> Outcome:
-    """Abort a get that has not begun, and one that is under way; write into its memory; one more get on the same
-    communicator: is what was written still there?"""
+    """Abort a get that has not begun, and one that is under way.
+
+    Then write into its memory, and get once more on the same communicator: is what was written still there?
+    """
     waiting, moving = _abort(pair, gated=True), _abort(pair, gated=False)
     found = f"aborted before it began: {waiting}; in the middle: {moving}"
     intact = waiting.endswith("intact") and moving.endswith("intact")

@@ -76,7 +76,7 @@ class Pair:
         return answer
 
     def lend(self, name: str, size: int, *, host: bool = False, seed: int = 1) -> int:
-        """The address of memory of the far end's, filled with a pattern."""
+        """Return the address of the far end's memory, filled with a pattern."""
         return int(self.ask("lend", name=name, size=size, host=host, seed=seed)["address"])
 
     def far_bytes(self, name: str, count: int, at: int = 0) -> bytes:
@@ -88,7 +88,7 @@ class Pair:
     # ---- channels ----
 
     def begin(self, names: Sequence[str], *memories: Memory, expansion: int = EXPANSION_HOST) -> tuple[str, Channel]:
-        """A communicator at both ends, with the memory of each bound."""
+        """Open a communicator at both ends, with the memory of each bound."""
         name = f"probe-{os.urandom(6).hex()}"
         self.ask("join", channel=name, table=self.table, names=list(names), expansion=expansion)
         channel = Channel(self.bench, init_communicator(self.bench, name, self.table, 0, expansion))
@@ -103,10 +103,10 @@ class Pair:
         return code, int(self.answer("prepare")["code"])
 
     def connect(self, names: Sequence[str], *memories: Memory, expansion: int = EXPANSION_HOST) -> tuple[str, Channel]:
-        """A communicator that can be used.
+        """Open a communicator that can be used.
 
         Raises:
-            FarEndFailed: it cannot be prepared.
+            FarEndFailed: if it cannot be prepared.
         """
         name, channel = self.begin(names, *memories, expansion=expansion)
         codes = self.prepare(name, channel)
@@ -131,7 +131,7 @@ class Pair:
 
 
 def described(items: Sequence[Item]) -> Handle:
-    """As ``HcclOneSideOpDesc[]``."""
+    """Return the items as ``HcclOneSideOpDesc[]``."""
     found = ffi.new("HcclOneSideOpDesc[]", len(items))
     for at, (local, remote, size) in zip(found, items, strict=True):
         at.localAddr, at.remoteAddr = ffi.cast("void *", local), ffi.cast("void *", remote)
@@ -140,10 +140,10 @@ def described(items: Sequence[Item]) -> Handle:
 
 
 def open_pair(bench: Bench, link: socket.socket) -> Pair:
-    """The far end is there when this returns.
+    """Wait until the far end is there.
 
     Raises:
-        FarEndFailed: it cannot use its device.
+        FarEndFailed: if it cannot use its device.
     """
     bench.open()
     lines = Lines(link)

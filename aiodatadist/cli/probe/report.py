@@ -15,7 +15,7 @@ class _Model(BaseModel):
 
 
 class Call(_Model):
-    """One call of the vendor's, or many equal ones.
+    """A call of the vendor's, or many equal ones.
 
     Attributes:
         function: the vendor's name.
@@ -35,7 +35,7 @@ class Call(_Model):
 
 
 class Outcome(_Model):
-    """What a step found.
+    """The findings of a step.
 
     Attributes:
         verdict: whether that is what the column ``expected`` says.
@@ -54,7 +54,7 @@ class Outcome(_Model):
 
 
 class StepReport(_Model):
-    """One step.
+    """The report of one step.
 
     Attributes:
         step: its number; a letter follows where a step has two children.
@@ -76,7 +76,7 @@ class StepReport(_Model):
 
 
 class Header(_Model):
-    """Where it ran.
+    """The place where a probe ran.
 
     Attributes:
         hosts: this host, and the far end's if it is another one: hashed, with a salt of this report's.

@@ -55,10 +55,10 @@ Done = Callable[[StepReport], None]
 
 
 def choose_runtime() -> RuntimeName:
-    """As the library chooses, without initialising anything in this process.
+    """Choose the runtime as the library does, without initialising anything in this process.
 
     Raises:
-        RuntimeUnavailable: the vendor's libraries were asked for, or this machine has NPUs, and they do not load.
+        RuntimeUnavailable: if the vendor's libraries were asked for, or this machine has NPUs, and they do not load.
     """
     choice = os.environ.get("AIODATADIST_RUNTIME", "auto")
     if choice == "soft":
@@ -151,11 +151,11 @@ def skipped(step: Step, because: str) -> StepReport:
 
 
 def run_probe(options: ProbeOptions, done: Done) -> Report:
-    """All steps; ``done`` is told of each. Takes some minutes.
+    """Run all steps, which takes some minutes, and pass each report to ``done``.
 
     Raises:
-        RuntimeUnavailable: the libraries do not load.
-        NoSuchDevice: the runtime does not show the device.
+        RuntimeUnavailable: if the libraries do not load.
+        NoSuchDevice: if the runtime does not show the device.
     """
     probe = _Probe(options, options.order)
     reports = []

@@ -27,11 +27,11 @@ MAX_CALLERS = 64
 
 
 def serve(host: str, port: int, order: dict[str, Any], say: Say) -> None:
-    """Until it is interrupted.
+    """Serve callers until interrupted.
 
     Raises:
-        PermissionError: ``host`` is not of this host alone, and there is no key.
-        OSError: it cannot listen there.
+        PermissionError: if ``host`` is not this host's alone, and there is no key.
+        OSError: if it cannot listen there.
     """
     key, turn, room = key_for(host), threading.Lock(), threading.BoundedSemaphore(MAX_CALLERS)
     with socket.create_server((host, port)) as listener:
@@ -54,7 +54,7 @@ def _greet(
 
 
 def serve_one(link: socket.socket, key: bytes, order: dict[str, Any], turn: threading.Lock, say: Say) -> None:
-    """One step, when it is its turn."""
+    """Run one step, when it is its turn."""
     try:
         limit = welcome(link, key, Hider().this_host())
     except OSError as error:

@@ -60,7 +60,7 @@ def _cann_version() -> str:
 
 
 def _version_in(file: Path) -> str:
-    """The first version that a file of CANN's names."""
+    """Return the first version that a file of CANN's names."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -70,7 +70,7 @@ def _version_in(file: Path) -> str:
 
 
 def take_device(bench: Bench) -> Outcome:
-    """The device, its physical id, its context in a second thread; and a call in a thread that has none."""
+    """Take the device, its physical id, and its context in a second thread; and make a call in a thread that has none."""
     bench.open()
     physical = bench.calls.runtime.physical_id(bench.device)
     context = bench.context()
@@ -93,7 +93,7 @@ def take_device(bench: Bench) -> Outcome:
 
 
 def own_place(bench: Bench) -> Outcome:
-    """What the library would put into a rank table for this device."""
+    """Return what the library would put into a rank table for this device."""
     bench.open()
     try:
         found = endpoint_of(bench)

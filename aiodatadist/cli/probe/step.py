@@ -1,4 +1,4 @@
-"""What a step is."""
+"""The steps of a probe, as values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """One experiment.
+    """An experiment.
 
     Attributes:
         alone: what is done with one device; ``together``: with two. One of them.

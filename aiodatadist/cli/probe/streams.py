@@ -22,7 +22,7 @@ SETTLE_NS = 2_000_000_000
 
 
 def notify(bench: Bench) -> Outcome:
-    """A wait that another stream ends, and one that no stream ends."""
+    """Wait for a notify that another stream records, and for one that none does."""
     bench.open()
     one, two = bench.stream(), bench.stream()
     gate = bench.shut(one)
@@ -58,7 +58,7 @@ def abort(bench: Bench) -> Outcome:
 
 
 def too_small(bench: Bench) -> Outcome:
-    """A copy that is longer than its destination."""
+    """Copy more than the destination holds."""
     bench.open()
     stream, one, two = bench.stream(), bench.malloc(2 * KIB), bench.malloc(2 * KIB)
     code = copy(bench, two, one, ring.ACL_MEMCPY_DEVICE_TO_DEVICE, stream, "device to device", most=KIB)
@@ -70,7 +70,7 @@ def too_small(bench: Bench) -> Outcome:
 
 
 def freed(bench: Bench) -> Outcome:
-    """A copy from memory that is freed before its turn comes."""
+    """Copy from memory that is freed before its turn comes."""
     bench.open()
     stream, other = bench.stream(), bench.stream()
     one, two = bench.malloc(64 * KIB), bench.malloc(64 * KIB)
@@ -124,7 +124,7 @@ def _last_query(bench: Bench, stream: Handle) -> tuple[int, bool]:
 
 
 def time_outs(bench: Bench) -> Outcome:
-    """Synchronizes that run out of time: what does each cost, in time and in the log?"""
+    """Let synchronizes run out of time: what does each cost, in time and in the log?"""
     bench.open()
     stream, other = bench.stream(), bench.stream()
     gate = bench.shut(stream)

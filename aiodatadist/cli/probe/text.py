@@ -23,7 +23,7 @@ def header_lines(header: Header) -> list[str]:
 
 
 def step_lines(report: StepReport) -> list[str]:
-    """What was found, and where that differs what was expected."""
+    """Return what was found, and, if that differs, what was expected."""
     found = report.outcome
     text = f"{MARKS[found.verdict]:<5}{report.step:<3} {report.title}: "
     text += found.found or f"skipped because {found.because}"

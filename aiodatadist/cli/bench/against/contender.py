@@ -25,7 +25,7 @@ ANSWER_SECONDS = 120.0
 
 
 class Contender:
-    """One library.
+    """A library that is measured beside this one.
 
     Attributes:
         name: as ``--against`` has it.
@@ -38,16 +38,16 @@ class Contender:
         self._child = child
 
     async def prepare(self, case: Case) -> None:
-        """Raises CommandError: it does not work here."""
+        """Give the library its work. Raises CommandError if it does not work here."""
         self.what = (await self._ask(workload(case)))["ready"]
 
     async def window(self, seconds: float) -> Window:
-        """Transfers for so long. Raises CommandError: one failed."""
+        """Transfer for a number of seconds, and return how it went. Raises CommandError if a transfer failed."""
         answer = await self._ask({"seconds": seconds}, seconds)
         return Window(answer["seconds"], answer["cpu_seconds"], latency=answer["latency"])
 
     async def wrong(self) -> list[str]:
-        """What does not hold what it should, after a transfer into cleared memory."""
+        """Return which blocks are not what they should be after a transfer into cleared memory."""
         count = (await self._ask({"check": True}))["wrong"]
         return [f"{self.what}: {count} blocks"] if count else []
 
@@ -74,7 +74,7 @@ class Contender:
 
 
 def workload(case: Case) -> dict[str, Any]:
-    """The blocks of a case, tensor after tensor, in one buffer."""
+    """Return the blocks of a case, tensor after tensor in one buffer, as the library's process reads them."""
     (moves,) = case.moves
     tensor = case.blocks * case.block
     starts = [i * tensor for i in range(case.tensors)]

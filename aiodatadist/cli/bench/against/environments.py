@@ -1,4 +1,4 @@
-"""Where another library runs: a virtual environment of its own, made when it is first asked for."""
+"""Virtual environments for other libraries, each made when it is first asked for."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _LAST_WORDS = 300
 
 
 async def python_of(name: str) -> str:
-    """An interpreter that can import this library.
+    """Return an interpreter that can import this library.
 
     Raises:
-        CommandError: it cannot be installed here, for instance because there is no way to a package index.
+        CommandError: if the library cannot be installed here, for instance because no package index can be reached.
     """
     requirements = REQUIREMENTS[name]
     if not requirements:

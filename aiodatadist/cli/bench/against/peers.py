@@ -53,7 +53,7 @@ class Buffer:
             self.view[offset : offset + block] = contents(offset, block)
 
     def wrong(self, work: Workload) -> int:
-        """How many targets do not hold what their source held."""
+        """Return how many targets do not hold what their source held."""
         pairs = zip(work.sources, work.targets, strict=True)
         return sum(self.view[b : b + work.block] != contents(a, work.block) for a, b in pairs)
 
@@ -64,7 +64,7 @@ def contents(offset: int, nbytes: int) -> bytes:
 
 
 class Mover:
-    """One library. The owner calls :meth:`describe`; the initiator :meth:`connect` with that, then :meth:`move`."""
+    """A library. The owner calls :meth:`describe`; the initiator :meth:`connect` with that, then :meth:`move`."""
 
     what: str
 
@@ -276,7 +276,7 @@ def check(mover: Mover, owner: Owner) -> dict[str, Any]:
 
 
 def end_with_parent() -> None:
-    """A stopped process does not see its stdin end."""
+    """Ask Linux to kill this process with its parent, because a stopped process does not see its stdin end."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
