@@ -51,6 +51,7 @@ WINGS = {
         "results", "pools.contract", "errors", "checks", "identity", "memory", "pools", "transfer", "health_gate",
         "pool_guard", "block_index", "calls", "cache", "", "ems",
     ),
+    "cli": ("kit", "demo", "probe", "doctor", "bench", "chaos", "arguments", ""),
 }  # fmt: skip
 """The same inside a room that has rooms."""
 

@@ -9,6 +9,8 @@ import ast
 import re
 from itertools import pairwise
 
+import pytest
+
 from tests import rooms
 
 ARCHITECTURE = rooms.ROOT.parent / "docs" / "architecture.md"
@@ -71,6 +73,20 @@ def test_pure_rooms_do_no_io() -> None:
     assert [str(i) for i in uses if i.module.partition(".")[0] in WAITS] == []
 
 
+def test_commands_share_nothing_but_the_kit() -> None:
+    entry = {"", "arguments"}
+    ends = [(rooms.inside(found.importer, "cli"), rooms.inside(found.module, "cli")) for found in rooms.arrows()]
+    between = {(user, used) for user, used in ends if None not in (user, used) and user != used and user not in entry}
+    assert between == {
+        ("demo", "kit"),
+        ("probe", "kit"),
+        ("doctor", "kit"),
+        ("doctor", "probe"),
+        ("bench", "kit"),
+        ("chaos", "kit"),
+    }
+
+
 # ---- the table of rooms in docs/architecture.md ----
 
 
@@ -86,9 +102,10 @@ def test_every_room_has_its_row_and_rows_stand_in_the_order_of_rooms() -> None:
     assert rows_of("Rooms") == [room or "aiodatadist" for room in rooms.ROOMS]
 
 
-def test_every_room_inside_the_context_cache_has_its_row() -> None:
-    order = [room.replace(".", "/") or "context_caching" for room in rooms.WINGS["context_caching"]]
-    assert rows_of("Inside `context_caching`") == order
+@pytest.mark.parametrize("wing", rooms.WINGS)
+def test_every_room_inside_a_wing_has_its_row(wing: str) -> None:
+    order = [room.replace(".", "/") or wing for room in rooms.WINGS[wing]]
+    assert rows_of(f"Inside `{wing}`") == order
 
 
 # ---- the reader of imports ----
