@@ -61,6 +61,7 @@ class HalfLinks:
         self.displaced = 0
         self._all: dict[_HalfLink, None] = {}  # in the order of their start
         self._line = FairQueue()
+        self._alarm: asyncio.TimerHandle | None = None  # while one waits until the oldest has had its time
 
     def __len__(self) -> int:
         return len(self._all)
@@ -84,7 +85,11 @@ class HalfLinks:
         half = _HalfLink(place, 0.0, give_way)
         if len(self._line):  # the first in the line makes room for this one, too
             asyncio.get_running_loop().call_soon(self._line.call)
-        await self._line.take(lambda: self._enter(half), line=place)
+        try:
+            await self._line.take(lambda: self._enter(half), line=place)
+        finally:
+            if not len(self._line):
+                self._silence()
         try:
             yield
         finally:
@@ -102,7 +107,8 @@ class HalfLinks:
         if leaving < max(len(self._line), 1) and (oldest := self._oldest_of_most()) is not None:
             undisturbed = oldest.began + UNDISTURBED_SECONDS - now
             if undisturbed > 0:
-                asyncio.get_running_loop().call_later(undisturbed, self._line.call)
+                self._silence()
+                self._alarm = asyncio.get_running_loop().call_later(undisturbed, self._line.call)
                 return None
             oldest.is_leaving = True
             self.displaced += 1
@@ -110,6 +116,11 @@ class HalfLinks:
             asyncio.get_running_loop().call_soon(self._tell, oldest)
             asyncio.get_running_loop().call_soon(self._line.call)
         return None
+
+    def _silence(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = None
 
     def _tell(self, half: _HalfLink) -> None:
         if half in self._all:

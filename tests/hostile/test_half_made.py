@@ -19,10 +19,12 @@ from aiodatadist import LinkTimeout, LLMClusterInfo, LLMException, LLMStatusCode
 from aiodatadist.cluster import client_slots, half_links, link_table
 from aiodatadist.cluster.dial import Steps
 from aiodatadist.cluster.half_links import HalfLinks
+from aiodatadist.concurrency.fair_queue import FairQueue
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, soft_faults_cleared, soft_hold
 from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import Accept, Connect, Hello, Refuse
+from tests.clock import took
 from tests.held import turns
 from tests.hostile.test_strangers import KEY, Client, client_of, link
 
@@ -314,6 +316,28 @@ async def test_a_link_is_undisturbed_at_first(monkeypatch: pytest.MonkeyPatch) -
         await turns()
         assert (len(made), made.displaced, gave_way) == (FEW, 0, [])
         group.cancel_scope.cancel()
+
+
+@pytest.mark.autojump
+async def test_no_timer_is_left_when_no_link_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep what belongs to an engine that has ended."""
+    monkeypatch.setattr(half_links, "UNDISTURBED_SECONDS", 60.0)
+    made, looks, call = HalfLinks(), list[FairQueue](), FairQueue.call
+
+    def count(line: FairQueue) -> None:
+        looks.append(line)
+        call(line)
+
+    monkeypatch.setattr(FairQueue, "call", count)
+    async with AsyncExitStack() as stack:
+        for _ in range(FEW):
+            await stack.enter_async_context(made.room_for("10.0.0.1", lambda: None))
+        with anyio.move_on_after(30):
+            await stack.enter_async_context(made.room_for("10.0.0.2", lambda: None))
+        looks.clear()
+        with took(120):
+            await anyio.sleep(120)
+        assert not looks
 
 
 def test_half_made_links_take_a_sixteenth_of_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
