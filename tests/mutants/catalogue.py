@@ -119,6 +119,14 @@ MUTANTS = (
         ("tests/test_requests_together.py",),
     ),
     Mutant(
+        "a-long-request-fails-in-the-next-ones-place",
+        "a request that is too long for a message fails alone and at once",
+        "aiodatadist/link/pull_requests.py",
+        "count > MOST_BLOCKS or spec.selection.parts is not None\n",
+        "count > MOST_BLOCKS\n",
+        ("tests/test_requests_together.py::test_a_request_that_is_too_long_to_be_said_fails_alone_and_at_once",),
+    ),
+    Mutant(
         "requests-together-unbounded",
         "the requests of one message name no more blocks than one may",
         "aiodatadist/link/responder.py",
@@ -475,6 +483,14 @@ MUTANTS = (
         "            half.give_way()\n",
         "            pass\n",
         (f"{HALF_MADE}::test_the_place_with_most_links_gives_way_and_places_take_turns",),
+    ),
+    Mutant(
+        "half-made-links-give-way-all-at-once",
+        "half-made links give way one in each turn of the loop",
+        "aiodatadist/cluster/half_links.py",
+        "            asyncio.get_running_loop().call_soon(self._line.call)\n        return None\n",
+        "            return self._enter(half)\n        return None\n",
+        (f"{HALF_MADE}::test_links_give_way_one_in_each_turn_of_the_loop",),
     ),
     Mutant(
         "few-half-made-give-way-to-many",
