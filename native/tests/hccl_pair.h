@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <time.h>
+#include "bytes.h"
 #include "check.h"
 #include "hccl.h"
 
@@ -171,34 +172,4 @@ static inline aclrtStream new_stream(void)
     aclrtStream stream = NULL;
     CHECK_OK(aclrtCreateStream(&stream));
     return stream;
-}
-
-/* ---- bytes that know where they belong ---- */
-
-static inline uint8_t pattern(uint32_t seed, uint64_t at)
-{
-    uint64_t mixed = (at + seed * 0x9e3779b9u + 1) * 0x9e3779b97f4a7c15u;
-    return (uint8_t)(mixed >> 56);
-}
-
-static inline void fill(void *bytes, uint64_t size, uint32_t seed)
-{
-    for (uint64_t i = 0; i < size; i++)
-        ((uint8_t *)bytes)[i] = pattern(seed, i);
-}
-
-static inline bool holds(const void *bytes, uint64_t size, uint32_t seed)
-{
-    for (uint64_t i = 0; i < size; i++)
-        if (((const uint8_t *)bytes)[i] != pattern(seed, i))
-            return false;
-    return true;
-}
-
-static inline bool all_are(const void *bytes, uint64_t size, uint8_t value)
-{
-    for (uint64_t i = 0; i < size; i++)
-        if (((const uint8_t *)bytes)[i] != value)
-            return false;
-    return true;
 }

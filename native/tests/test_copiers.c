@@ -80,10 +80,7 @@ static void check_moved(const HcclOneSideOpDesc *desc, uint64_t count, const uin
 {
     for (uint64_t i = 0; i < count; i++) {
         const uint8_t *at = desc[i].localAddr;
-        bool right = true;
-        for (uint64_t k = 0; right && k < desc[i].count; k++)
-            right = at[k] == pattern(source, first + (uint64_t)(at - local) + k);
-        CHECK(right);
+        CHECK(holds_from(at, desc[i].count, source, first + (uint64_t)(at - local)));
         CHECK_EQ(local[gaps[i]], 0xee);
     }
 }

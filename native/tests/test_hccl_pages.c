@@ -64,16 +64,12 @@ static void *registered(char *memory, size_t bytes)
 
 static void write_all(char *memory)
 {
-    for (size_t i = 0; i < BYTES; i++)
-        memory[i] = (char)(i * 7 + i / 4096);
+    fill(memory, BYTES, 7);
 }
 
 static bool holds_all(const char *memory)
 {
-    for (size_t i = 0; i < BYTES; i++)
-        if (memory[i] != (char)(i * 7 + i / 4096))
-            return false;
-    return true;
+    return holds(memory, BYTES, 7);
 }
 
 TEST(test_what_was_written_before_stays)
@@ -97,8 +93,7 @@ TEST(test_fresh_memory_is_resident_and_zero)
     void *handle = registered(memory, BYTES);
     if (has)
         CHECK_EQ(huge_kib(memory), (long)(BYTES >> 10));
-    for (size_t i = 0; i < BYTES; i++)
-        CHECK_EQ(memory[i], 0);
+    CHECK(all_are(memory, BYTES, 0));
     CHECK_OK(HcclDeregisterGlobalMem(handle));
     munmap(memory, BYTES);
 }
