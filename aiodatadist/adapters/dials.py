@@ -14,13 +14,17 @@ How long a dial is left alone
     Until it has lived through a number of ticks of a timer, which runs only while a place waits. A late event loop ticks less
     often, and so costs no place its answer. Something that took the connection has more time than what is silent.
 
+What a waiting dial costs
+    A few objects. Its task starts when there is room: hundreds of tasks would make every collection of garbage hold the event
+    loop. Only a dial that has to wait for something else first, such as the look-up of a name, waits here in its task.
+
 Nothing else is remembered of a place that failed: an engine that starts again is linked by the first offer after it listens.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from enum import Enum
 from typing import Final
 
@@ -64,7 +68,6 @@ class Dial(Steps):
 
     Attributes:
         scope: of what dials. It is cancelled when the dial gives way, and when no request waits for a place in the line.
-        begun: set when there is room for the dial.
     """
 
     are_limited = True
@@ -74,10 +77,10 @@ class Dial(Steps):
         self.place = place
         self.scope = Scope()
         self.stage = Stage.FREE if is_free else Stage.NAMED
-        self.begun = Signal()
         self.ticks = 0
         self.requests: list[str] = []
         self._dials = dials
+        self._turn: tuple[Callable[[], object], Callable[[], object]] | None = None  # while it waits
 
     @property
     def is_due(self) -> bool:
@@ -97,12 +100,36 @@ class Dial(Steps):
         self.requests.remove(request)
         self._dials._parted(self, request)
         if not self.requests and self.stage in {Stage.NAMED, Stage.WAITING}:
-            self.scope.cancel()
+            self.give_way()
+
+    def wait_for_turn(self, begin: Callable[[], object], leave: Callable[[], object] = lambda: None) -> None:
+        """Stand in line, and call ``begin`` when there is room, or ``leave`` if the dial gives way before that.
+
+        Either may be called before this returns.
+        """
+        self._turn = begin, leave
+        self._dials._line_up(self)
+
+    def begin(self) -> None:
+        """Leave the line, because there is room."""
+        self.stage = Stage.CONNECTING
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn[0]()
+
+    def give_way(self) -> None:
+        """Stop, or leave the line."""
+        self.scope.cancel()
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn[1]()
 
     async def before_connecting(self) -> None:
-        """Wait until there is room for the dial."""
+        """Wait until there is room for the dial, unless there was before its task started."""
         if self.stage is Stage.NAMED:
-            await self._dials._wait_for_room(self)
+            begun = Signal()
+            self.wait_for_turn(begun.set)
+            await begun.wait()
 
     def connected(self) -> None:
         """Note that something took the connection."""
@@ -186,16 +213,15 @@ class Dials:
             if len(self._silent) > SILENT_PLACES:
                 del self._silent[next(iter(self._silent))]
 
-    async def _wait_for_room(self, dial: Dial) -> None:
+    def _line_up(self, dial: Dial) -> None:
         dial.stage = Stage.WAITING
         for request in dial.requests:
             self._joined(dial, request)
         if len(self._lines) > WAITING:
             crowded_out = self._lines.last_of_the_longest()
             self._lines.remove(crowded_out)
-            crowded_out.scope.cancel()
+            crowded_out.give_way()
         self._begin_next()
-        await dial.begun.wait()
 
     def _joined(self, dial: Dial, request: str) -> None:
         if dial.stage is Stage.WAITING:
@@ -208,9 +234,8 @@ class Dials:
     def _begin_next(self) -> None:
         while len(self._lines) and len(self._under_way) < DIALS:
             dial = self._lines.next()
-            dial.stage = Stage.CONNECTING
-            dial.begun.set()
             self._under_way[dial] = None
+            dial.begin()
         if len(self._lines) and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self.tick)
 
@@ -222,7 +247,7 @@ class Dials:
         leaving = sum(dial.scope.cancel_called for dial in self._under_way)
         due = [dial for dial in self._under_way if dial.is_due and not dial.scope.cancel_called]
         for dial in due[: max(0, len(self._lines) - leaving)]:
-            dial.scope.cancel()  # its end begins the next one
+            dial.give_way()  # its end begins the next one
         self._begin_next()
 
     def _leave(self, dial: Dial) -> None:

@@ -6,16 +6,19 @@ one to the same cluster. So what a peer asks, and what it is asked, belongs to o
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from aiodatadist.adapters.dials import Dial, Dials
+from aiodatadist.adapters.dials import Dial, Dials, Stage
 from aiodatadist.adapters.peers import NotAPeer, Peers, is_same_host
+from aiodatadist.concurrency.alarms import Alarms
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.counting import Incident
@@ -67,10 +70,12 @@ class _Attempt:
     """To make a link; or, if the cluster has one, to learn who listens at another place.
 
     Attributes:
+        seconds: that it may take, from when its dial begins.
         instance: of the cluster that listens there.
     """
 
     dial: Dial
+    seconds: float
     over: Signal = field(default_factory=Signal)
     error: LLMException | None = None
     instance: str = ""
@@ -107,6 +112,7 @@ class PeerLinks:
         self._seconds = seconds
         self._on_closed = on_closed
         self._dials = Dials()
+        self._alarms = Alarms(Dial.give_way)  # of dials that wait in line
         self._spare = 0
         self._attempts: dict[tuple[int, str, int], _Attempt] = {}
         self._linked_places: dict[tuple[int, str], None] = {}
@@ -257,9 +263,11 @@ class PeerLinks:
             await attempt.over.wait()
             attempt = self._attempts.get(key)
         if attempt is None:
-            attempt = self._attempts[key] = _Attempt(self._new_dial(peer, request))
-            self._tasks.start_soon(self._try, key, peer, link, attempt)
-        attempt.dial.join(request)
+            attempt = self._attempts[key] = _Attempt(self._new_dial(peer, request), self._seconds)
+            attempt.dial.join(request)
+            self._begin(key, peer, link, attempt)
+        else:
+            attempt.dial.join(request)
         try:
             await attempt.over.wait()
         finally:
@@ -269,6 +277,31 @@ class PeerLinks:
     def _new_dial(self, peer: PeerAddress, request: str | None) -> Dial:
         is_known = (peer.cluster_id, peer.place) in self._linked_places  # a true place waits for no other dial
         return Dial(self._dials, peer.place, self._peers.share_of(peer.host), is_free=is_known or request is None)
+
+    def _begin(self, key: tuple[int, str, int], peer: PeerAddress, link: Link | None, attempt: _Attempt) -> None:
+        """Start an attempt's task, at once or when there is room for its dial."""
+        dial, start = attempt.dial, partial(self._tasks.start_soon, self._try, key, peer, link, attempt)
+        is_first = (
+            link is not None or self._engine.links.peek(peer.cluster_id) is None
+        )  # it waits for no earlier link's end
+        if dial.stage is Stage.FREE or not is_first or not is_address(peer.host):
+            start()
+            return
+        clock = asyncio.get_running_loop().time  # also in a callback, where no task is
+        lined_up = clock()
+        alarm = self._alarms.set(lined_up + self._seconds, dial)
+
+        def begin() -> None:
+            self._alarms.drop(alarm)
+            attempt.seconds = max(0.001, self._seconds - round(clock() - lined_up, 3))
+            start()
+
+        def leave() -> None:
+            self._alarms.drop(alarm)
+            self._failed(peer, attempt, LinkTimeout(dial.stage.value))
+            self._over(key, attempt)
+
+        dial.wait_for_turn(begin, leave)
 
     async def _try(self, key: tuple[int, str, int], peer: PeerAddress, link: Link | None, attempt: _Attempt) -> None:
         attempt.error = LinkTimeout(f"no link to {peer.place}: this end is closed")
@@ -281,14 +314,20 @@ class PeerLinks:
                 raise LinkTimeout(dial.stage.value)
             self._dials.learn(dial, answered=True)
         except LLMException as error:
-            self._dials.learn(dial, answered=not isinstance(error, LinkTimeout))
-            attempt.error = LinkTimeout(f"no link to {peer.place}: {error}", status_code=error.status_code)
-            told = self._engine.cluster_id, peer.cluster_id, attempt.error
-            self._engine.totals.incidents.add(Incident.LINK_FAILED, logger, "cluster %d: cluster %d: %s", *told)
+            self._failed(peer, attempt, error)
         finally:
-            dial.ended()
-            del self._attempts[key]
-            attempt.over.set()
+            self._over(key, attempt)
+
+    def _failed(self, peer: PeerAddress, attempt: _Attempt, error: LLMException) -> None:
+        self._dials.learn(attempt.dial, answered=not isinstance(error, LinkTimeout))
+        attempt.error = LinkTimeout(f"no link to {peer.place}: {error}", status_code=error.status_code)
+        told = self._engine.cluster_id, peer.cluster_id, attempt.error
+        self._engine.totals.incidents.add(Incident.LINK_FAILED, logger, "cluster %d: cluster %d: %s", *told)
+
+    def _over(self, key: tuple[int, str, int], attempt: _Attempt) -> None:
+        attempt.dial.ended()
+        del self._attempts[key]
+        attempt.over.set()
 
     def _remember(self, peer: PeerAddress) -> None:
         """Note that the cluster was found where the peer's address says."""
@@ -302,10 +341,10 @@ class PeerLinks:
         """Raises LLMException: nothing came of it."""
         initiator, address = self._engine.initiator, (peer.host, peer.port)
         if link is not None:
-            attempt.instance = await initiator.meet(address, peer.cluster_id, self._seconds, attempt.dial)
+            attempt.instance = await initiator.meet(address, peer.cluster_id, attempt.seconds, attempt.dial)
             return
         try:
-            await initiator.link_in_attempts(address, peer.cluster_id, self._seconds, attempt.dial)
+            await initiator.link_in_attempts(address, peer.cluster_id, attempt.seconds, attempt.dial)
         except LinkError as error:
             if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK:
                 raise

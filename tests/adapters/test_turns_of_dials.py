@@ -149,3 +149,51 @@ async def test_silent_places_are_remembered_until_they_answer(room: Room, monkey
     assert [known.was_silent(place) for place in "bde"] == [False, True, True]
     known.learn(Dial(known, "d", None), answered=True)
     assert not known.was_silent("d")
+
+
+# ---- without a task ----
+
+
+class Waiting:
+    """A dial that waits without a task, and what it was told."""
+
+    def __init__(self, room: Room, place: str, *requests: str) -> None:
+        self.told: list[str] = []
+        self.dial = Dial(room.dials, place, None)
+        for request in requests:
+            self.dial.join(request)
+        self.dial.wait_for_turn(lambda: self.told.append("begin"), self.leave)
+
+    def leave(self) -> None:
+        self.told.append("leave")
+        self.dial.ended()
+
+
+async def test_a_dial_begins_as_soon_as_there_is_room_and_only_once(room: Room) -> None:
+    one, two, three = (Waiting(room, place, place) for place in "abc")
+    assert (one.told, two.told, three.told) == (["begin"], ["begin"], [])
+    one.dial.ended()
+    assert three.told == ["begin"]
+    assert three.dial.stage is Stage.CONNECTING
+    three.dial.give_way()
+    assert three.told == ["begin"], "its task is stopped, by its scope"
+    assert three.dial.scope.cancel_called
+    await three.dial.before_connecting()
+
+
+async def test_a_dial_for_which_no_request_waits_leaves_the_line_without_a_task(room: Room) -> None:
+    one, _, left, last = (Waiting(room, place, place) for place in "abcd")
+    left.dial.part("c")
+    one.dial.ended()
+    assert (left.told, last.told) == (["leave"], ["begin"])
+
+
+async def test_a_dial_that_is_crowded_out_leaves_the_line_without_a_task(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dials, "WAITING", 2)
+    for place in "ab":
+        Waiting(room, place, place)
+    long = [Waiting(room, f"long{number}", "long") for number in range(2)]
+    other, newest = Waiting(room, "other", "other"), Waiting(room, "long2", "long")
+    assert [each.told for each in (*long, other, newest)] == [[], ["leave"], [], ["leave"]]

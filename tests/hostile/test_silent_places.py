@@ -5,6 +5,7 @@ Dials are counted in their order. There are few at a time here, so that an hones
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from aiodatadist.cluster import dial, host_names
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.link import Connection
 from aiodatadist.testing import open_cluster
+from aiodatadist.testing.views import call_on_loop
+from tests.clock import took
 from tests.hostile.test_dials import SILENT, Released, Silence, ends, keep, silence
 from tests.hostile.test_offers import PROMPT, End, pull
 from tests.test_host_names import answer
@@ -164,6 +167,72 @@ def test_looking_up_a_true_name_costs_its_dial_no_time(
     silence.wait_begun(3)
     let_go.set()
     assert puller.received("honest").outcomes["honest"] == "pull_done"
+
+
+# ---- what waits ----
+
+
+async def tasks_of_this_loop() -> int:
+    return len(asyncio.all_tasks())
+
+
+@pytest.mark.parametrize("is_linked", [True, False])
+def test_a_place_that_waits_for_its_dial_has_no_task(
+    is_linked: bool, ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request has one, and hundreds more would make every collection of garbage hold the event loop."""
+    few(monkeypatch, DIALS=1, SILENT_TICKS=10**9)
+    true, puller = ends(0), ends(1, link_seconds=600)
+    if is_linked:
+        keep(true, puller, "first")
+        puller.received("first")
+    named = {"cluster_id": true.address.cluster_id} if is_linked else {}
+    puller.service.pull(pull("lie", *lies(true, 0, 1)))
+    silence.wait_begun(1)
+    before = call_on_loop(puller.service, tasks_of_this_loop)
+    for request in range(1, 101):
+        place = lies(true, request, 1)[0].model_copy(update=named)
+        puller.service.pull(pull(f"lie{request}", place))
+    puller.pass_turns()
+    assert call_on_loop(puller.service, tasks_of_this_loop) - before == 100
+    assert silence.begun == 1
+
+
+@pytest.mark.autojump
+async def test_a_place_waits_for_its_dial_no_longer_than_a_link_may_take(
+    silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few(monkeypatch, DIALS=0)
+    async with open_cluster(1) as cluster, anyio.create_task_group() as group:
+        links = PeerLinks(cluster.datadist, Spawner(group), 20, lambda _: None, Peers(LOOPBACK))
+        for port in (26000, 26000, 26001):
+            with took(20), pytest.raises(LinkTimeout, match="too many places were being dialled"):
+                await links.link(PeerAddress(cluster_id=7, host=SILENT, port=port), "a request")
+        assert silence.begun == 0
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.autojump
+async def test_a_dial_takes_no_longer_than_what_waiting_left_it(
+    silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few(monkeypatch, DIALS=1, SILENT_TICKS=10**9)
+    async with open_cluster(1) as cluster, anyio.create_task_group() as group:
+        links = PeerLinks(cluster.datadist, Spawner(group), 20, lambda _: None, Peers(LOOPBACK))
+
+        async def link(port: int) -> None:
+            with pytest.raises(LinkTimeout):
+                await links.link(PeerAddress(cluster_id=port, host=SILENT, port=port), f"{port}")
+
+        with took(30):
+            async with anyio.create_task_group() as both:
+                both.start_soon(link, 26000)
+                await anyio.sleep(10)
+                both.start_soon(link, 26001)
+                await anyio.sleep(5)
+                assert silence.begun == 1
+        assert silence.begun == 2, "the first one ended after 20 s, and the other one had 10 left"
+        group.cancel_scope.cancel()
 
 
 # ---- what peers may miss ----

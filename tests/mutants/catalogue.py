@@ -945,6 +945,14 @@ MUTANTS = (
         ("tests/hostile/test_shares.py",),
     ),
     Mutant(
+        "waiting-dial-without-a-time",
+        "a place waits for its dial no longer than a link may take",
+        "aiodatadist/adapters/peer_links.py",
+        "        alarm = self._alarms.set(lined_up + self._seconds, dial)\n",
+        "        alarm = self._alarms.set(lined_up + 2 * self._seconds, dial)\n",
+        ("tests/hostile/test_silent_places.py",),
+    ),
+    Mutant(
         "order-without-room",
         "an order keeps no more numbers of blocks than this end has room for",
         "aiodatadist/adapters/leased_blocks.py",
