@@ -9,8 +9,6 @@ Beside it: ``context_caching`` keeps KV in pools, ``blocking`` and ``legacy`` ar
 are for serving engines, ``telemetry`` shows what ``counting`` counts, and ``testing`` is for tests of services.
 """
 
-import logging
-
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache.task import CacheTask
 from aiodatadist.cache_manager import CacheManager
@@ -77,8 +75,6 @@ from aiodatadist.values.transfer_priority import TransferPriority
 __version__ = "0.1.0"
 
 LlmConfig = LLMConfig
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "AuthError",

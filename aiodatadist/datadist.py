@@ -91,6 +91,15 @@ class LLMDataDist:
         self._observer: Observer | None = None
         self.totals = Totals()  # for the engine, which goes; figures() shows them
 
+    def __repr__(self) -> str:
+        engine = self._engine
+        if engine is None or engine.resident.has_ended:
+            state = "being finalized" if engine is not None else "not initialised"
+        else:
+            links = sum(engine.links.states().values())
+            state = f"{links} links, {len(engine.registry.table)} caches"
+        return f"<{type(self).__name__} {self._cluster_id}, {self._role.name}: {state}>"
+
     # ---- life ----
 
     async def init(self, options: Mapping[str, str] | LLMConfig | None = None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -58,6 +59,8 @@ def test_every_program_is_run_or_says_why_not() -> None:
 
 UNPINNED = {"own_memory.py"}
 """Programs with HOST memory that is not pinned."""
+WARNED = {"comes_back.py", "under_chaos.py"}
+"""Programs whose links break, which is a warning on stderr."""
 
 
 @pytest.mark.parametrize("title", RUN_ELSEWHERE)
@@ -76,7 +79,12 @@ def test_program_prints_what_its_page_says(title: str, strict: str) -> None:
     environment.pop("SOFTNPU_STRICT", None)
     environment |= {"SOFTNPU_STRICT": strict} if strict else {}
     done = children.run(command, env=environment, capture_output=True, text=True, check=False, timeout=50, forks=True)
-    assert (done.stderr, done.returncode) == ("", 0)
+    told = [
+        line
+        for line in done.stderr.splitlines()
+        if title not in WARNED or not re.match(r"(link to )?cluster \d+\b", line)
+    ]
+    assert (told, done.returncode) == ([], 0)
     assert sorted(done.stdout.splitlines()) == sorted(shown(title).splitlines())
 
 

@@ -49,6 +49,9 @@ class CacheManager(Caches):
     the task.
     """
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of cluster {self._engine.cluster_id}>"
+
     # ---- pulling ----
 
     def pull_blocks(

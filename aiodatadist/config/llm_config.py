@@ -37,7 +37,15 @@ WITHOUT_EFFECT: Final = {
 }
 """Options from a vendor's script that are checked and kept but change nothing, with the reason for each."""
 
-_UNSET: Final[Any] = object()
+
+class _Unset:
+    """The default of ``device_id``: device 0, unless ``ge_options`` names another."""
+
+    def __repr__(self) -> str:
+        return "0"
+
+
+_UNSET: Final[Any] = _Unset()
 
 
 def parse_address(text: str, name: str) -> tuple[str, int]:
