@@ -1,4 +1,4 @@
-"""Declarations and the libraries of our own: opened once, when the package is imported."""
+"""Declarations and our own libraries: opened once, when the package is imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Handle: TypeAlias = Any
 """A vendor handle, or a pointer, as cffi holds it."""
 
 FOLDER = Path(__file__).resolve().parent
-"""Where the build puts our shared libraries, and the module that cffi makes of the headers."""
+"""The folder of our shared libraries and of the module that cffi makes of the headers; the build puts both there."""
 
 ffi: Any = _declarations.ffi
 SOFTNPU = FOLDER / "libsoftnpu.so"
@@ -35,16 +35,19 @@ SPELLED = (
     "softnpu_counters", "softnpu_counters *", "uint16_t[]", "uint32_t *", "uint32_t[]", "uint64_t *", "uint64_t[]",
     "uintptr_t", "void *", "void **",
 )  # fmt: skip
-"""Types as this package spells them."""
+"""The types that this package uses, as it spells them."""
 
 
 def _known(spelled: str) -> None:
-    """Have cffi make a type now. It makes each when it is first asked for, in a buffer that all threads share, and where two
-    threads do that at the same moment it aborts the process (https://github.com/python-cffi/cffi/issues/271)."""
+    """Have cffi make a type now.
+
+    cffi makes each type when it is first used, in a buffer that all threads share. If two threads do that at the same
+    moment, it aborts the process (https://github.com/python-cffi/cffi/issues/271).
+    """
     kind = ffi.typeof(spelled)
     struct = kind.item if kind.kind in {"pointer", "array"} else kind
     if struct.kind == "struct":
-        len(struct.fields or ())  # made when they are looked at
+        len(struct.fields or ())  # cffi makes the fields on first access
 
 
 for _spelled in SPELLED:
@@ -52,15 +55,18 @@ for _spelled in SPELLED:
 
 
 def know_functions(library: Any) -> None:
-    """The same for the types of all functions that a library has."""
+    """Have cffi make the types of all functions in a library, for the same reason."""
     for name in DECLARED:
         with suppress(AttributeError, ffi.error):
             getattr(library, name)
 
 
 def _contents(library: Any) -> SimpleNamespace:
-    """What a library has of all that is declared. The library itself raises where its ``__dict__`` is asked for, because some
-    of it is in other libraries, and serving engines do ask that of whatever a module has."""
+    """Return everything declared that a library has.
+
+    The library itself raises if its ``__dict__`` is read, because some of it is in other libraries, and serving engines
+    read that attribute of everything in a module.
+    """
     found = {}
     for name in dir(library):
         try:
@@ -70,8 +76,8 @@ def _contents(library: Any) -> SimpleNamespace:
     return SimpleNamespace(**found)
 
 
-_opened = [ffi.dlopen(str(FOLDER / "libring.so"))]  # for as long as the process lives
+_opened = [ffi.dlopen(str(FOLDER / "libring.so"))]  # kept as long as the process lives
 DECLARED = tuple(dir(_opened[0]))
-"""Names of all functions and constants that the headers declare, whichever library has them."""
+"""The names of all functions and constants that the headers declare, whichever library has them."""
 ring: Any = _contents(_opened[0])
 ring_copy: Any = ffi.addressof(_opened[0], "ring_copy")

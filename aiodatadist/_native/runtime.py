@@ -1,8 +1,8 @@
-"""Opens an accelerator runtime: the vendor's libraries, or softnpu.
+"""The accelerator runtime: the vendor's libraries, or softnpu.
 
-One runtime serves a whole process, because the vendor's initialisation does. Which one is chosen by the environment
-variable ``AIODATADIST_RUNTIME``: ``ascend``, ``soft``, or ``auto`` (the default: the vendor's libraries if they load and
-show a device, else softnpu).
+One runtime serves a whole process, because the vendor's initialisation does. The environment variable
+``AIODATADIST_RUNTIME`` chooses it: ``ascend``, ``soft``, or ``auto`` (the default: the vendor's libraries if they load
+and show a device, otherwise softnpu).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from aiodatadist.errors import (
 
 RuntimeName = Literal["ascend", "soft"]
 
-# In this order on every CANN version: 8.5 split the libraries, older ones have only the second name of each pair.
+# This order works on every CANN version: 8.5 split the libraries, older ones have only the second name of each pair.
 ACL_LIBRARIES = ("libacl_rt.so", "libascendcl.so")
 COMM_LIBRARIES = ("libhcomm.so", "libhccl.so")
 P2P_LIBRARIES = ("libhccl.so",)
 
-# cffi gives every number of our headers as an attribute of any library that it opened with them.
+# cffi offers every number of our headers as an attribute of any library that it opened with them.
 ACL_TIMEOUTS = frozenset(
     {
         ring.ACL_ERROR_RT_STREAM_SYNC_TIMEOUT,
@@ -92,7 +92,7 @@ HCCL_NAMES = {
 
 
 def acl_error(call: str, code: int, words: str) -> LLMException:
-    """The exception for a failed ``acl*`` call. The one table of these codes."""
+    """Return the exception for a failed ``acl*`` call. This is the only table of these codes."""
     text = f"{call} returned {code}" + (f": {words}" if words else "")
     if code in ACL_TIMEOUTS:
         return TransferTimeout(text)
@@ -108,7 +108,7 @@ def acl_error(call: str, code: int, words: str) -> LLMException:
 
 
 def hccl_error(call: str, code: int, words: str) -> LLMException:
-    """The exception for a failed ``Hccl*`` call. The one table of these codes."""
+    """Return the exception for a failed ``Hccl*`` call. This is the only table of these codes."""
     text = f"{call} returned {code} ({HCCL_NAMES.get(code, 'unknown')})" + (f": {words}" if words else "")
     if code == ring.HCCL_E_PARA:
         return ParamInvalid(text)
@@ -124,7 +124,7 @@ def hccl_error(call: str, code: int, words: str) -> LLMException:
 
 
 def completion_error(completion: Any) -> LLMException:
-    """The exception for a ring completion that is neither done nor cancelled."""
+    """Return the exception for a ring completion that is neither done nor cancelled."""
     words = decode(completion.message)
     if completion.state == ring.RING_REFUSED:
         what = "not completed" if completion.bytes else "not begun"
@@ -135,14 +135,16 @@ def completion_error(completion: Any) -> LLMException:
         elapsed = (completion.finished_ns - completion.started_ns) / 1e9
         return TransferTimeout(
             f"stopped after {elapsed:.3f} s with {completion.bytes} bytes landed",
-            hint="LLMConfig.sync_kv_timeout is its time, in milliseconds, where the call gives none",
+            hint="if the call sets no limit, LLMConfig.sync_kv_timeout does, in milliseconds",
         )
     make = hccl_error if completion.origin == ring.RING_HCCL else acl_error
     what = f"step {completion.step} of the transfer"
     if completion.origin == ring.RING_WORK:
         what = f"waiting for {what}, or for other work in the same device context,"
     error = make(what, completion.code, words)
-    if isinstance(error, ParamInvalid):  # of the device, not of the caller: something may have been moved
+    if isinstance(
+        error, ParamInvalid
+    ):  # the device's complaint, not the caller's mistake: something may have been moved
         return TransferError(*error.args, status_code=error.status_code)
     return error
 
@@ -161,13 +163,13 @@ def _why_stuck(completion: Any, words: str) -> str:
 
 
 def decode(text: Any) -> str:
-    """The newest of the vendor's lines: older ones are of calls that are not asked about."""
+    """Return the newest of the vendor's lines, because older ones belong to other calls."""
     words = "" if text == ffi.NULL else bytes(ffi.string(text)).decode(errors="replace").strip()
     return words.partition("\n")[0]
 
 
 class _Symbols:
-    """Functions by name, each looked up when it is first called: a missing one is not available, not an error at load."""
+    """Functions by name, each looked up at its first call, so that a missing one is no error at load time."""
 
     def __init__(self, paths: Mapping[str, Any]) -> None:
         self._libraries = paths
@@ -196,9 +198,9 @@ class Runtime:
 
     Attributes:
         name: ``"ascend"`` or ``"soft"``.
-        libraries: what was opened, in the order asked for.
-        version: of the acl API, as the runtime reports it.
-        device_count: devices that this process can see.
+        libraries: the libraries that were opened, in that order.
+        version: the version of the acl API, as the runtime reports it.
+        device_count: the number of devices that this process can see.
     """
 
     name: RuntimeName
@@ -212,12 +214,15 @@ class Runtime:
     # ---- calling ----
 
     def check(self, call: str, code: int) -> None:
-        """Raise what ``code`` of the ``acl*`` function ``call`` means. Reads this thread's message: call it at once."""
+        """Raise the error that ``code`` of the ``acl*`` function ``call`` means, if any.
+
+        Reads this thread's message, so call it at once.
+        """
         if code != 0:
             raise acl_error(call, code, self.recent_words())
 
     def check_hccl(self, call: str, code: int) -> None:
-        """The same for an ``Hccl*`` function."""
+        """Raise likewise for an ``Hccl*`` function."""
         if code != 0:
             raise hccl_error(call, code, self.recent_words())
 
@@ -230,25 +235,27 @@ class Runtime:
 
     @cached_property
     def chip(self) -> str:
-        """As the vendor names it: Ascend910B3, say. Empty where the runtime does not say."""
+        """The vendor's name of the chip, for instance Ascend910B3. Empty if the runtime does not say."""
         name = self.acl.aclrtGetSocName()
         return "" if name == ffi.NULL else bytes(ffi.string(name)).decode(errors="replace")
 
     @cached_property
     def soft_strictness(self) -> int:
-        """As which hardware softnpu behaves: 0 free, 1 HCCS, 2 RoCE, 3 HCCS of an A3."""
+        """The hardware that softnpu imitates: 0 none, 1 HCCS, 2 RoCE, 3 HCCS of an A3."""
         return int(self.acl.softnpu_strictness())
 
     @cached_property
     def soft_copiers(self) -> int:
-        """How many threads of softnpu share a large copy."""
+        """The number of softnpu's threads that share a large copy."""
         return int(self.acl.softnpu_copiers())
 
     # ---- devices and contexts ----
 
     def physical_id(self, index: int) -> int | None:
-        """Of the card on this machine, which ASCEND_RT_VISIBLE_DEVICES and containers number differently. None: the runtime
-        does not say (CANN before 8.5)."""
+        """Return the id of the card on this machine, or None if the runtime does not say (CANN before 8.5).
+
+        ASCEND_RT_VISIBLE_DEVICES and containers number cards differently.
+        """
         found = ffi.new("int32_t *")
         try:
             code = self.acl.aclrtGetPhyDevIdByLogicDevId(index, found)
@@ -258,7 +265,7 @@ class Runtime:
         return int(found[0])
 
     def super_pod(self, index: int) -> tuple[int, int] | None:
-        """Of an A3: the super pod, and the device in it. None: the runtime does not say (CANN before 8.5)."""
+        """Return an A3's super pod, and the device in it; None if the runtime does not say (CANN before 8.5)."""
         value, found = ffi.new("int64_t *"), []
         for which in (ring.ACL_DEV_ATTR_SUPER_POD_ID, ring.ACL_DEV_ATTR_SUPER_POD_DEVIDE_ID):
             try:
@@ -270,7 +277,7 @@ class Runtime:
         return found[0], found[1]
 
     def acquire_device(self, index: int) -> Handle:
-        """Take a reference on a device; its default context. The thread's own context is left as it was."""
+        """Take a reference on a device; return its default context. The thread's own context stays as it was."""
         if not 0 <= index < self.device_count:
             raise ParamInvalid(f"device {index} does not exist: the {self.name} runtime shows {self.device_count}")
         with self._kept_context():
@@ -295,14 +302,14 @@ class Runtime:
 
     @contextmanager
     def context(self, context: Handle) -> Iterator[None]:
-        """Make a context current in this thread for a while."""
+        """Make a context current in this thread inside this ``with`` block."""
         with self._kept_context():
             self.check("aclrtSetCurrentContext", self.acl.aclrtSetCurrentContext(context))
             yield
 
     @property
     def has_notifies(self) -> bool:
-        """CANN 8.5 and later, and softnpu."""
+        """True with CANN 8.5 and later, and softnpu."""
         return all(self.acl.has(name) for name in ("aclrtCreateNotify", "aclrtWaitAndResetNotify", "aclrtRecordNotify"))
 
     def is_captured(self, stream: Handle) -> bool:
@@ -319,7 +326,7 @@ class Runtime:
         return bool(status[0] != ring.ACL_MODEL_RI_CAPTURE_STATUS_NONE)
 
     def missing_functions(self) -> list[str]:
-        """Declared functions that none of the libraries has."""
+        """Return the declared functions that none of the libraries has."""
         return [name for name in FUNCTIONS if not (self.acl if name.startswith("acl") else self.hccl).has(name)]
 
     # ---- the ring's view of it ----
@@ -364,11 +371,13 @@ _opened: Runtime | None = None
 
 
 def open_runtime() -> Runtime:
-    """The process's runtime; opened and initialised at the first call. May take seconds on an NPU: call it in a thread.
+    """Return the process's runtime; the first call opens and initialises it.
+
+    That may take seconds on an NPU: call it in a thread.
 
     Raises:
-        RuntimeUnavailable: the asked-for runtime cannot be opened, or shows no device.
-        ParamInvalid: ``AIODATADIST_RUNTIME`` is none of auto, ascend, soft.
+        RuntimeUnavailable: if the requested runtime cannot be opened, or shows no device.
+        ParamInvalid: if ``AIODATADIST_RUNTIME`` is not auto, ascend or soft.
     """
     global _opened  # noqa: PLW0603 - one per process, as the vendor's own initialisation
     with _lock:
@@ -378,10 +387,10 @@ def open_runtime() -> Runtime:
 
 
 def load_runtime(name: RuntimeName) -> Runtime:
-    """A runtime that is not initialised, for diagnosis: nothing was called, no device was looked for.
+    """Return a runtime that is not initialised, for diagnosis: nothing was called, and no device was looked for.
 
     Raises:
-        RuntimeUnavailable: a library cannot be loaded.
+        RuntimeUnavailable: if a library cannot be loaded.
     """
     return _load_ascend() if name == "ascend" else _load_soft()
 
@@ -405,12 +414,12 @@ def _open(choice: str) -> Runtime:
 
 
 def npu_nodes() -> list[str]:
-    """The device files of NPUs, by which ``auto`` knows that a machine has some."""
+    """Return the device files of NPUs, by which ``auto`` knows that a machine has some."""
     return sorted(str(path) for path in DEVICE_FILES.glob("davinci[0-9]*"))
 
 
 def _dlopen(names: tuple[str, ...], flags: int = 0) -> tuple[str, Any]:
-    """Open the first of some libraries that is there, for good: threads of a vendor's library may outlast the interpreter."""
+    """Open the first of these libraries that exists, for good: a vendor library's threads may outlast the interpreter."""
     tried = []
     for name in names:
         try:

@@ -1,8 +1,8 @@
-"""I have bytes: one accelerator, its memory, and its streams as executors.
+"""Devices: one accelerator, its memory, and its streams as executors.
 
 Promises: a transfer submitted to a :class:`Stream` runs in order, without the event loop, Python threads or the
-interpreter lock, and reaches exactly one end. Refuses to know: caches, peers, protocols. A device may be opened from any
-thread; streams belong to the event loop they were opened on.
+interpreter lock, and reaches exactly one end. It knows nothing of caches, peers and protocols. A device may be opened
+from any thread; streams belong to the event loop on which they were opened.
 """
 
 from aiodatadist._native.runtime import OUTSIDE_CAPTURE

@@ -1,4 +1,4 @@
-"""A small transfer that is made again and again, each time of other blocks: one call of C, which mostly ends it."""
+"""A small transfer that is repeated, each time with other blocks: one call of C, which usually completes it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from aiodatadist.device.program import Program
 from aiodatadist.device.stream import Stream, StreamTransfer
 
 MOST_BLOCKS: Final = 256
-"""Of a transfer; what has more is no dearer the long way."""
+"""The largest number of blocks. For more, the long way costs no more."""
 
 _read = struct.Struct("=i20xQQ8xqqq").unpack_from
-"""State, bytes, ranges, and the three times of a completion, from its state on, in one call; each field would be one."""
+"""Reads state, bytes, ranges, and the three times of a completion in one call, where each field would be one."""
 _STATE_AT: Final = ffi.offsetof("ring_blocks", "ran", "state")
 _new = tuple.__new__
 
 
 def _packer(count: int) -> Callable[..., None]:
-    """Writes so many numbers as C reads them. Raises struct.error: one of them is no integer, or none of 64 bits."""
+    """Return a function that writes this number of integers as C reads them.
+
+    It raises struct.error if one of them is not an integer of 64 bits.
+    """
     return struct.Struct(f"={count}Q").pack_into
 
 
@@ -30,11 +33,13 @@ _packers: Final = [_packer(2 * count) for count in range(MOST_BLOCKS + 1)]
 
 
 class BlockRun:
-    """Belongs to a stream, and reuses what C reads: it runs on the event loop alone, and once it did not succeed it is spent.
+    """A repeated transfer of blocks on a stream. It reuses what C reads.
+
+    It runs only on the event loop, and cannot be used again after a run that did not succeed at once.
 
     Args:
         program: has one step, of one block.
-        local, remote: how many blocks there are at either side.
+        local, remote: the number of blocks at either side.
     """
 
     __slots__ = (
@@ -70,8 +75,8 @@ class BlockRun:
         """Run it with these ``count`` blocks at either side.
 
         Returns:
-            What it did; or a transfer under way, or one that failed; or None: it cannot run at once, or there are no such
-            blocks, and nothing was done.
+            The report of a success; or a transfer that is under way or has failed; or None if nothing was done, because
+                it cannot run at once, or there are no such blocks.
         """
         if self._is_spent or count > MOST_BLOCKS or not self._stream.may_run_at_once:
             return None
@@ -90,19 +95,19 @@ class BlockRun:
         return _new(TransferReport, (nbytes, ranges, (started - submitted) / 1e9, (finished - started) / 1e9))
 
     def _take_up(self, has_ended: bool) -> StreamTransfer:
-        """C may still read everything that this has."""
+        """Return the transfer. From now on this cannot run again, because C may still read everything that it has."""
         self._is_spent = True
         ran = self._blocks.ran if has_ended else None
         return self._stream.take_up(self.program, self._blocks.id, self._timeout_ms, ran)
 
 
 class RanAtOnce(TransferCompletion):
-    """A program that was over before its caller had it."""
+    """A program that had ended before its caller had it."""
 
     __slots__ = ("_loop_time",)
 
     def __init__(self, report: TransferReport, loop_time: LoopTime) -> None:
-        self.state = TransferState.DONE  # and not the base's: no task waits for it
+        self.state = TransferState.DONE  # instead of the base's __init__: no task waits for it
         self.error = None
         self.nbytes, self.ranges, self.queue_seconds, self.transfer_seconds = report
         self._loop_time = loop_time
@@ -118,7 +123,7 @@ class RanAtOnce(TransferCompletion):
         return False
 
     def _let_go(self) -> None:
-        """It kept nothing."""
+        """Have no effect, because it kept nothing."""
 
     def _what(self) -> str:
         return "Transfer"

@@ -9,18 +9,18 @@ from aiodatadist.values.grid import Side
 
 
 def is_fast() -> bool:
-    """The processor has an instruction for it: some GB/s more than the tables that are used otherwise."""
+    """Return True if the processor has an instruction for CRC-32C, some GB/s faster than the tables used otherwise."""
     return bool(ring.checksum_is_fast())
 
 
 def add_checksums(sums: array[int], first: int, side: Side) -> None:
     """Add the bytes of each block of a side, tensor by tensor, to the sums from position ``first`` on.
 
-    Without the interpreter lock: call it in a thread.
+    Runs without the interpreter lock: call it in a thread.
 
     Args:
-        sums: of type ``"I"``; 0 where nothing was added.
-        side: whose addresses the host can read. They are trusted.
+        sums: of type ``"I"``; 0 if nothing was added yet.
+        side: its addresses must be readable by the host. They are not checked.
     """
     ring.checksum_blocks(
         *(ffi.from_buffer("uint32_t[]", sums) + first, _uint64s(side.addresses), len(side.addresses)),

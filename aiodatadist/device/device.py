@@ -1,4 +1,4 @@
-"""One accelerator of this process."""
+"""An accelerator of this process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _PLACES = {0: Placement.HOST, 1: Placement.DEVICE}  # aclrtMemLocationType; 2 is
 
 
 class Device:
-    """An opened device. ``await Device.open(0)``, or ``async with await Device.open(0) as device``.
+    """An opened device. Use ``await Device.open(0)``, or ``async with await Device.open(0) as device``.
 
-    Opening one device twice is fine: each takes its own reference.
+    A device can be opened twice: each time takes its own reference.
 
     Attributes:
         index: the device's number among those that this process can see.
@@ -57,8 +57,8 @@ class Device:
         """Open a device of the process's runtime.
 
         Raises:
-            RuntimeUnavailable: no runtime can be opened.
-            ParamInvalid: there is no such device.
+            RuntimeUnavailable: if no runtime can be opened.
+            ParamInvalid: if there is no such device.
         """
         return await in_thread(lambda: cls(open_runtime(), index, limits), undo=Device._release)
 
@@ -70,16 +70,16 @@ class Device:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make the device current in this thread for a while: the runtime's calls need that."""
+        """Make the device current in this thread inside this context: the runtime's calls need that."""
         self._check_open()
         with self.runtime.context(self._context):
             yield
 
     def allocate(self, nbytes: int, placement: Placement = Placement.DEVICE) -> Memory:
-        """Device memory, or pinned host memory. Contents are undefined. Slow: allocate once, and cut.
+        """Allocate device memory, or pinned host memory. Contents are undefined. Slow: allocate once, and cut.
 
         Raises:
-            OutOfMemory: there is not enough. The message says how much there is, or what the container allows.
+            OutOfMemory: if there is not enough. The message says how much there is, or what the container allows.
         """
         if self._is_of_the_host(placement):
             others = sum(memory.nbytes for memory in self._memories if self._is_of_the_host(memory.placement))
@@ -96,7 +96,7 @@ class Device:
         """Set every byte of ``(address, bytes)`` ranges of allocated memory. Blocking; from any thread.
 
         Raises:
-            DeviceError: the runtime refused a range; those before it are filled.
+            DeviceError: if the runtime refused a range; those before it are filled.
         """
         with self.current():
             for address, nbytes in ranges:
@@ -104,12 +104,13 @@ class Device:
                 self.runtime.check("aclrtMemset", self.runtime.acl.aclrtMemset(pointer, nbytes, value, nbytes))
 
     def adopt(self, ranges: Sequence[tuple[int, int, Placement]]) -> None:
-        """Take memory of the caller's, ``(address, bytes, placement)`` each, for memory of that placement; all or nothing.
+        """Treat memory of the caller's, ``(address, bytes, placement)`` each, as memory of that placement; all or nothing.
 
-        On an NPU memory is what it is, and nothing is done. softnpu takes ordinary memory of the process for either.
+        On an NPU this has no effect, because the runtime knows the kind of memory. softnpu accepts ordinary memory of
+        the process for either.
 
         Raises:
-            ParamInvalid: softnpu knows the memory as something else, or a range overlaps an adopted one in part.
+            ParamInvalid: if softnpu knows the memory as something else, or a range overlaps an adopted one in part.
         """
         if not self.runtime.is_soft:
             return
@@ -137,7 +138,7 @@ class Device:
             raise ParamInvalid(f"{nbytes} bytes at {address:#x} cannot be {placement}: {what}")
 
     def disown(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Give adopted memory back; what was not adopted is ignored."""
+        """Release adopted memory; other memory is ignored."""
         for address, nbytes in ranges:
             if self._adopted[address, nbytes]:
                 self._adopted[address, nbytes] -= 1
@@ -146,15 +147,15 @@ class Device:
                 del self._adopted[address, nbytes]
 
     def placements_of(self, addresses: Iterable[int]) -> list[Placement | None]:
-        """Where the memory at each address is. None: the runtime does not know it, so it is ordinary memory of the host."""
+        """Return the placement of the memory at each address; None if the runtime does not know it: ordinary host memory."""
         return [_PLACES.get(attributes.location.type) for attributes in self._attributes_of(addresses)]
 
     def page_sizes_of(self, addresses: Iterable[int]) -> list[int]:
-        """Bytes of a page of the memory at each address. 0: the runtime does not say."""
+        """Return the page size in bytes of the memory at each address; 0 if the runtime does not say."""
         return [attributes.pageSize for attributes in self._attributes_of(addresses)]
 
     def _attributes_of(self, addresses: Iterable[int]) -> Iterator[Any]:
-        """An ``aclrtPtrAttributes`` for each, valid until the next one."""
+        """Yield an ``aclrtPtrAttributes`` for each address, valid until the next one."""
         attributes = ffi.new("aclrtPtrAttributes *")
         look, pointer = self.runtime.acl.aclrtPointerGetAttributes, ffi.typeof("void *")
         with self.current():
@@ -165,15 +166,15 @@ class Device:
                 yield attributes
 
     def want_gates(self) -> None:
-        """Raises FeatureNotEnabled: the runtime has no notifies."""
+        """Raise FeatureNotEnabled if the runtime has no notifies."""
         if not self.runtime.has_notifies:
             raise FeatureNotEnabled("this runtime has no notifies", hint="CANN 8.5 and later have them")
 
     def take_notifies(self, count: int) -> list[Handle]:
-        """So many notifies that were not recorded, used before or new. All or nothing.
+        """Return this number of notifies that are not recorded, used before or new. All or nothing.
 
         Raises:
-            DeviceError: the device has no more (8192 on A2 and A3).
+            DeviceError: if the device has no more (8192 on A2 and A3).
         """
         made = ffi.new("aclrtNotify *")
         with self.current():
@@ -185,23 +186,26 @@ class Device:
         return taken
 
     def give_notifies(self, notifies: Sequence[Handle]) -> None:
-        """Those that were waited for after they had been recorded may be used again."""
+        """Return notifies for further use. Each must have been recorded and then waited for."""
         self._spare_notifies.extend(notifies)
 
     def keep_notify(self, notify: Handle) -> None:
-        """Destroy it with the device: work that records it, or waits for it, may be queued until then."""
+        """Destroy a notify only with the device: work that records it, or waits for it, may be queued until then."""
         self._notifies.append(notify)
 
     def destroy_notify(self, notify: Handle) -> None:
-        """Nothing records it or waits for it any more."""
+        """Destroy a notify that nothing records or waits for any longer."""
         if self._closed:
             return
         with self.current():
             self.runtime.acl.aclrtDestroyNotify(notify)
 
     def open_stream(self, name: str, *, is_serial: bool = False) -> Stream:
-        """A new stream, for the running event loop. The caller closes it before the device. ``is_serial``: a program is
-        handed to C when the one before it is over, or has to give way to it, and never runs in the submitting call."""
+        """Return a new stream for the running event loop. The caller must close it before the device.
+
+        If ``is_serial``, a program is handed to C when the one before it has ended, or must give way to it, and never
+        runs in the submitting call.
+        """
         self._check_open()
         self._streams += 1
         limits = (
@@ -210,13 +214,15 @@ class Device:
         return Stream(self.runtime, self._context, f"{name}#{self._streams}", limits)
 
     def hold(self) -> None:
-        """Keep the device and its memory until as many :meth:`let_go`, even if it is closed before: another device of this
-        process is in the middle of a copy there."""
+        """Keep the device and its memory until the same number of :meth:`let_go`, even if it is closed before.
+
+        Another device of this process is in the middle of a copy there.
+        """
         self._check_open()
         self._holds += 1
 
     async def let_go(self) -> None:
-        """After :meth:`hold`. Frees the memory and gives the device back if it was closed meanwhile."""
+        """Undo one :meth:`hold`. If the device was closed in the meantime, free the memory and release the device."""
         self._holds -= 1
         if not self._closed or self._holds:
             return
@@ -226,10 +232,7 @@ class Device:
             logger.warning("device %d: %s", self.index, error)
 
     async def aclose(self) -> None:
-        """Free what was allocated and give the device back. Memory that still has views stays: a leak, not a crash.
-
-        While others hold the device, the last :meth:`let_go` does that instead.
-        """
+        """Free what was allocated and release the device. Memory that still has views stays: a leak, not a crash."""
         if self._closed:
             return
         self._check_open()
@@ -238,7 +241,7 @@ class Device:
             await in_thread(self._release, gives_back=True)
 
     def _release(self) -> None:
-        """Blocking; from any thread. Does all it can, then raises the first refusal."""
+        """Release everything, then raise the first refusal. Blocking; from any thread."""
         refused: LLMException | None = None
         with self.runtime.context(self._context):
             for notify in self._notifies + self._spare_notifies:
@@ -256,7 +259,7 @@ class Device:
                     refused = refused or error
         if self._stuck:
             logger.warning(
-                "device %d has a transfer or a call that does not end: it is not given back, which would wait for it",
+                "device %d has a transfer or a call that does not end: it is not released, because that would wait for it",
                 self.index,
             )
         else:
@@ -265,10 +268,12 @@ class Device:
             raise refused
 
     def mark_stuck(self, address: int, nbytes: int) -> None:
-        """The device will not let go of these bytes: the allocation they lie in is never freed, the device not given back.
-        With 0 bytes only the device is kept."""
+        """Note that the device will not release these bytes; with 0 bytes, only that the device is kept.
+
+        The allocation that they are in is never freed, and the device is not released.
+        """
         self._stuck.append((address, nbytes))
-        for memory in list(self._memories):  # in one step: from any thread
+        for memory in list(self._memories):  # copied in one step, because any thread may call this
             if self.is_stuck(memory.address, memory.nbytes):
                 memory.is_stuck = True
 

@@ -1,4 +1,4 @@
-"""Gates between streams: one for each layer, which may be waited for before it is known when it opens."""
+"""Gates between streams: one for each layer. A stream can wait for a gate before it is known when the gate opens."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OPENING_TIMEOUT = 86400.0
 
 
 class Gate:
-    """As many notifies as there are layers. Each is recorded at most once, and waited for once.
+    """A notify for each layer. Each is recorded at most once, and waited for once.
 
     Args:
-        layers: that there are gates for.
-        forget: called when nothing waits any more.
+        layers: the layers that have gates.
+        forget: called when nothing waits any longer.
     """
 
     def __init__(self, device: Device, layers: range, forget: Callable[[Gate], object] = lambda _: None) -> None:
@@ -37,7 +37,7 @@ class Gate:
 
     @property
     def is_shut(self) -> bool:
-        """A gate has to be opened yet."""
+        """True if some gate has not been opened yet."""
         return bool(self._shut)
 
     def is_shut_at(self, layer: int) -> bool:
@@ -47,14 +47,17 @@ class Gate:
         return self.notifies[layer - self._layers.start]
 
     def opened(self, layer: int, record: StreamTransfer | None) -> None:
-        """Its notify has been, or is being recorded; None: on a stream of the caller's."""
+        """Note that a layer's notify is being recorded, or has been; ``record`` is None on a stream of the caller's."""
         self._shut.discard(layer)
         if record is not None:
             self._records[layer] = record
 
     def close(self, passed: int, is_stuck: bool = False) -> None:
-        """Nothing waits any more. The first ``passed`` gates have been waited for, and are used again. The others are
-        destroyed when nothing is queued that records them; where that cannot be told, with the device."""
+        """Release the notifies, because nothing waits any longer.
+
+        The first ``passed`` gates have been waited for, and are used again. The others are destroyed once nothing is
+        queued that records them; if that cannot be known, with the device.
+        """
         notifies, self.notifies = self.notifies, []
         self._device.give_notifies(notifies[:passed])
         for layer, notify in list(zip(self._layers, notifies, strict=False))[passed:]:
@@ -91,7 +94,7 @@ def refuse_captured(device: Device, stream: int) -> None:
 
 
 def open_gates(device: Device, gates: Sequence[Gate], layer: int, stream: Stream | int) -> None:
-    """Open those of a layer that are shut, when everything submitted to the stream so far is done."""
+    """Open the gates of a layer that are shut, once everything submitted to the stream so far is done."""
     shut = [gate for gate in gates if gate.is_shut_at(layer)]
     if shut and isinstance(stream, Stream):
         program = Program()

@@ -19,18 +19,18 @@ HUGE_FIRST = 0  # ACL_MEM_MALLOC_HUGE_FIRST
 
 
 class Memory:
-    """One allocation. Freed by :meth:`free`, or by the device when it closes.
+    """An allocation. Freed by :meth:`free`, or by the device when it closes.
 
     Attributes:
-        address: where it starts, in the address space of its placement. At least 64-byte aligned.
+        address: its start, in the address space of its placement. At least 64-byte aligned.
         nbytes: its size.
         placement: device memory, or pinned host memory.
-        is_stuck: the device never let go of it; it is not freed any more.
+        is_stuck: True if the device never let go of it; it is then never freed.
     """
 
     def __init__(self, runtime: Runtime, nbytes: int, placement: Placement, forget: Callable[[Memory], None]) -> None:
         if nbytes <= 0:
-            raise ParamInvalid(f"{nbytes} bytes asked for: an allocation has at least 1")
+            raise ParamInvalid(f"{nbytes} bytes asked for: must be at least 1")
         pointer = ffi.new("void **")
         if placement is Placement.DEVICE:
             runtime.check("aclrtMalloc", runtime.acl.aclrtMalloc(pointer, nbytes, HUGE_FIRST))
@@ -51,11 +51,11 @@ class Memory:
 
     @property
     def has_views(self) -> bool:
-        """Some array or memoryview over this memory is still alive."""
+        """True if some array or memoryview over this memory is still alive."""
         return self._views is not None and self._views() is not None
 
     def view(self) -> memoryview:
-        """The bytes, writable, without a copy. Only where the host can address them: pinned memory, and softnpu.
+        """Return the bytes, writable, without a copy, if the host can address them: pinned memory, and softnpu.
 
         The memory cannot be freed while the view, or an array over it, is alive.
         """
@@ -73,10 +73,10 @@ class Memory:
         return memoryview(block).cast("B")
 
     def free(self) -> None:
-        """Give it back; a second call does nothing.
+        """Free the memory; a second call has no effect.
 
         Raises:
-            BufferError: a view is still alive. Nothing was freed.
+            BufferError: if a view is still alive. Nothing was freed.
         """
         if self.is_free or self.is_stuck:
             return
@@ -93,7 +93,10 @@ class Memory:
 
 
 def first_unusable(starts: Sequence[int], lengths: Sequence[int], *, writes: bool) -> int:
-    """The position of the first range that is not all memory of this process, or that cannot be read (or written); or the
-    count. It may still end the process where a file behind a range is shorter than the mapping."""
+    """Return the position of the first range that is not memory of this process, or that cannot be read (or written).
+
+    If there is none, return the number of ranges. Even so, an access may end the process if a file behind a range is
+    shorter than the mapping.
+    """
     start, length = (ffi.from_buffer("uint64_t[]", array("Q", values)) for values in (starts, lengths))
     return int(ring.ring_first_unusable(start, length, len(starts), writes))

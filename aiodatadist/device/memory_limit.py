@@ -1,7 +1,7 @@
-"""How much memory the container allows: the kernel kills a process that uses more, without a word.
+"""The container's memory limit: the kernel kills a process that uses more, without a message.
 
-A pool is mapped when it is opened and gets its pages when they are first written to, which may be hours later. So the limit
-is compared with what is asked for, not with what is in use.
+A pool is mapped when it is opened and gets its pages when they are first written to, which may be hours later. So the
+limit is compared with what is asked for, not with what is in use.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 OWN_GROUPS = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
 UNLIMITED: Final = 1 << 62
-"""The older hierarchy says "no limit" with a number near 2^63."""
+"""The value from which a limit means "no limit": the older hierarchy says that with a number near 2^63."""
 IN_USE: Final = frozenset({"anon", "shmem", "total_rss", "total_shmem"})
-"""Lines of ``memory.stat``, in either hierarchy, of bytes that the kernel cannot take back by dropping a page cache."""
+"""Lines of ``memory.stat``, in either hierarchy, with bytes that the kernel cannot recover by dropping a page cache."""
 
 
 class MemoryLimit(NamedTuple):
-    """A limit, what is in use of it by all processes that share it, and the file that says so."""
+    """A limit, the bytes in use by all processes that share it, and the file with the limit."""
 
     limit: int
     used: int
@@ -44,11 +44,11 @@ def check_memory_limit(nbytes: int, others: int) -> None:
     """Compare an allocation of host memory with the limit, and warn if other memory in use leaves no room for it.
 
     Args:
-        nbytes: of this allocation.
-        others: of those that were made before and may not have their pages yet.
+        nbytes: bytes of this allocation.
+        others: bytes of earlier allocations, which may not have their pages yet.
 
     Raises:
-        OutOfMemory: they exceed the limit together.
+        OutOfMemory: if they exceed the limit together.
     """
     if (found := memory_limit()) is None:
         return
@@ -70,7 +70,7 @@ def check_memory_limit(nbytes: int, others: int) -> None:
 
 
 def _files() -> Iterator[Path]:
-    """The files with limits, from this process's groups up to their roots."""
+    """Yield the files with limits, from this process's groups up to their roots."""
     for line in _text(OWN_GROUPS).splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

@@ -1,4 +1,4 @@
-"""What transfers are compared with: one thread, one memcpy per range, nothing else."""
+"""The baseline for transfers: one thread, one memcpy per range, nothing else."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from aiodatadist._native.library import ffi, ring
 
 
 def plain_copy_seconds(targets: array[int], sources: array[int], nbytes: int, rounds: int = 1) -> float:
-    """Seconds for copying ranges of ``nbytes`` in memory that the host can address, ``rounds`` times.
+    """Return the seconds for copying ranges of ``nbytes`` in memory that the host can address, ``rounds`` times.
 
-    Without the interpreter lock: call it in a thread.
+    Runs without the interpreter lock: call it in a thread.
 
     Args:
-        targets, sources: addresses, of type ``"Q"``. They are trusted.
+        targets, sources: addresses, of type ``"Q"``. They are not checked.
     """
     start = time.perf_counter()
     ring.plain_copy(

@@ -1,4 +1,4 @@
-"""What a stream is asked to do: a few steps, each over many ranges."""
+"""Programs for a stream: a few steps, each over many ranges."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist.values.grid import Grid
 
 MAX_COPY_SECONDS = 86400.0
-"""Seconds for copies that no deadline limits."""
+"""Seconds for copies that have no deadline."""
 
 
 class CopyKind(IntEnum):
-    """aclrtMemcpyKind: from where to where a copy goes."""
+    """The directions of a copy, with the numbers of aclrtMemcpyKind."""
 
     HOST_TO_HOST = 0
     HOST_TO_DEVICE = 1
@@ -24,16 +24,16 @@ class CopyKind(IntEnum):
 
 
 class Layering:
-    """How a grid goes out layer by layer. What C reads and writes is in it: it lives as long as the program.
+    """The layers of a grid that is written layer by layer. C reads and writes it, so it lives as long as the program.
 
     Args:
-        layers, tensors: of the grid: so many layers of so many tensors.
+        layers, tensors: the number of layers in the grid, and of tensors in a layer.
         group: layers that travel at a time.
-        gates: notifies, one per layer: the stream waits for those of a group before it. None: nothing is waited for.
-        gate_seconds: that a gate may stay shut, from when the one before it opened or its group landed.
+        gates: notifies, one per layer: the stream waits for those of a group before it. None if nothing is waited for.
+        gate_seconds: the time that a gate may stay shut, from when the one before it opened or its group landed.
 
     Attributes:
-        landed_ns: when each layer was known to have landed, on the clock of ``time.monotonic_ns``; 0: it has not.
+        landed_ns: when each layer was known to have landed, on the clock of ``time.monotonic_ns``; 0 if it has not.
     """
 
     __slots__ = ("_gates", "landed_ns", "layers")
@@ -50,7 +50,7 @@ class Layering:
 
     @property
     def landed(self) -> int:
-        """Layers that are known to have landed, also before the caller was told."""
+        """The number of layers that are known to have landed, even before the caller was notified."""
         return next((i for i, stamp in enumerate(self.landed_ns) if not stamp), len(self.landed_ns))
 
 
@@ -59,7 +59,8 @@ class Program:
 
     Attributes:
         nbytes: bytes that its steps move.
-        use: what shows others that the device may carry this out: dropped when it let go, or with this object.
+        use: an object that is alive as long as the device may carry this out; dropped when the device has let go, or
+            with the program.
     """
 
     __slots__ = ("_keep", "_steps", "nbytes", "use")
@@ -87,7 +88,7 @@ class Program:
         return self._add(ring.RING_WAIT, ring.RING_EVENT, 0, event, None)
 
     def wait_number(self, event: int) -> Program:
-        """The same with an event of the caller's, given as a number."""
+        """Hold the stream likewise until an event of the caller's, given as a number, is complete."""
         return self.wait(ffi.cast("void *", event))
 
     def wait_gate(self, notify: Handle) -> Program:
@@ -111,7 +112,7 @@ class Program:
         return self
 
     def redirect(self, channel: Handle) -> None:
-        """Before it starts: its gets and puts go through another communicator to the same peer."""
+        """Send gets and puts through another communicator to the same peer. Call it before the program starts."""
         self._steps = [
             (op, kind, rank, channel if op in {ring.RING_GET, ring.RING_PUT} else handle, grid, layering)
             for op, kind, rank, handle, grid, layering in self._steps
@@ -119,15 +120,15 @@ class Program:
 
     @property
     def is_one_sided(self) -> bool:
-        """All that it does goes through a communicator."""
+        """True if all its steps go through a communicator."""
         return all(op in {ring.RING_GET, ring.RING_PUT} for op, *_ in self._steps)
 
     def keep(self, *values: Any) -> None:
-        """C may read these, too, as long as this object lives."""
+        """Keep further values alive for C, as long as this object lives."""
         self._keep.extend(values)
 
     def assemble(self) -> tuple[Handle, int]:
-        """The steps as C reads them, and how many. What they point to lives as long as this object."""
+        """Return the steps as C reads them, and their number. What they point to lives as long as this object."""
         steps = ffi.new("ring_step[]", len(self._steps))
         self._keep.append(steps)
         for i, (op, kind, rank, handle, grid, layering) in enumerate(self._steps):

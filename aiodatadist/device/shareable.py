@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 def empty(
     shape: Sequence[int] | int, dtype: DTypeLike, *, placement: Placement = Placement.DEVICE, device_id: int = 0
 ) -> NDArray[Any]:
-    """A numpy array whose memory the transport shares as it is; contents are undefined.
+    """Return a numpy array whose memory the transport shares directly; contents are undefined.
 
-    Registered as a cache it is as fast as a pool's memory. On softnpu ordinary memory of the process can be registered,
-    too, but a peer reaches it through the kernel, at a fraction of the speed (``docs/performance.md``). On an NPU HOST
-    memory is pinned.
+    Registered as a cache it is as fast as a pool's memory. On softnpu, ordinary memory of the process can be
+    registered, too, but a peer reaches it through the kernel, at a fraction of the speed (``docs/performance.md``). On
+    an NPU, HOST memory is pinned.
 
-    The memory is given back when the array, and every view of it, is collected. Slow: make arrays once.
+    The memory is freed when the array, and every view of it, is collected. Slow: make arrays once.
 
     Args:
         shape: as numpy's.
         dtype: as numpy's.
-        placement: of the caches that it will be registered for. DEVICE only on softnpu.
-        device_id: of the cluster that will register it.
+        placement: that of the caches that it will be registered for. DEVICE only on softnpu.
+        device_id: that of the cluster that will register it.
 
     Raises:
-        TypeError, ParamInvalid: an argument is wrong, or there is no such device.
-        RuntimeUnavailable: no runtime can be opened.
-        FeatureNotEnabled: numpy is missing, or DEVICE memory of an NPU is asked for: there use ``torch_empty``.
-        OutOfMemory: there is not enough.
+        TypeError, ParamInvalid: if an argument is wrong, or there is no such device.
+        RuntimeUnavailable: if no runtime can be opened.
+        FeatureNotEnabled: if numpy is missing, or DEVICE memory of an NPU is asked for: use ``torch_empty`` for that.
+        OutOfMemory: if there is not enough.
     """
     numpy = _imported("numpy")
     kind = numpy.dtype(dtype)
@@ -51,13 +51,15 @@ def empty(
 def torch_empty(
     shape: Sequence[int] | int, dtype: Any, *, placement: Placement = Placement.DEVICE, device_id: int = 0
 ) -> Any:
-    """The same as a ``torch.Tensor``: on the CPU on softnpu and for HOST, on the npu for DEVICE memory of an NPU (made by
-    torch_npu, whose memory HCCL registers as it is; not yet run on hardware).
+    """Return a ``torch.Tensor`` whose memory the transport shares directly; contents are undefined.
+
+    It is on the CPU for HOST memory, and on softnpu. DEVICE memory of an NPU is made by torch_npu, whose memory HCCL
+    registers directly; not yet run on hardware.
 
     Args:
         dtype: a ``torch.dtype``.
 
-    Errors as :func:`empty`.
+    For other arguments and errors see :func:`empty`.
     """
     torch = _imported("torch")
     if not isinstance(dtype, torch.dtype):
@@ -80,7 +82,7 @@ def _sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
 
 
 def _shared(nbytes: int, placement: Placement, device_id: int) -> memoryview:
-    """Memory of its own, with a reference to its device."""
+    """Return new memory, which holds a reference to its device."""
     checks.instance(placement, "placement", Placement)
     device = Device(open_runtime(), checks.integer(device_id, "device_id", checks.INT32))
     try:
@@ -88,7 +90,7 @@ def _shared(nbytes: int, placement: Placement, device_id: int) -> memoryview:
     except BaseException:
         device._release()
         raise
-    weakref.finalize(view.obj, device._release).atexit = False  # which frees the memory, too
+    weakref.finalize(view.obj, device._release).atexit = False  # _release frees the memory, too
     return view
 
 

@@ -1,4 +1,4 @@
-"""A stream is an executor, a transfer is a future."""
+"""Streams are executors, and transfers on them are futures."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ STATES = {
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """How a stream drives its device.
+    """The limits with which a stream drives its device.
 
     Attributes:
-        depth: programs handed to C at a time; more wait in Python. A quarter of them is for what is not background work, half
-            of that for what is critical.
-        is_serial: a program is handed to C when the one before it of the same priority is over.
-        window: bytes given to the device between two looks at the cancel flag, or 192 ranges if they have fewer bytes; two
-            windows are under way at a time. 8 MiB is about 1 ms at memory speed. A quarter of that for background work on a
-            serial stream, where all that is urgent waits for them,
-        background: or as much as moves in so many seconds, but no less than an eighth of the quarter.
-        inline: programs up to this many bytes run in the submitting call when the stream is idle: waking another core
-            costs about 70 us, as much as copying 256 KiB does twice over. 0 on an NPU, where a call's cost is not known.
-        patience: seconds from a cancellation to the abort. Two windows take about 2 ms at memory speed, 5 ms at 25 Gbit/s.
-        abort: seconds that the abort may take: 15 ms at least on an NPU, and a minute at most.
-        grace: seconds that the device has for letting go after an abort.
+        depth: programs handed to C at a time; more wait in Python. A quarter of them is for work that is not background
+            work, half of that for critical work.
+        is_serial: True if a program is handed to C only when the one before it of the same priority has ended.
+        window: bytes given to the device between two looks at the cancel flag, or 192 ranges if they have fewer bytes.
+            Two windows are under way at a time. 8 MiB is about 1 ms at memory speed. Background work on a serial stream
+            has a quarter of that, because all urgent work waits for it,
+        background: or what moves in this number of seconds, but at least an eighth of the quarter.
+        inline: programs up to this number of bytes run in the submitting call if the stream is idle: waking another
+            core costs about 70 us, twice what copying 256 KiB does. 0 on an NPU, where a call's cost is not known.
+        patience: seconds from a cancellation to the abort. Two windows take about 2 ms at memory speed, 5 ms at 25
+            Gbit/s.
+        abort: seconds that the abort may take: at least 15 ms on an NPU, and a minute at most.
+        grace: seconds that the device has to let go after an abort.
     """
 
     depth: int = 128
@@ -65,31 +66,32 @@ class StreamLimits:
 
     @property
     def quiesce(self) -> float:
-        """Seconds from a cancellation or a time limit until it is known that no byte can land, or that it is not known."""
+        """Seconds from a cancellation or a time limit until it is decided if bytes can still land."""
         return self.patience + self.abort + 4 * self.grace  # C: three times the grace behind the rest
 
 
 CLEAN_SECONDS = 60.0
-"""Seconds that the owner of a communicator has for doing away with the requests that a transfer left in it."""
+"""Seconds that the owner of a communicator has to remove the requests that a transfer left in it."""
 
 _stuck: list[StreamTransfer] = []
-"""Transfers whose memory the device never let go of. What C reads for them has to live as long as the process."""
+"""Transfers whose memory the device never let go of. What C reads for them must live as long as the process."""
 
 
 Clean = Callable[["StreamTransfer", LLMException | None, Callable[[], None]], object]
-"""Does away with the requests that a transfer, which failed with this, left in its communicator, and then calls the function,
-which ends it."""
+"""Removes the requests that a failed transfer left in its communicator, then calls the function, which ends the transfer."""
 
 
 class StreamTransfer(TransferCompletion):
-    """One program under way on a stream.
+    """A program under way on a stream.
 
-    Dropping it leaks nothing: the stream holds it, and what it uses, until the device let go.
+    Dropping it leaks nothing: the stream holds it, and what it uses, until the device has let go.
 
     Attributes:
-        is_failing: it did not succeed, and ends when requests that it left in its communicator are done away with.
-        priority: what goes first on the stream.
-        shut_gate: it ran out of time because the gate of this layer, counted from its first, stayed shut; None: it did not.
+        is_failing: True if it did not succeed, and ends once the requests that it left in its communicator have been
+            removed.
+        priority: its rank among the stream's programs.
+        shut_gate: the layer, counted from its first, whose gate stayed shut until the time was over; None if that was
+            not the reason.
     """
 
     __slots__ = (
@@ -138,26 +140,28 @@ class StreamTransfer(TransferCompletion):
 
     @property
     def is_waiting(self) -> bool:
-        """It was not handed to C so far."""
+        """True if it has not been handed to C so far."""
         return not self.is_done and not self.is_failing and self._id not in self._stream._pending
 
     def fail(self, error: LLMException) -> None:
-        """It waits, and cannot be carried out."""
+        """End it with an error: it waits, and cannot be carried out."""
         self._end_waiting(TransferState.FAILED, error)
 
     def _end_waiting(self, state: TransferState, error: LLMException | None) -> None:
-        """It was not handed to C."""
+        """End it without having handed it to C."""
         if self._asked_ns and not self.is_done:
             self.queue_seconds = (time.monotonic_ns() - self._asked_ns) / 1e9
         self._finish(state, error)
 
     def stick(self, error: LLMException) -> None:
-        """It is not known when the device lets go of its memory."""
+        """End it as stuck, because it is not known when the device lets go of its memory."""
         self._finish(TransferState.STUCK, error)
 
     def watch(self, watcher: Callable[[int], object]) -> int:
-        """From now on call this on the loop with the number of layers that have landed, when that is news and the program
-        goes on. Returns how many have so far. Without it the loop is not woken before the end."""
+        """Call ``watcher`` on the loop from now on with the number of landed layers, whenever that grows before the end.
+
+        Returns the number so far. Without a watcher the loop is not woken before the end.
+        """
         self._watcher = watcher
         return self._stream._watch(self)
 
@@ -166,7 +170,7 @@ class StreamTransfer(TransferCompletion):
             self._watcher(layers)
 
     def _complete(self, completion: Any) -> None:
-        """Take over what C says."""
+        """Take over the results from C's completion."""
         self.nbytes = completion.bytes
         self.ranges = completion.ranges
         asked, aside = self._asked_ns or completion.submitted_ns, completion.aside_ns
@@ -195,10 +199,10 @@ class StreamTransfer(TransferCompletion):
 
 
 class Stream:
-    """An ordered queue of work on a device. Belongs to the event loop it is opened on.
+    """An ordered queue of work on a device. It belongs to the event loop on which it is opened.
 
     Attributes:
-        ring: as C knows it; None when it was given back.
+        ring: the handle in C; None once it has been released.
     """
 
     def __init__(self, runtime: Runtime, context: Handle, name: str, limits: StreamLimits) -> None:
@@ -234,7 +238,7 @@ class Stream:
         options.patience_ms = max(1, round(self.limits.patience * 1000))
         options.abort_ms = max(1, round(self.limits.abort * 1000))
         out = ffi.new("ring **")
-        self._runtime.recent_words()  # those of an earlier call explain nothing here
+        self._runtime.recent_words()  # discarded: the words of an earlier call explain nothing here
         if code := ring.ring_open(self._runtime.ring_driver, context, options, out):
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             words = f"a stream takes memory and a file descriptor, and RLIMIT_NOFILE is {limit}"
@@ -246,11 +250,11 @@ class Stream:
         return not self._pending and not self._waiting
 
     def hold(self) -> None:
-        """What waits in Python does not start, until as many :meth:`go_on`. A serial stream starts nothing any more."""
+        """Keep waiting programs from starting until the same number of :meth:`go_on`. A serial stream starts nothing then."""
         self._holds += 1
 
     def go_on(self) -> None:
-        """After :meth:`hold`."""
+        """Undo one :meth:`hold`."""
         self._holds -= 1
         self._start_waiting()
 
@@ -261,16 +265,16 @@ class Stream:
         clean: Clean | None = None,
         priority: TransferPriority = TransferPriority.NORMAL,
     ) -> StreamTransfer:
-        """Start a program. Its time limit, in seconds, counts from when it begins to run, not while it is passed.
+        """Start a program. Its time limit, in seconds, counts from when it begins to run, but not while others pass it.
 
         Args:
-            clean: called instead of ending the transfer when requests of it may be left in a communicator. Whether they
-                matter is known to the communicator's owner.
-            priority: it passes what is less urgent, also between two windows of a program that runs. What waits for a gate
-                or an event has to have a stream without more urgent work, which could not pass it.
+            clean: called instead of ending the transfer if requests of it may be left in a communicator. Only the
+                communicator's owner knows if they matter.
+            priority: it passes less urgent programs, also between two windows of one that runs. A program that waits
+                for a gate or an event must have a stream without more urgent work, which could not pass it.
 
         Raises:
-            ParamInvalid: a step makes no sense, or the stream is closed.
+            ParamInvalid: if a step makes no sense, or the stream is closed.
         """
         if self._pid != os.getpid():
             raise ForkError(f"this stream was opened {forks.since(self._pid)}", hint="start processes with spawn")
@@ -286,15 +290,18 @@ class Stream:
 
     @property
     def may_run_at_once(self) -> bool:
-        """Nothing is under way, and nothing waits."""
+        """True if nothing is under way, and nothing waits."""
         return not (self._pending or self._waiting or self._holds or self._closed)
 
     def new_number(self) -> int:
-        """For a program of this stream's."""
+        """Return a number for a program of this stream."""
         return next(self._numbers)
 
     def take_up(self, program: Program, number: int, timeout_ms: int, ran: Handle | None) -> StreamTransfer:
-        """A program of a :class:`BlockRun` did not succeed at once: it ended so, or is under way (``ran`` is None)."""
+        """Return the transfer of a :class:`BlockRun` that did not succeed at once.
+
+        It has ended with ``ran``, or is under way if that is None.
+        """
         transfer = StreamTransfer(self, number, program, None)
         if ran is not None:
             transfer._complete(ran)
@@ -304,7 +311,7 @@ class Stream:
         return transfer
 
     def _start(self, transfer: StreamTransfer) -> bool:
-        """Hand it to C; False when C is full, and it waits in the backlog."""
+        """Hand it to C; return False if it must wait in the backlog, because C is full."""
         program, timeout_ms, priority = transfer._program, transfer._timeout_ms, transfer.priority
         if program is None:
             raise InternalError(f"{transfer!r} was started twice")
@@ -337,7 +344,7 @@ class Stream:
         return True
 
     def _put_back(self, transfer: StreamTransfer, *, last: bool = False) -> None:
-        """It waits in Python: first of its priority, or last."""
+        """Let it wait in Python: as the first of its priority, or as the last."""
         transfer._asked_ns = transfer._asked_ns or time.monotonic_ns()
         backlog = self._backlog[transfer.priority]
         self._waiting += 1
@@ -361,16 +368,18 @@ class Stream:
         return int(ring.ring_watch(self.ring, transfer._id))
 
     def _drain(self) -> None:
-        """The eventfd is readable: take all completions, resolve their transfers, start what waits.
+        """Take all completions, end their transfers, and start what waits. Called when the eventfd is readable.
 
-        One at a time: what a callback submits must not end before those that C has still to tell of.
+        It takes one at a time: what a callback submits must not end before those that C has still to report.
         """
         completion = self._reaped
         while ring.ring_reap(self.ring, completion, 1):
             if completion.state == ring.RING_UNDER_WAY:
                 if (transfer := self._pending.get(completion.id)) is not None:
                     transfer._pass(completion.step)
-            elif (transfer := self._pending.pop(completion.id, None)) is not None:  # else it was overdue, and is stuck
+            elif (
+                transfer := self._pending.pop(completion.id, None)
+            ) is not None:  # otherwise it was overdue, and is stuck
                 if completion.state == ring.RING_GIVEN_BACK:
                     transfer._asked_ns = transfer._asked_ns or completion.submitted_ns
                     transfer.nbytes, transfer.ranges = completion.bytes, completion.ranges
@@ -382,12 +391,12 @@ class Stream:
             self._look()
 
     def _take_waiting(self) -> StreamTransfer:
-        """The most urgent one, off its backlog."""
+        """Take the most urgent transfer off its backlog."""
         self._waiting -= 1
         return next(backlog for backlog in self._backlog if backlog).popleft()
 
     def _start_waiting(self) -> None:
-        """C gets what it takes of each priority: it knows whose turn it is, and what is less urgent has one, too."""
+        """Hand C what it accepts of each priority: C knows the order, in which less urgent work has its turn, too."""
         for backlog in self._backlog:
             while backlog and not self._closed and not self._holds:
                 self._waiting -= 1
@@ -395,9 +404,10 @@ class Stream:
                     break
 
     def _start_or_end(self, transfer: StreamTransfer) -> bool:
-        """Start one that waited, unless it is over meanwhile; False: it goes on waiting.
+        """Start a transfer that waited, unless it has ended in the meantime; return False if it continues to wait.
 
-        One that is late is told so by its deadline, as many at a time as the loop has time for."""
+        A late one is ended by its deadline instead, which ends a few at a time so that the loop is not held up.
+        """
         if transfer.is_done or transfer.late_after:
             return True
         try:
@@ -407,8 +417,10 @@ class Stream:
             return True
 
     def _look_within(self, seconds: float) -> None:
-        """Look for a program that is overdue, so many seconds from now at the latest; a stream that closes has a limit of its
-        own for all of them."""
+        """Look for an overdue program at most this number of seconds from now.
+
+        A stream that closes has one limit for all of them instead.
+        """
         when = self._loop.time() + seconds
         if when < self._alarm_at and not self._closed:
             self._silence()
@@ -425,8 +437,10 @@ class Stream:
         self._look()
 
     def _look(self) -> None:
-        """A call of the vendor's that does not return holds the worker: the transfer ends all the same, as stuck, and those
-        behind it as not begun. Nothing says when the device lets go of its memory."""
+        """End a program whose call of the vendor's library does not return, as stuck, and those behind it as not begun.
+
+        Such a call holds the worker, and nothing says when the device lets go of the memory.
+        """
         number = ring.ring_overdue(self.ring, self._left)
         if (transfer := self._pending.pop(number, None)) is not None:
             transfer.stick(StuckError("a call of the device's library has not returned in time"))
@@ -434,10 +448,11 @@ class Stream:
             self._look_within(self._left[0] / 1000)
 
     async def aclose(self) -> None:
-        """Cancel what is left, wait until the device let go, give the stream back. May be called twice.
+        """Cancel what is left, wait until the device has let go, and release the stream. May be called twice.
 
         Raises:
-            StuckError: the device did not let go in time. The stream is closed all the same, and its transfers are stuck.
+            StuckError: if the device did not let go in time. The stream is closed all the same, and its transfers are
+                stuck.
         """
         if self._closed:
             return
@@ -449,7 +464,7 @@ class Stream:
         answers: list[int] = []
         try:
             await in_thread(lambda: answers.append(ring.ring_close(self.ring, wait_ms)), gives_back=True)
-        finally:  # also when cancelled: the call is over then, too
+        finally:  # also when cancelled: the call has ended by then, too
             self._settle_all()
             if answers == [0]:
                 ring.ring_free(self.ring)
@@ -462,7 +477,7 @@ class Stream:
             self._take_waiting()._end_waiting(TransferState.CANCELLED, None)
 
     def _settle_all(self) -> None:
-        """The ring is closed: take its last completions; what has none is stuck."""
+        """Take the last completions of the closed ring; transfers without one are stuck."""
         self._drain()
         self._cancel_waiting()  # what C gave back
         for transfer in list(self._pending.values()):

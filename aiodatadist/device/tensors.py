@@ -1,7 +1,8 @@
-"""Tensors in, tensors out: memory of a cache given as arrays, tensors, buffers or addresses, and shown as such.
+"""Memory of a cache, given as arrays, tensors, buffers or addresses, and shown as arrays or tensors.
 
-Neither numpy nor torch is needed to take them: what comes in is known by what it can do. The functions that make arrays or
-tensors import what they need when they are called, and raise ``FeatureNotEnabled`` with the package's name without it.
+Accepting them needs neither numpy nor torch: an object is recognised by what it can do. The functions that make arrays
+or tensors import what they need when they are called, and raise ``FeatureNotEnabled`` with the package's name if it is
+missing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ELEMENTS: Final = {
     DataType.DT_INT64: "int64", DataType.DT_UINT64: "uint64", DataType.DT_DOUBLE: "float64", DataType.DT_BOOL: "bool",
     DataType.DT_BF16: "bfloat16",
 }  # fmt: skip
-"""What numpy and torch call the element types; neither has DT_STRING."""
+"""The names of element types in numpy and torch. Neither has DT_STRING."""
 
 _FORMATS: Final = {"e": "float16", "f": "float32", "d": "float64", "?": "bool"}
 _TENSOR: Final = ("data_ptr", "is_contiguous", "element_size", "numel", "dtype", "device")
@@ -38,12 +39,12 @@ _WANTED: Final = "an address (int), a numpy array, a torch tensor or a writable 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Memory of one tensor.
+    """The memory of one tensor.
 
     Attributes:
-        address: where it starts; never 0.
-        nbytes: its size, or None for a plain address, which says nothing about it.
-        keep: hold this as long as the memory is used; None for a plain address.
+        address: its start; never 0.
+        nbytes: its size, or None for a plain address, which has none.
+        keep: an object to hold as long as the memory is used; None for a plain address.
     """
 
     address: int
@@ -52,27 +53,30 @@ class Span:
 
 
 def spans(values: Sequence[Any], name: str, desc: CacheDesc, *, host_as_device: bool = False) -> list[Span]:
-    """Where the tensors of a cache are. Reads and changes none of their bytes, and copies nothing.
+    """Return the memory of each tensor of a cache. Reads and changes none of the bytes, and copies nothing.
 
-    A tensor is an address, a numpy array, a torch tensor on ``cpu`` or ``npu``, or another buffer (bytearray, memoryview,
-    array, ctypes array ...); one call may mix them. It is contiguous, writable, ``desc.size`` bytes long, of
-    ``desc.data_type`` and apart from the others. DT_BF16 may come as ``uint16``; a buffer of plain bytes fits every type.
+    A tensor is an address, a numpy array, a torch tensor on ``cpu`` or ``npu``, or another buffer (bytearray,
+    memoryview, array, ctypes array ...); one call may mix them. It must be contiguous, writable, ``desc.size`` bytes
+    long, of ``desc.data_type``, and must not overlap the others. DT_BF16 may come as ``uint16``; a buffer of plain
+    bytes fits every type.
 
     Args:
         values: a list or tuple of ``desc.num_tensors`` tensors.
-        name: what messages call them.
-        host_as_device: take arrays, buffers and ``cpu`` tensors for ``Placement.DEVICE``, as softnpu can.
+        name: the name of the argument in messages.
+        host_as_device: True to accept arrays, buffers and ``cpu`` tensors for ``Placement.DEVICE``, as softnpu can.
 
     Raises:
-        TypeError: ``values`` or an element is none of these.
-        ValueError: an address does not fit uint64.
-        ParamInvalid: any other rule is broken, or an address is 0 or leaves the address space.
+        TypeError: if ``values`` or an element is none of these.
+        ValueError: if an address does not fit uint64.
+        ParamInvalid: if any other rule is broken, or an address is 0 or leaves the address space.
     """
     if not isinstance(values, (list, tuple)):
         raise TypeError(f"{name} is of type {type(values).__name__}: must be a list or tuple of tensors or addresses")
     readers = [_reader(value, f"{name}[{i}]") for i, value in enumerate(values)]
     if not values or len(values) != desc.num_tensors:
-        raise ParamInvalid(f"{len(values)} {name} for {desc.num_tensors} tensors: they must be as many, and some")
+        raise ParamInvalid(
+            f"{name} has {len(values)} entries for {desc.num_tensors} tensors: must have one for each, and at least 1"
+        )
     rules = _Rules(desc, desc.size, host_as_device)
     found = [read(value, f"{name}[{i}]", rules) for i, (read, value) in enumerate(zip(readers, values, strict=True))]
     for i, span in enumerate(found):
@@ -83,7 +87,7 @@ def spans(values: Sequence[Any], name: str, desc: CacheDesc, *, host_as_device: 
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What a cache asks of each of its tensors."""
+    """The rules of a cache for each of its tensors."""
 
     desc: CacheDesc
     size: int
@@ -92,7 +96,7 @@ class _Rules:
     def check_device(self, where: str, device: str) -> None:
         placement = self.desc.placement
         if device not in {"cpu", "npu"}:
-            raise ParamInvalid(f"{where} is on {device}: a cache's tensors are on cpu or npu")
+            raise ParamInvalid(f"{where} is on {device}: must be on cpu or npu")
         if device == "npu" and placement is Placement.HOST:
             raise ParamInvalid(f"{where} is on npu: a cache of {placement} needs memory of the host")
         if device == "cpu" and placement is Placement.DEVICE and not self.host_as_device:
@@ -111,7 +115,10 @@ class _Rules:
 
 
 def _reader(value: Any, where: str) -> Callable[[Any, str, _Rules], Span]:
-    """What can read this; raises ``TypeError`` if nothing can. A class, and a scalar of numpy's, is no tensor."""
+    """Return the function that reads a value. Raises ``TypeError`` if there is none.
+
+    A class is not a tensor, and neither is a scalar of numpy's.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         return _of_address
     if not isinstance(value, (bool, type, getattr(sys.modules.get("numpy"), "generic", ()))):
@@ -129,7 +136,7 @@ def _is_buffer(value: Any) -> bool:
         memoryview(value).release()
     except TypeError:
         return False
-    except (ValueError, BufferError):  # it is one, but gives nothing now; _of_buffer says why
+    except (ValueError, BufferError):  # it is a buffer, but cannot be read now; _of_buffer says why
         return True
     return True
 
@@ -147,9 +154,9 @@ def _of_tensor(value: Any, where: str, rules: _Rules) -> Span:
         contiguous, nbytes = value.is_contiguous(), value.numel() * value.element_size()
         address = value.data_ptr()
     except RuntimeError as problem:
-        raise ParamInvalid(f"{where} is a {type(value).__name__} without memory of its own: {problem}") from problem
+        raise ParamInvalid(f"{where} is a {type(value).__name__} without its own memory: {problem}") from problem
     if not contiguous:
-        raise ParamInvalid(f"{where} is not contiguous: take its contiguous(), which is a copy")
+        raise ParamInvalid(f"{where} is not contiguous: pass its contiguous(), which is a copy")
     rules.check_contents(where, str(value.dtype).removeprefix("torch."), nbytes)
     return Span(address, nbytes, value)
 
@@ -167,7 +174,7 @@ def _of_array(value: Any, where: str, rules: _Rules) -> Span:
 
 
 def _of_buffer(value: Any, where: str, rules: _Rules) -> Span:
-    """The span keeps a memoryview, not the object: while there is one a bytearray cannot be resized."""
+    """Return the span of a buffer. It keeps a memoryview, not the object, so that a bytearray cannot be resized."""
     try:
         view = memoryview(value)
     except (ValueError, BufferError) as problem:
@@ -182,7 +189,7 @@ def _of_buffer(value: Any, where: str, rules: _Rules) -> Span:
 
 
 def _element_of(view: memoryview) -> str | None:
-    """The element type of a buffer as numpy calls it, None for plain bytes, or the format if it is no DataType."""
+    """Return a buffer's element type by numpy's name, None for plain bytes, or the format if it is not a DataType."""
     letter = view.format.lstrip("@=" + ("<" if sys.byteorder == "little" else ">!"))
     if letter in {"B", "c"}:
         return None
@@ -204,7 +211,8 @@ def _check_apart(found: list[Span], name: str, size: int) -> None:
     for (start, first), (address, i) in pairwise(sorted((span.address, i) for i, span in enumerate(found))):
         if address < start + size:
             raise ParamInvalid(
-                f"{name}[{i}] at {address:#x} overlaps {name}[{first}] at {start:#x}: each of the {size} bytes is its own"
+                f"{name}[{i}] at {address:#x} overlaps {name}[{first}] at {start:#x}: "
+                f"tensors of {size} bytes must not overlap"
             )
 
 
@@ -212,7 +220,7 @@ def _check_apart(found: list[Span], name: str, size: int) -> None:
 
 
 def as_arrays(view: memoryview, desc: CacheDesc, offsets: Sequence[int]) -> list[NDArray[Any]]:
-    """Arrays over ``view``: one of ``desc.shape`` for each offset, without a copy. They keep the view's memory alive.
+    """Return arrays over ``view``: one of ``desc.shape`` for each offset, without a copy. They keep its memory alive.
 
     numpy has no bfloat16: with DT_BF16 they are ``uint16``, the bits of the elements.
 
@@ -221,8 +229,8 @@ def as_arrays(view: memoryview, desc: CacheDesc, offsets: Sequence[int]) -> list
         offsets: bytes from the start of ``view``.
 
     Raises:
-        FeatureNotEnabled: numpy is missing.
-        ParamInvalid: DT_STRING, or a tensor is not within a writable, contiguous view.
+        FeatureNotEnabled: if numpy is missing.
+        ParamInvalid: for DT_STRING, or if a tensor is not within a writable, contiguous view.
     """
     _check_view(view, desc, offsets)
     numpy = _load("numpy", "numpy", "as_arrays")
@@ -233,30 +241,34 @@ def as_arrays(view: memoryview, desc: CacheDesc, offsets: Sequence[int]) -> list
 
 
 def as_tensors(view: memoryview, desc: CacheDesc, offsets: Sequence[int]) -> list[Any]:
-    """``torch.Tensor`` on ``cpu`` over ``view``; arguments and errors as :func:`as_arrays`. DT_BF16 is ``torch.bfloat16``.
+    """Return ``torch.Tensor`` objects on ``cpu`` over ``view``. DT_BF16 becomes ``torch.bfloat16``.
+
+    For arguments and other errors see :func:`as_arrays`.
 
     Raises:
-        FeatureNotEnabled: torch is missing, or too old for uint16, uint32 or uint64.
+        FeatureNotEnabled: if torch is missing, or too old for uint16, uint32 or uint64.
     """
     _check_view(view, desc, offsets)
     torch = _load("torch", "torch", "as_tensors")
     dtype, count, shape = _torch_type(torch, desc), math.prod(desc.shape), tuple(desc.shape)
-    own = memoryview(view)  # torch holds the object, but not its export: only this code can release it
+    own = memoryview(
+        view
+    )  # a separate view: torch holds the object, but not its export, and the caller may release its own
     return [torch.frombuffer(own, dtype=dtype, count=count, offset=offset).reshape(shape) for offset in offsets]
 
 
 def npu_tensors(desc: CacheDesc, addresses: Sequence[int]) -> list[Any]:
-    """``torch.Tensor`` on ``npu``: one of ``desc.shape`` at each address, made by torchair. Not yet run on hardware.
+    """Return a ``torch.Tensor`` on ``npu`` of ``desc.shape`` at each address, made by torchair. Not yet run on hardware.
 
-    The tensors own nothing: the memory has to stay allocated as long as one of them is used. torchair has no uint16, uint32
-    and uint64.
+    The tensors own nothing: the memory must stay allocated as long as one of them is used. torchair has no uint16,
+    uint32 and uint64.
 
     Raises:
-        TypeError, ValueError: an address is no int, or does not fit uint64.
-        FeatureNotEnabled: torch, torch_npu or torchair, which comes with it, is missing.
-        ParamInvalid: not ``Placement.DEVICE``, an element type that torch or torchair has not, or an address that is 0 or
-            leaves the address space.
-        DeviceError: torchair failed.
+        TypeError, ValueError: if an address is not an int, or does not fit uint64.
+        FeatureNotEnabled: if torch, torch_npu or torchair, which comes with it, is missing.
+        ParamInvalid: if the placement is not ``Placement.DEVICE``, torch or torchair lacks the element type, or an
+            address is 0 or leaves the address space.
+        DeviceError: if torchair failed.
     """
     if desc.placement is not Placement.DEVICE:
         raise ParamInvalid(f"tensors on npu need Placement.DEVICE, not {desc.placement}")
@@ -264,7 +276,7 @@ def npu_tensors(desc: CacheDesc, addresses: Sequence[int]) -> list[Any]:
         _check_address(checks.integer(address, f"addresses[{i}]", checks.UINT64), f"addresses[{i}]", desc.size)
     _element_name(desc)
     torch = _load("torch", "torch", "npu_tensors")
-    _load("torch_npu", "torch-npu", "npu_tensors")  # before torchair, which it brings
+    _load("torch_npu", "torch-npu", "npu_tensors")  # before torchair, which comes with it
     torchair = _load("torchair", "torch-npu", "npu_tensors")
     if not hasattr(torchair, "llm_datadist"):
         raise FeatureNotEnabled("this torchair has no llm_datadist", hint="pip install --upgrade torch-npu")

@@ -53,7 +53,7 @@ async def finalize_without_memory() -> None:
         await runner.link(one, two)
         soft_fault("HcclCommDestroy:hold=for-ever@*")
         await one.datadist.finalize()
-    assert "device 0 has a transfer or a call that does not end: it is not given back" in log.getvalue()
+    assert "device 0 has a transfer or a call that does not end: it is not released" in log.getvalue()
 
 
 def test_the_device_is_not_reset_meanwhile_also_if_no_memory_was_bound(monkeypatch: pytest.MonkeyPatch) -> None:

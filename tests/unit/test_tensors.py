@@ -141,9 +141,9 @@ def test_the_last_tensor_of_the_address_space_is_fine() -> None:
         (None, TypeError, "addrs is of type NoneType: must be a list or tuple"),
         ({4096, 8192}, TypeError, "addrs is of type set"),
         (np.zeros((2, 32), np.float16), TypeError, "addrs is of type ndarray"),
-        ([], ParamInvalid, "0 addrs for 2 tensors: they must be as many, and some"),
-        ([4096], ParamInvalid, "1 addrs for 2 tensors"),
-        ([4096, 8192, 16384], ParamInvalid, "3 addrs for 2 tensors"),
+        ([], ParamInvalid, "addrs has 0 entries for 2 tensors: must have one for each, and at least 1"),
+        ([4096], ParamInvalid, "addrs has 1 entries for 2 tensors"),
+        ([4096, 8192, 16384], ParamInvalid, "addrs has 3 entries for 2 tensors"),
         (
             [4096, True],
             TypeError,
@@ -165,7 +165,11 @@ def test_the_last_tensor_of_the_address_space_is_fine() -> None:
             "addrs[1] is 0xffffffffffffffc1: 64 bytes from there leave the address space",
         ),
         ([4096, 4096], ParamInvalid, "addrs[1] at 0x1000 overlaps addrs[0] at 0x1000"),
-        ([4096, 4159], ParamInvalid, "addrs[1] at 0x103f overlaps addrs[0] at 0x1000: each of the 64 bytes is its own"),
+        (
+            [4096, 4159],
+            ParamInvalid,
+            "addrs[1] at 0x103f overlaps addrs[0] at 0x1000: tensors of 64 bytes must not overlap",
+        ),
         ([4159, 4096], ParamInvalid, "addrs[0] at 0x103f overlaps addrs[1] at 0x1000"),
     ],
 )
@@ -180,7 +184,7 @@ def test_neighbours_are_apart() -> None:
 
 
 def test_a_cache_without_tensors_has_no_spans() -> None:
-    with pytest.raises(ParamInvalid, match="0 addrs for 0 tensors"):
+    with pytest.raises(ParamInvalid, match="addrs has 0 entries for 0 tensors"):
         spans([], "addrs", desc_of(0))
 
 
@@ -349,7 +353,7 @@ def test_bfloat16_fits_both_names(dtype: str) -> None:
     ("tensor", "words"),
     [
         (FakeTensor(device="npu"), "is on npu: a cache of Placement.HOST needs memory of the host"),
-        (FakeTensor(device="cuda"), "is on cuda: a cache's tensors are on cpu or npu"),
+        (FakeTensor(device="cuda"), "is on cuda: must be on cpu or npu"),
         (FakeTensor(device="meta"), "is on meta"),
         (
             FakeTensor(device="cpu", layout="torch.sparse_coo"),
@@ -360,7 +364,7 @@ def test_bfloat16_fits_both_names(dtype: str) -> None:
         (FakeTensor(device="cpu", numel=31), "has 62 bytes"),
         (FakeTensor(device="cpu", address=0), "is 0: no tensor starts there"),
         (FakeTensor(device="cpu", address=2**64 - 1), "leave the address space"),
-        (TensorWithoutMemory(device="cpu"), "is a TensorWithoutMemory without memory of its own: Cannot access"),
+        (TensorWithoutMemory(device="cpu"), "is a TensorWithoutMemory without its own memory: Cannot access"),
     ],
 )
 def test_wrong_tensor_is_refused_with_value_and_rule(tensor: FakeTensor, words: str) -> None:
@@ -405,7 +409,7 @@ def test_the_message_names_the_tensor_that_is_wrong() -> None:
 def test_wrong_types_come_before_wrong_counts_and_values() -> None:
     with pytest.raises(TypeError, match=r"kv\[2\]"):
         spans([0, bytes(1), None], "kv", desc_of(2))
-    with pytest.raises(ParamInvalid, match="2 kv for 1 tensors"):
+    with pytest.raises(ParamInvalid, match="kv has 2 entries for 1 tensors"):
         spans([-1, bytes(1)], "kv", desc_of(1))
 
 
