@@ -57,12 +57,13 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 # What runs on strict softnpu alone belongs to those lanes.
 ORDINARY := -m 'not alone and not measures' --ignore=tests/strict --ignore=tests/engines --ignore=tests/test_hardware_suite.py \
 	--ignore=tests/demo/test_npu_demo.py --ignore=tests/bench/test_npu_bench.py
+# Marked as recursive by `+`, its output is shown at once, not at its end; make -n would run what is marked.
 pytest: $(STAMP)  ## the Python tests, in four processes: they wait as much as they work
-	+@env -u MAKEFLAGS $(PYTEST) $(WORKERS) $(ORDINARY)
+	$(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)@env -u MAKEFLAGS $(PYTEST) $(WORKERS) $(ORDINARY)
 
 # Processes that stand still half of the time take longer, and none of it is a failure.
 frozen: $(STAMP)  ## the same while single processes are frozen at random, which it says the seed of; for the night
-	+@env -u MAKEFLAGS $(BIN)/python -m tests.freezer $(if $(SEED),--seed $(SEED)) -- $(PYTEST) $(WORKERS) --timeout 300 $(ORDINARY)
+	@env -u MAKEFLAGS $(BIN)/python -m tests.freezer $(if $(SEED),--seed $(SEED)) -- $(PYTEST) $(WORKERS) --timeout 300 $(ORDINARY)
 
 alone: $(STAMP)  ## soaks, chaos and links on a busy machine, which are long and run when nothing else does; for the night
 	@$(PYTEST) -m 'alone and not measures' --ignore=tests/engines
@@ -83,7 +84,7 @@ STRICT := tests/bench/test_npu_bench.py tests/conformance tests/demo/test_npu_de
 DIFFERS := tests/conformance tests/faults/test_cancellation.py tests/faults/test_engine.py tests/faults/test_held_transfers.py \
 	tests/test_deadlines.py tests/test_layered.py tests/test_priorities.py tests/test_pull.py tests/test_push.py tests/test_request_response.py
 hccs roce aicpu: $(STAMP)  ## those tests on softnpu as strict as HCCL over HCCS, over RoCE, or on an A3 that unfolds on the device
-	+@env -u MAKEFLAGS SOFTNPU_STRICT=$@ $(PYTEST) $(WORKERS) -m 'not alone and not measures' $(STRICT) $(if $(filter roce,$@),tests/strict)
+	@env -u MAKEFLAGS SOFTNPU_STRICT=$@ $(PYTEST) $(WORKERS) -m 'not alone and not measures' $(STRICT) $(if $(filter roce,$@),tests/strict)
 
 hardware: $(STAMP)  ## the tests of two NPUs of this machine; docs/npu.md says how, ARGS are for pytest
 	@env -u MAKEFLAGS AIODATADIST_HARDWARE=1 AIODATADIST_RUNTIME=ascend $(PYTEST) tests/hardware $(ARGS)
