@@ -113,7 +113,8 @@ async def check(transport: str, kind: str, memory: str) -> None:
                 hold.release()
                 statuses = await transfer.get_results()
                 await link.wait_closed()
-                assert LLMStatusCode.LLM_SUCCESS not in statuses, statuses
+                if transport == "hccl":  # over loopback the copy may end before the device is told to stop it
+                    assert LLMStatusCode.LLM_SUCCESS not in statuses, statuses
                 assert all(bool((array == LATER).all()) for array in arrays), "bytes in memory that was given on"
                 del array, arrays
         assert counted() == before, f"{COUNTED}: {counted()} instead of {before}"
