@@ -1,9 +1,10 @@
-"""EMS ContextCaching: KV blocks kept in a pool, so that a later request with the same prefix loads what it would compute.
+"""EMS ContextCaching: KV blocks kept in a pool, so that later requests with the same prefix load them.
 
-Read from the ground up: ``pools`` has the contract of what keeps values, the embedded pool, and Redis and Mooncake;
-``identity`` says who a caller is and what a block is called, ``memory`` where its KV cache is, and ``transfer`` moves values
-between the two. ``block_index`` knows what is there, ``pool_guard`` and ``health_gate`` whether it is used now, and
-``life`` opens and closes; ``cache`` is the asyncio interface, ``ems`` the one of EMS, for callers without an event loop.
+Read it from the ground up. ``pools`` has the contract of a pool, the embedded pool, and the pools over Redis and
+Mooncake. ``identity`` says who a caller is and how its blocks are named, ``memory`` where its KV cache is, and
+``transfer`` moves values between the two. ``block_index`` knows which blocks are in the pool; ``pool_guard`` and
+``health_gate`` decide if the pool is used now. ``cache`` is the asyncio interface, and ``ems`` the interface of EMS,
+for callers without an event loop.
 """
 
 from aiodatadist.context_caching.cache import ContextCache

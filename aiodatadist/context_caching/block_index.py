@@ -1,4 +1,4 @@
-"""Which blocks are in the pool, as far as can be known: by the layouts that ranks have noted down there."""
+"""The knowledge which blocks are in the pool, from the layouts that ranks have recorded there."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from aiodatadist.counting import Incident
 logger = logging.getLogger(__name__)
 
 RECORD_AGAIN_SECONDS: Final = 30.0
-"""Seconds after which a save that stores nothing looks again whether its layout is still noted down in the pool."""
+"""Seconds after which a save that stores nothing checks again that its layout is still recorded in the pool."""
 NOTE_PATIENCE: Final = 1.0
-"""Seconds that this may hold up a save."""
+"""Seconds for which recording the layout may delay a save."""
 RECORD_RETRY_SECONDS: Final = 5.0
-"""Seconds after which it is tried again when it failed."""
+"""Seconds after which a failed recording is tried again."""
 AT_ONCE: Final = 512
-"""Hashes asked for at a time."""
+"""Hashes that are looked up at a time."""
 KEYS_AT_ONCE: Final = 2048
-"""Keys that a pool is asked about at a time: each takes some microseconds of the loop's."""
+"""Keys that a pool is asked for at a time: each takes some microseconds of the event loop."""
 
 
 T = TypeVar("T")
@@ -39,13 +39,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ExistsQuery:
-    """What about blocks is asked for.
+    """A question about blocks.
 
     Attributes:
-        shards: that have to have them.
-        groups: layer groups that all have to be there; None: any one is enough.
-        local_only: in the local read cache.
-        lease_ms: for so long what is found shall stay, if the pool can do that.
+        shards: the shards that must have the blocks.
+        groups: layer groups that must all be there. If None, any one is enough.
+        local_only: if true, only the local read cache is asked.
+        lease_ms: milliseconds for which the pool should keep what was found, if it can.
         deadline: a time of the loop's clock.
     """
 
@@ -56,16 +56,18 @@ class ExistsQuery:
     deadline: float
 
     def groups_of(self, shape: Shape) -> Sequence[int]:
+        """Return the layer groups to look up in this layout."""
         return range(shape.groups) if self.groups is None else self.groups
 
     def is_possible(self, shape: Shape) -> bool:
+        """Return True if the layout has all the groups."""
         return self.groups is None or max(self.groups) < shape.groups
 
 
 class BlockIndex:
-    """What is there of one rank's blocks, or of all ranks'.
+    """The blocks of one rank, or of all ranks, that are in the pool.
 
-    Every call raises PoolTimeout or PoolUnreachable when there is no answer; ``deadline`` is a time of the loop's clock.
+    Every call raises PoolTimeout or PoolUnreachable if there is no answer. ``deadline`` is a time of the loop's clock.
     """
 
     def __init__(self, names: Names, pipeline: TransferPipeline) -> None:
@@ -75,32 +77,34 @@ class BlockIndex:
         self._recorded = -math.inf
         self._is_recording = False
         self._not_before = 0.0
-        self._shapes: dict[str, Shape] = {}  # of shards whose layout records were read
+        self._shapes: dict[str, Shape] = {}  # by shard, as read from the pool
 
     def register(self, shape: Shape | None) -> None:
-        """This rank's blocks have this layout from now on; None: none."""
+        """Set the layout of this rank's blocks; None if it has none."""
         self._own, self._recorded, self._not_before = shape, -math.inf, 0.0
 
     def layout_record_bytes(self, call: SaveLoadCall) -> int:
-        """What the note takes beside the values of a call; 0 if it would take the place of one of them."""
+        """Return the size of the layout's record, or 0 if there is no room for it beside the values of a call."""
         header, pool = self._pipeline.wrapping.nbytes, self._pipeline.pool
         has_room = all(pool.keeps([LAYOUT_RECORD_BYTES + header, size + header]) > 1 for size in set(call.memory.sizes))
         return LAYOUT_RECORD_BYTES + header if has_room else 0
 
     async def record_layout(self, has_stored: bool, deadline: float) -> None:
-        """See that our layout is in the pool, for processes that have hashes and no cache: whenever something was stored,
-        since the pool may have lost everything before, and now and then. What was saved is saved all the same if it fails.
+        """Keep this rank's layout in the pool, for processes that have hashes and no cache.
+
+        It is checked after every save that stored something, because the pool may have lost everything before, and from
+        time to time. If that fails, the save itself is unaffected.
         """
         now = anyio.current_time()
         is_due = self._recorded + RECORD_AGAIN_SECONDS <= now
         if self._own is None or not (is_due or has_stored) or self._is_recording or now < self._not_before:
-            return  # of many who notice one is enough
+            return  # one of several concurrent saves is enough
         self._is_recording = True
         try:
-            deadline = min(deadline - 2 * LATE_TOLERANCE, now + NOTE_PATIENCE)  # before the call is late
+            deadline = min(deadline - 2 * LATE_TOLERANCE, now + NOTE_PATIENCE)  # the save itself must not be late
             is_there = await in_time(self._write_layout_record(self._own, is_due, deadline), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
-            told = "the layout could not be noted down: %s", problem
+            told = "the layout could not be recorded in the pool: %s", problem
             self._pipeline.incidents.add(Incident.SAVE_FAILED, logger, *told, level=logging.INFO)
             is_there = False
         finally:
@@ -111,14 +115,14 @@ class BlockIndex:
             self._recorded = now
 
     async def _write_layout_record(self, shape: Shape, is_due: bool, deadline: float) -> bool:
-        """Whether it is there now. What it says is only looked at when that is due."""
+        """Return True if the record is in the pool now. Its contents are only checked when that is due."""
         key = self._names.of_layout_record(self._names.shard)
         if not is_due and await self._pipeline.has_layout_record(key, deadline):
             return True
         return await self._pipeline.write_layout_record(key, shape.layout_record(), deadline)
 
     async def exists(self, hashes: Sequence[int], question: ExistsQuery) -> CcResult:
-        """A part at a time, up to the one with the first gap."""
+        """Look up hashes, a part at a time, up to the part with the first gap."""
         details = [CcStatus.SKIPPED] * len(hashes)
         for first in range(0, len(hashes), AT_ONCE):
             part = hashes[first : first + AT_ONCE]
@@ -131,16 +135,19 @@ class BlockIndex:
         return CcResult.of(details)
 
     async def _find(self, hashes: Sequence[int], question: ExistsQuery) -> list[bool]:
-        """Which of them are there in each of the shards. One without a layout has nothing; those behind it do not matter."""
+        """Return for each hash True if all the shards have it.
+
+        A shard without a known layout has nothing, and then the shards behind it do not matter.
+        """
         shards = question.shards
         shapes = await self._shapes_of(shards, question.local_only, question.deadline)
         known = list(takewhile(lambda shard: shard in shapes and question.is_possible(shapes[shard]), shards))
         if len(known) < len(shards):
-            self._shapes.pop(shards[len(known)], None)  # perhaps it has other layer groups now: look again next time
+            self._shapes.pop(shards[len(known)], None)  # it may have other layer groups now: read it again next time
         keys: list[PoolKey] = []
         for shard in known:
             if keys:
-                await anyio.lowlevel.checkpoint()  # names are made a shard at a time: others have their turn in between
+                await anyio.lowlevel.checkpoint()  # names are made a shard at a time: other tasks run in between
             shape = shapes[shard]
             keys += self._names.of_blocks(product(hashes, question.groups_of(shape)), shape, shard)
         found = self._pipeline.local.has(keys)
@@ -159,7 +166,7 @@ class BlockIndex:
             at = end
             everywhere = _both(everywhere, here)
             if not any(here) and shape is self._shapes.get(shard):
-                del self._shapes[shard]  # perhaps they have another layout now: look again next time
+                del self._shapes[shard]  # the shard may have another layout now: read its record again next time
         return everywhere if len(known) == len(shards) else [False] * len(hashes)
 
     async def _asked(self, keys: Sequence[PoolKey], lease_ms: int, deadline: float) -> list[bool]:
@@ -175,7 +182,10 @@ class BlockIndex:
         return found
 
     async def _shapes_of(self, shards: Sequence[str], local_only: bool, deadline: float) -> dict[str, Shape]:
-        """The layouts that are known: ours, and what other ranks have noted down. Reads those that are not, all at once."""
+        """Return the known layouts: this rank's, and those that other ranks have recorded.
+
+        Layouts that were not read before are read now, all at once.
+        """
         problems: list[PoolTimeout | PoolUnreachable] = []
 
         async def read(shard: str) -> None:
@@ -183,14 +193,15 @@ class BlockIndex:
                 record = await self._pipeline.read_layout_record(
                     self._names.of_layout_record(shard), LAYOUT_RECORD_BYTES, deadline
                 )
-            except (PoolTimeout, PoolUnreachable) as problem:  # not in a group of exceptions
+            # raised below: leaving the task group would wrap it in an ExceptionGroup
+            except (PoolTimeout, PoolUnreachable) as problem:
                 problems.append(problem)
                 group.cancel_scope.cancel()
             else:
                 if record is not None and (shape := Shape.from_layout_record(record)) is not None:
                     shapes[shard] = self._shapes[shard] = shape
 
-        shapes = dict(self._shapes)  # other calls may forget them while this one reads
+        shapes = dict(self._shapes)  # a copy: other calls may remove entries while this one reads
         if self._own is not None:
             shapes[self._names.shard] = self._own
         unknown = [] if local_only else [shard for shard in shards if shard not in shapes]
@@ -203,7 +214,7 @@ class BlockIndex:
         return shapes
 
     async def remove(self, hashes: Sequence[int], deadline: float) -> int:
-        """Forget blocks of this rank's shard; how many values there were in the pool."""
+        """Remove blocks of this rank's shard; return how many values the pool had of them."""
         shape = (await self._shapes_of([self._names.shard], False, deadline)).get(self._names.shard)
         if shape is None:
             return 0
@@ -215,13 +226,13 @@ class BlockIndex:
         return await self.remove_keys(keys, deadline)
 
     async def exists_keys(self, keys: Sequence[PoolKey], lease_ms: int, deadline: float) -> list[bool]:
-        """Which values are there, of the caller's own names."""
+        """Return for each of the caller's own keys True if its value is there."""
         found = self._pipeline.local.has(keys)
         answers = iter(await self._asked(list(compress(keys, map(not_, found))), lease_ms, deadline))
         return [there or next(answers) for there in found]
 
     async def remove_keys(self, keys: Sequence[PoolKey], deadline: float) -> int:
-        """Forget values; how many there were. They are gone from the local read cache in any case."""
+        """Remove values; return how many there were. The local read cache has forgotten them in any case."""
         self._pipeline.local.remove(keys)
         removed = 0
         try:
@@ -229,7 +240,7 @@ class BlockIndex:
                 await anyio.lowlevel.checkpoint()
                 removed += await self._pipeline.ask(self._pipeline.pool.remove_many(part, deadline=deadline), deadline)
         finally:
-            self._pipeline.local.remove(keys)  # what was read while the pool still had them
+            self._pipeline.local.remove(keys)  # again: a load may have copied them here while the pool still had them
         return removed
 
 
@@ -242,5 +253,5 @@ def _both(some: list[bool], others: list[bool]) -> list[bool]:
 
 
 def _portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """A part at a time: others want the loop in between."""
+    """Return the items a part at a time, so that other tasks run in between."""
     return (items[first : first + KEYS_AT_ONCE] for first in range(0, len(items), KEYS_AT_ONCE))

@@ -1,4 +1,4 @@
-"""The asyncio interface: KV blocks saved into a pool, and loaded by callers that have the same prefix later."""
+"""The asyncio interface: saves KV blocks into a pool, and loads them for later calls with the same prefix."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from aiodatadist.errors import LLMException, TransferTimeout
 logger = logging.getLogger(__name__)
 
 _UNKNOWN: dict[type[EmsException], CcStatus] = {EmsTimeout: CcStatus.TIMEOUT, EmsInvalidArgument: CcStatus.SKIPPED}
-"""What became of values that nothing else is known of, by what ended the call; else it is an I/O error."""
+"""Status of values whose outcome is unknown, by the error that ended the call. Other errors mean an I/O error."""
 
 TIMEOUT: Final = 5.0
 
@@ -61,20 +61,20 @@ Key = PrimaryKey | str
 
 
 class ContextCache:
-    """A cache of KV blocks over a pool. It may lose anything at any time, and what it lost is a miss.
+    """A cache of KV blocks over a pool. It may lose anything at any time; a lost value is a miss.
 
-    ``cache = await ContextCache.open(config)``, then ``async with cache:``. It belongs to the event loop it was opened on;
-    any number of tasks may call it at the same time, and every call on another loop is refused. Times are seconds from the
-    call on, None is no limit, and 0 means no waiting at all.
+    Open one with ``cache = await ContextCache.open(config)``, then use ``async with cache:``. It belongs to the event
+    loop on which it was opened: any number of tasks may call it at the same time, and calls on another loop are
+    refused. Times are seconds from the call. None means no limit, and 0 means that the call does not wait at all.
 
-    Every data call raises :class:`EmsInvalidArgument` before anything starts when an argument is wrong, ``EmsTimeout`` at its
-    deadline, ``EmsIoError`` when the pool does not answer, ``EmsInternalError`` when the device fails; the last three carry
-    what was done as ``partial``. When it has raised, also because it was cancelled, no byte of the caller's memory is touched
-    any more.
+    Every data call raises :class:`EmsInvalidArgument` before anything starts if an argument is wrong, ``EmsTimeout`` at
+    its deadline, ``EmsIoError`` if the pool does not answer, and ``EmsInternalError`` if the device fails. The last
+    three carry what was done so far as ``partial``. Once a call has raised, cancellation included, it no longer touches
+    the caller's memory.
     """
 
     def __init__(self, config: CcConfig, settings: CcCacheConfig, access_id: str | None) -> None:
-        """Use :meth:`open`."""
+        """Keep the settings. Callers use :meth:`open`."""
         self._config = config
         self._settings = settings
         self._names = Names(config, access_id)
@@ -92,7 +92,7 @@ class ContextCache:
         self._budget = ByteBudget(settings.bytes_in_flight)
         self._layout: Layout | None = None
         self._transfers: set[BlockTransfer] = set()
-        self._in_slots: set[BlockTransfer] = set()  # of the registered cache; those that got stuck stay
+        self._in_slots: set[BlockTransfer] = set()  # they use the registered cache; stuck ones stay
         self._group: anyio.abc.TaskGroup | None = None
         self._start_limiter = StartLimiter()
         self._records = CallRecords()
@@ -114,21 +114,25 @@ class ContextCache:
         """Open a cache.
 
         Args:
-            config: who we are: :class:`CcConfig_v1` for block hashes, :class:`CcConfig` for keys of the caller's only.
-            pool: a pool, which stays the caller's; or a URL, see :func:`open_pool`, whose pool is closed with the cache.
-            read_cache_bytes: host memory for copies of what is read and written; 0 for none.
-            fill_on_read: what is read from the pool is kept there, too.
-            bytes_in_flight: host memory that calls may hold together; who wants more waits, and that counts as its time.
-            access_id: the tenant, part of every name. That keeps tenants apart who do not lie; it is no protection.
-            gate: ends the use of a pool that fails, and probes it until it may be used again. Without one every call tries.
-                It is this cache's until that has ended. With one the pool of a URL need not be there yet: the gate is closed
-                then, every call misses, and each probe tries to open the pool.
+            config: the identity of this rank: :class:`CcConfig_v1` for block hashes, :class:`CcConfig` if there are
+                only the caller's own keys.
+            pool: a pool, which stays the caller's; or a URL (see :func:`open_pool`), whose pool is closed with the
+                cache.
+            read_cache_bytes: host memory for copies of values that were read and written; 0 for none.
+            fill_on_read: if true, values read from the pool are copied into that memory, too.
+            bytes_in_flight: host memory that all calls together may hold. A call that needs more waits, and its time
+                runs.
+            access_id: the tenant, part of every name. It keeps honest tenants apart; it is no protection.
+            gate: stops the use of a failing pool, and probes the pool until it can be used again. Without a gate every
+                call tries. The gate is this cache's until the cache has ended. With a gate the pool of a URL may still
+                be down: then the gate is closed, every call misses, and each probe tries to open the pool.
 
         Raises:
-            EmsInvalidArgument: an argument is wrong, the gate another cache's, the engine's extra not installed, or no event
-                loop runs in this thread.
-            EmsIoError, EmsTimeout: the pool does not answer, and there is no gate; or it answers, and refuses us.
-            EmsInternalError: the memory cannot be had.
+            EmsInvalidArgument: if an argument is wrong, the gate is another cache's, the pool's extra is not installed,
+                or no event loop runs in this thread.
+            EmsIoError, EmsTimeout: if the pool does not answer and there is no gate, or if the pool answers and refuses
+                us.
+            EmsInternalError: if the memory cannot be allocated.
         """
         if not isinstance(config, CcConfig):
             raise EmsInvalidArgument(f"config is of type {type(config).__name__}: must be a CcConfig_v1 or CcConfig")
@@ -174,21 +178,23 @@ class ContextCache:
                 finally:
                     self._resident.stopping.set()
                     self._group.cancel_scope.cancel()
-        finally:  # also when closing something has failed, which aclose() will say
-            for transfer in list(self._transfers):  # those whose task never began
+        finally:  # also if closing something has failed, which aclose() will report
+            for transfer in list(self._transfers):  # transfers whose task never started
                 transfer.finish(None, self._failure())
             if not self._in_slots:
                 self._layout = None
 
     async def aclose(self) -> None:
-        """Cancel what is under way, and give everything back. May be called twice. In a forked child it does nothing: the
-        cache is the parent's. When its event loop was closed, the cache has ended with it, and this says only how.
+        """Cancel running calls and release everything. May be called twice.
+
+        In a forked child it does nothing, because the cache is the parent's. If the cache's event loop was closed, the
+        cache has ended with it, and this only reports how.
 
         Raises:
-            EmsInvalidArgument: the cache belongs to another event loop, which is not closed.
-            EmsIoError, EmsTimeout: its own pool could not be closed properly; everything was given back.
-            EmsInternalError: the device did not let go of memory, while everything else was given back; or the cache had
-                ended of an error; or its event loop was closed without ending its tasks, and nothing was given back.
+            EmsInvalidArgument: if the cache belongs to another event loop that is still open.
+            EmsIoError, EmsTimeout: if the cache's own pool could not be closed properly. Everything was released.
+            EmsInternalError: if the device did not release memory (everything else was released), if an error had ended
+                the cache, or if its event loop was closed before its tasks had ended (nothing was released).
         """
         if self._resident.is_abandoned:
             self._guard.give()
@@ -196,15 +202,15 @@ class ContextCache:
             self._tell_end()
 
     def _tell_end(self) -> None:
-        """Raises EmsException: it had ended of an error, or with its event loop; or to end it failed."""
+        """Raise EmsException if an error or its closed event loop ended the cache, or if closing it failed."""
         if self._resident.is_abandoned:
-            raise EmsInternalError("the event loop of this cache was closed before the cache: nothing was given back")
+            raise EmsInternalError("the event loop of this cache was closed before the cache: nothing was released")
         if (error := self._resident.error) is not None:
             failure = self._failure() or translated(error, "the cache was not closed properly")
             raise failure from (None if failure is error else error)
 
     def _failure(self, partial: CcResult | None = None) -> EmsException | None:
-        """Why the cache has ended though it was not closed; None if it has not."""
+        """Return why the cache ended without being closed, or None if it has not."""
         if self._resident.reason is None:
             return None
         failure = refusal(Misuse.FAILED, self._resident.reason)
@@ -222,19 +228,20 @@ class ContextCache:
     async def register_kvcache(
         self, layers: Sequence[Sequence[Any]], groups: Sequence[Sequence[int] | LayerGroup] | None = None
     ) -> None:
-        """Say where the KV cache is, in place of one that was registered before. Moves nothing; the tensors are kept alive
-        until the cache is closed.
+        """Register the KV cache that saves and loads use, in place of an earlier one.
+
+        Moves no data. The tensors are kept alive until the cache is closed or another one is registered.
 
         Args:
             layers: for each layer its tensors, ``[num_blocks, block_size, ...]`` each, contiguous and writable: torch
-                tensors, numpy arrays, other buffers, or what gives host memory by DLPack 1; in memory of the host or of the
-                device. No items that are references.
-            groups: layers that share a block table; each layer is in one group. One group of all by default. Layers of one
-                group agree in ``num_blocks`` and ``block_size``; all else may differ.
+                tensors, numpy arrays, other buffers, or objects that export host memory through DLPack 1; in host or
+                device memory. Their items must be values, not references.
+            groups: layers that share a block table; each layer is in one group. By default there is one group of all
+                layers. The layers of a group agree in ``num_blocks`` and ``block_size``; everything else may differ.
 
         Raises:
-            EmsInvalidArgument: a rule is broken, or saves or loads are under way.
-            EmsInternalError: the device cannot be opened.
+            EmsInvalidArgument: if a rule is broken, or saves or loads are running.
+            EmsInternalError: if the device cannot be opened.
         """
         self._check_v1()
         self._check_quiet()
@@ -249,10 +256,11 @@ class ContextCache:
         self._block_index.register(layout.shape)
 
     def unregister_kvcache(self) -> None:
-        """Forget the KV cache; its memory is not used any more. Without one this does nothing.
+        """Forget the KV cache: its memory is no longer used. Does nothing if none is registered.
 
         Raises:
-            EmsInvalidArgument: saves or loads are under way, or the device did not let go after one.
+            EmsInvalidArgument: if saves or loads are running, or the device has not released the memory of one that
+                ended.
         """
         self._check_v1()
         self._check_quiet()
@@ -283,16 +291,16 @@ class ContextCache:
         timeout: float | None = TIMEOUT,
         write_rcache: bool = True,
     ) -> CcResult:
-        """Store blocks. What is there already counts as stored; what cannot be stored does not make the call fail.
+        """Store blocks. What the pool has already counts as stored; what cannot be stored does not fail the call.
 
-        A slot is a token's place in the cache, ``block * block_size + offset``. Where the tokens are is said in one of two
-        ways: with ``slots``, one for each token, and ``offsets``, how many tokens each hash has; or with ``chunks``, for each
-        layer group a list of ``(start_slot, length)``, one for each hash. Of a length of 0 a group stores nothing; a hash
-        of which no group stores anything counts as stored, and as read.
+        A slot is a token's place in the cache, ``block * block_size + offset``. Pass the places of the tokens in one of
+        two ways: ``slots``, one for each token, with ``offsets``, the number of tokens of each hash; or ``chunks``, for
+        each layer group a list of ``(start_slot, length)``, one for each hash. A group stores nothing for a length of
+        0. A hash for which no group stores anything counts as stored, and later as read.
 
         Args:
-            hashes: -2**63 to 2**64 - 1, distinct. Equal hashes mean equal contents.
-            write_rcache: the local read cache gets a copy of what is written.
+            hashes: distinct integers from -2**63 to 2**64 - 1. Equal hashes mean equal contents.
+            write_rcache: if true, the local read cache gets a copy of the values.
 
         Raises:
             EmsException: see the class.
@@ -315,10 +323,10 @@ class ContextCache:
         timeout: float | None = TIMEOUT,
         write_rcache: bool = True,
     ) -> BlockTransfer:
-        """Start :meth:`save`. The slots must not be written before it has ended.
+        """Start :meth:`save`. The slots must not be written until the transfer has ended.
 
         Raises:
-            EmsInvalidArgument: an argument is wrong, or a load uses one of the slots.
+            EmsInvalidArgument: if an argument is wrong, or a load uses one of the slots.
         """
         layout = self.check_registered()
         seconds = rules.seconds(timeout)
@@ -338,12 +346,13 @@ class ContextCache:
         timeout: float | None = TIMEOUT,
         read_local_only: bool = False,
     ) -> CcResult:
-        """Read blocks, up to the first that is not there; it and those behind it may hold anything afterwards.
+        """Read blocks, up to the first one that is missing.
 
-        A block that was saved with another number of tokens is not there. Slots are said as for :meth:`save`.
+        Its slots, and those of later blocks, are undefined afterwards. A block that was saved with another number of
+        tokens is missing. Slots are given as for :meth:`save`.
 
         Args:
-            read_local_only: read the local read cache and nothing else.
+            read_local_only: if true, read only the local read cache.
 
         Raises:
             EmsException: see the class.
@@ -366,10 +375,10 @@ class ContextCache:
         timeout: float | None = TIMEOUT,
         read_local_only: bool = False,
     ) -> BlockTransfer:
-        """Start :meth:`load`. The slots must be neither read nor written before it has ended.
+        """Start :meth:`load`. The slots must be neither read nor written until the transfer has ended.
 
         Raises:
-            EmsInvalidArgument: an argument is wrong, or another save or load uses one of the slots.
+            EmsInvalidArgument: if an argument is wrong, or another save or load uses one of the slots.
         """
         layout = self.check_registered()
         seconds = rules.seconds(timeout)
@@ -380,10 +389,10 @@ class ContextCache:
         return self._begin("load", seconds, call, self._pipeline.load)
 
     def check_registered(self) -> Layout:
-        """The layout of the registered cache.
+        """Return the layout of the registered cache.
 
         Raises:
-            EmsInvalidArgument: there is none.
+            EmsInvalidArgument: if no cache is registered.
         """
         self._check_v1()
         if self._layout is None:
@@ -401,7 +410,8 @@ class ContextCache:
 
     async def _save_blocks(self, call: SaveLoadCall) -> None:
         beside = self._block_index.layout_record_bytes(call)
-        before = self._pipeline.counts["saved"]  # by other calls, too: that costs a question more
+        # other calls count here, too: at worst the pool is asked once more
+        before = self._pipeline.counts["saved"]
         await self._pipeline.save(call, beside)
         if beside:
             await self._block_index.record_layout(self._pipeline.counts["saved"] > before, call.deadline)
@@ -416,12 +426,15 @@ class ContextCache:
         timeout: float | None = TIMEOUT,
         write_rcache: bool = True,
     ) -> CcResult:
-        """Store values of the caller's own names. As :meth:`save`, without a registered cache.
+        """Store values under the caller's own keys. Works like :meth:`save`, without a registered cache.
 
         Args:
             keys: :class:`PrimaryKey` or strings, distinct.
-            buffers: for each key the regions that its value is made of, one behind the other: :class:`KvBufferWrapper` or
-                writable buffers.
+            buffers: for each key the regions whose bytes, one after the other, are its value: :class:`KvBufferWrapper`
+                or writable buffers.
+
+        Raises:
+            EmsException: see the class.
         """
         seconds, left = await self._time_left("save_values", timeout, keys)
         transfer = self.start_save_values(keys, buffers, timeout=left, write_rcache=write_rcache)
@@ -436,10 +449,10 @@ class ContextCache:
         timeout: float | None = TIMEOUT,
         write_rcache: bool = True,
     ) -> BlockTransfer:
-        """Start :meth:`save_values`. The regions must not be written before it has ended.
+        """Start :meth:`save_values`. The regions must not be written until the transfer has ended.
 
         Raises:
-            EmsInvalidArgument: an argument is wrong.
+            EmsInvalidArgument: if an argument is wrong.
         """
         self._resident.check()
         seconds = rules.seconds(timeout)
@@ -456,7 +469,13 @@ class ContextCache:
         timeout: float | None = TIMEOUT,
         read_local_only: bool = False,
     ) -> CcResult:
-        """Read values of the caller's own names. As :meth:`load`; a value of another length than its regions is not there."""
+        """Read values of the caller's own keys. Works like :meth:`load`.
+
+        A value whose length differs from that of its regions is missing.
+
+        Raises:
+            EmsException: see the class.
+        """
         seconds, left = await self._time_left("load_values", timeout, keys)
         transfer = self.start_load_values(keys, buffers, timeout=left, read_local_only=read_local_only)
         transfer.seconds = seconds
@@ -470,10 +489,12 @@ class ContextCache:
         timeout: float | None = TIMEOUT,
         read_local_only: bool = False,
     ) -> BlockTransfer:
-        """Start :meth:`load_values`. The regions must be neither read nor written before it has ended; that is not checked.
+        """Start :meth:`load_values`. The regions must be neither read nor written until the transfer has ended.
+
+        This is not checked.
 
         Raises:
-            EmsInvalidArgument: an argument is wrong.
+            EmsInvalidArgument: if an argument is wrong.
         """
         self._resident.check()
         seconds = rules.seconds(timeout)
@@ -485,7 +506,7 @@ class ContextCache:
     def _checked_values(self, keys: Any, buffers: Any) -> tuple[list[PoolKey], Memory, int]:
         names = self._pool_keys(keys)
         memory = BufferMemory(buffers, len(names))
-        if len(set(names)) != len(names):  # said with the caller's keys
+        if len(set(names)) != len(names):  # the message names the caller's keys, not the pool's
             rules.distinct([PrimaryKey(*own) if own[1] else own[0] for _, *own in names], "keys")
         return names, memory, len(names)
 
@@ -495,11 +516,11 @@ class ContextCache:
     # ---- under way ----
 
     async def _time_left(self, operation: str, timeout: float | None, wanted: Any) -> tuple[float, float]:
-        """Wait for a turn to begin; seconds that the call has in all, and has left then.
+        """Wait for a turn to start; return the seconds that the call has in all, and those that are left.
 
         Raises:
-            EmsInvalidArgument: the cache is closed, or the timeout no time.
-            EmsTimeout: none. What is wanted was not looked at, and the pool not asked.
+            EmsInvalidArgument: if the cache is closed, or the timeout is no time.
+            EmsTimeout: if no time is left. The keys were not looked at, and the pool was not asked.
         """
         self._resident.check()
         seconds = rules.seconds(timeout)
@@ -511,13 +532,14 @@ class ContextCache:
         return seconds, left
 
     def _call(self, keys: list[PoolKey], memory: Memory, total: int, seconds: float) -> SaveLoadCall:
-        deadline = asyncio.get_running_loop().time() + seconds  # a done callback may start it, too: no task is needed
+        # the loop's own clock: anyio's needs a task, and a done callback may start a call without one
+        deadline = asyncio.get_running_loop().time() + seconds
         return SaveLoadCall(keys, memory, total, deadline, deadline if seconds else math.inf)
 
     def _begin(
         self, what: str, seconds: float, call: SaveLoadCall, work: Callable[[SaveLoadCall], Coroutine[Any, Any, None]]
     ) -> BlockTransfer:
-        """Run it in a task of the cache's."""
+        """Run the work in a task of the cache's group."""
 
         def ended(done: BlockTransfer) -> None:
             self._transfers.discard(done)
@@ -572,15 +594,19 @@ class ContextCache:
         finally:
             if call.is_stuck:
                 result = None
-                error = EmsInternalError("the device did not let go of the memory", partial=call.result())
+                error = EmsInternalError("the device did not release the memory", partial=call.result())
             elif result is None and error is None and not transfer.is_asked_to_stop:
                 error = self._failure(call.result())
             transfer.finish(result, error, is_stuck=call.is_stuck)
-            del transfer, error  # which the error's traceback would keep: a failure that is dropped is told at once
+            # the error's traceback would keep both alive, and a failure that no caller asks for be reported late
+            del transfer, error
 
     def _failed(self, seconds: float) -> None:
-        """The pool failed, or may have. A call without any time did not ask it for much, and a gate may be another
-        cache's when this one is closed."""
+        """Report to the guard that the pool failed, or may have.
+
+        A call without any time did not ask the pool for much. Once this cache is closing, its gate may be another
+        cache's.
+        """
         if seconds and not self._resident.stopping.is_set():
             self._guard.failed(self._pipeline)
 
@@ -596,20 +622,20 @@ class ContextCache:
         lease_ms: int = 0,
         groups: Sequence[int] | None = None,
     ) -> CcResult:
-        """How many blocks are there, counted from the first without a gap. A hint: they may be gone a moment later.
+        """Count the blocks that are there, from the first one without a gap. A hint: they may be gone a moment later.
 
-        A pool that is slow or fails has nothing. It works without a registered cache, as soon as this rank has saved with
-        one: the pool knows its layout.
+        A pool that is slow or fails counts as empty. No registered cache is needed once this rank has saved with one,
+        because the pool knows its layout.
 
         Args:
-            read_local_only: ask the local read cache alone.
-            all_ranks: all ranks' shards have to be there; else this rank's.
-            lease_ms: ask the engine to keep what was found for so long, if it can.
-            groups: layer groups that all have to be there. None: any one is enough, since a group may store nothing of a
-                block.
+            read_local_only: if true, ask only the local read cache.
+            all_ranks: if true, the shards of all ranks must be there; otherwise only this rank's.
+            lease_ms: milliseconds for which the pool is asked to keep what was found, if it can.
+            groups: layer groups that must all be there. If None, any one group is enough, because a group may store
+                nothing of a block.
 
         Raises:
-            EmsInvalidArgument: an argument is wrong.
+            EmsInvalidArgument: if an argument is wrong.
         """
         self._check_v1()
         wanted = check_hashes(hashes)
@@ -653,14 +679,15 @@ class ContextCache:
     async def exists_values(
         self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT, lease_ms: int = 0
     ) -> CcResult:
-        """Which values of the caller's own names are there: ``details`` has all of them. A hint, as :meth:`exists`; a pool
-        that is slow or fails has nothing.
+        """Look up values of the caller's own keys: ``details`` has a status for each. A hint, as in :meth:`exists`.
+
+        A pool that is slow or fails counts as empty.
 
         Args:
-            lease_ms: ask the engine to keep what was found for so long, if it can.
+            lease_ms: milliseconds for which the pool is asked to keep what was found, if it can.
 
         Raises:
-            EmsInvalidArgument: an argument is wrong.
+            EmsInvalidArgument: if an argument is wrong.
         """
         self._resident.check()
         names = self._pool_keys(keys)
@@ -688,14 +715,15 @@ class ContextCache:
     async def match_prefix(
         self, hashes: Sequence[int], *, timeout: float | None = TIMEOUT, groups: Sequence[int] | None = None
     ) -> int:
-        """How many of them, from the first without a gap, are there: ``exists().success``."""
+        """Return how many blocks are there, from the first one without a gap: ``exists().success``."""
         return (await self.exists(hashes, timeout=timeout, groups=groups)).success
 
     async def remove(self, hashes: Sequence[int], *, timeout: float | None = TIMEOUT) -> int:
-        """Forget blocks of this rank's shard; how many values there were in the pool.
+        """Remove blocks of this rank's shard; return how many values the pool had of them.
 
         Raises:
-            EmsInvalidArgument, EmsIoError, EmsTimeout: see the class. They are gone from the local read cache in any case.
+            EmsInvalidArgument, EmsIoError, EmsTimeout: see the class. The local read cache has forgotten the blocks in
+                any case.
         """
         self._check_v1()
         wanted = check_hashes(hashes)
@@ -707,8 +735,10 @@ class ContextCache:
             return await self._in_time(f"remove of {len(wanted)} hashes", seconds, work, deadline)
 
     async def remove_values(self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT) -> int:
-        """Forget values of the caller's own names, for instance to store others under them. Local read caches of other
-        processes keep their copies. Errors as :meth:`remove`."""
+        """Remove values of the caller's own keys, for instance to store others; return how many the pool had.
+
+        Local read caches of other processes keep their copies. Errors as in :meth:`remove`.
+        """
         self._resident.check()
         names = self._pool_keys(keys)
         seconds = rules.seconds(timeout)
@@ -727,10 +757,10 @@ class ContextCache:
     # ---- health ----
 
     async def check_health(self) -> bool:
-        """Whether the pool works right now; False when the cache is closed or has ended. Takes at most a second.
+        """Return True if the pool works right now, False also if the cache is closed or has ended. Takes at most a second.
 
         Raises:
-            EmsException: the cache belongs to another event loop, or to another process.
+            EmsException: if the cache belongs to another event loop or another process.
         """
         if self._resident.is_over:
             return False
@@ -740,7 +770,10 @@ class ContextCache:
 
     @property
     def observer(self) -> Observer | None:
-        """Is told of each call; see :class:`~aiodatadist.telemetry.Observer`. None, the default, costs nothing."""
+        """The observer that is notified of each call, see :class:`~aiodatadist.telemetry.Observer`.
+
+        None, the default, costs nothing.
+        """
         return self._records.observer
 
     @observer.setter
@@ -748,19 +781,19 @@ class ContextCache:
         self._records.observer = observer
 
     def figures(self) -> CacheFigures:
-        """All that was counted so far: what a metrics endpoint needs. From any thread, also when it is closed."""
+        """Return all counts so far, for a metrics endpoint. Callable from any thread, also when the cache is closed."""
         name = self._pipeline.pool.capabilities.name
         incidents = dict(self._pipeline.incidents.counts)
         return CacheFigures(self._records.figures(), self.statistics, name, self._guard.is_open, incidents)
 
     @property
     def statistics(self) -> Statistics:
-        """What was done so far."""
+        """Counts of the values moved so far."""
         counted = {name: self._pipeline.counts[name] for name in Statistics.__slots__ if "flight" not in name}
         return Statistics(**counted, bytes_in_flight=self._budget.taken, most_bytes_in_flight=self._budget.most)
 
 
 def _translated(problem: BaseException, what: str, seconds: float) -> EmsException:
-    """What callers get, with the seconds that they allowed if those were not enough."""
+    """Return the error for the caller. If time ran out, it names the seconds that the caller had allowed."""
     is_late = isinstance(problem, (PoolTimeout, TransferTimeout)) and seconds != math.inf
     return translated(problem, f"{what} within {seconds:g} s" if is_late else what)

@@ -1,4 +1,4 @@
-"""The calls of a cache, as they are counted, and as an observer is told of them."""
+"""Records of a cache's calls: counts for metrics, and notifications for an observer."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ _FAULTS: Final = {
     CcStatus.IO_ERROR: EmsErrorCode.EMS_IO_ERROR.name,
     CcStatus.SKIPPED: "SKIPPED",
 }
-"""What a call came to that raised nothing, and served nothing because of its first key."""
+"""Status of a call that raised nothing and served no key, by the status of its first key."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFigures:
-    """What a :class:`~aiodatadist.context_caching.ContextCache` has done since it was opened.
+    """Counts of a :class:`~aiodatadist.context_caching.ContextCache` since it was opened.
 
     Attributes:
-        calls: by operation, for instance ``"load"``. By status: ``LLM_SUCCESS``, ``CANCELLED``, an ``EmsErrorCode``, or
-            ``SKIPPED``, where the pool is not used just now (:class:`~aiodatadist.context_caching.HealthGate`).
-        statistics: of the values.
-        pool: the engine's name.
-        is_used: the pool is used; else every call misses.
-        incidents: what the pool and calls caused and is logged at most once a second, as
-            :class:`~aiodatadist.counting.Incident` names it. Those that were not logged count, too.
+        calls: by operation, for instance ``"load"``. The statuses are ``LLM_SUCCESS``, ``CANCELLED``, an
+            ``EmsErrorCode``, or ``SKIPPED`` if the pool is not used now
+            (:class:`~aiodatadist.context_caching.HealthGate`).
+        statistics: counts of the values.
+        pool: name of the pool's engine.
+        is_used: True if the pool is used now; otherwise every call misses.
+        incidents: counts of what the pool and calls caused and the log reports at most once a second, named by
+            :class:`~aiodatadist.counting.Incident`. Unlogged ones are counted, too.
     """
 
     calls: Mapping[str, FlowFigures]
@@ -46,7 +47,7 @@ class CacheFigures:
 
 
 class Record:
-    """One call. Its maker says what it gave."""
+    """The record of one call. Its creator sets the result."""
 
     def __init__(self, flow: Flow, observer: Observer | None, operation: str, keys: int) -> None:
         self.result: CcResult | None = None
@@ -56,7 +57,7 @@ class Record:
         flow.running += 1
 
     def ended(self, status: str, error: Exception | None = None) -> None:
-        """Once."""
+        """Count the end of the call and notify the observer. Called once."""
         self._flow.running -= 1
         if status == SUCCESS and self.result is not None and self.result.details and not self.result.success:
             status = _FAULTS.get(self.result.details[0], SUCCESS)
@@ -68,12 +69,13 @@ class Record:
             self._end(Ended(status, error, hits=None if self.result is None else self.result.success))
 
     def failed(self, error: EmsException) -> None:
+        """Count a call that raised."""
         self.result = error.partial
         self.ended(error.status_code().name, error)
 
 
 class CallRecords:
-    """Of one cache, on its event loop.
+    """The records of one cache, on its event loop.
 
     Attributes:
         observer: see :attr:`~aiodatadist.context_caching.ContextCache.observer`.
@@ -87,7 +89,7 @@ class CallRecords:
         return Record(self._flows[operation], self.observer, operation, keys)
 
     def follow(self, operation: str, keys: int, transfer: BlockTransfer) -> None:
-        """A save or load has begun."""
+        """Record a save or load that has started, until it ends."""
         record = self._record(operation, keys)
 
         def ended(done: BlockTransfer) -> None:
@@ -101,7 +103,7 @@ class CallRecords:
 
     @contextmanager
     def of(self, operation: str, keys: int) -> Iterator[Record]:
-        """Around a call that is awaited as it is."""
+        """Record a call that is awaited inside the ``with`` block."""
         record = self._record(operation, keys)
         try:
             yield record
@@ -117,5 +119,5 @@ class CallRecords:
         record.ended(SUCCESS)
 
     def figures(self) -> dict[str, FlowFigures]:
-        """From any thread."""
+        """Return the counts by operation. Callable from any thread."""
         return figures_of(self._flows)

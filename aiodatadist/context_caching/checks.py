@@ -1,4 +1,4 @@
-"""Checks of arguments that say the value, the limit and the rule; all of them raise :class:`EmsInvalidArgument`."""
+"""Checks of arguments. Each raises :class:`EmsInvalidArgument` with the value, the limit and the rule."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 _FIELD_NAME = re.compile(":[^:]*:")
 _REFERENCE = re.compile("[O&PXz]|Z(?![fdg])")
-"""Of formats of buffers: objects and pointers of all kinds. ``Z`` before another letter is a complex number."""
+"""Marks of references in a buffer's format: objects and all pointers. ``Z`` before a letter is a complex number."""
 
 
 def on_a_loop(what: str) -> None:
-    """What is opened belongs to the event loop that runs in this thread: there has to be one."""
+    """Raise EmsInvalidArgument if no event loop runs in this thread: what is opened belongs to the running loop."""
     if _get_running_loop() is None:
         raise EmsInvalidArgument(
             f"no event loop runs in this thread: {what} is opened on the event loop that will use it"
@@ -29,7 +29,7 @@ def on_a_loop(what: str) -> None:
 
 
 def integer(value: Any, name: str, least: int, most: int | None = None) -> int:
-    """A whole number, not a ``bool``, at least ``least`` and at most ``most``."""
+    """Return the value if it is a whole number, not a ``bool``, at least ``least`` and at most ``most``."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise EmsInvalidArgument(f"{name} is {_shown(value)}: must be an int")
     if value < least or (most is not None and value > most):
@@ -39,14 +39,14 @@ def integer(value: Any, name: str, least: int, most: int | None = None) -> int:
 
 
 def flag(value: Any, name: str) -> bool:
-    """True or False and nothing that merely counts as one."""
+    """Return the value if it is True or False; other values that count as true are refused."""
     if not isinstance(value, bool):
         raise EmsInvalidArgument(f"{name} is {_shown(value)}: must be True or False")
     return value
 
 
 def text(value: Any, name: str, least: int, most: int) -> str:
-    """A string of so many characters, none of them a control character."""
+    """Return the value if it is a printable string of ``least`` to ``most`` characters."""
     if not isinstance(value, str):
         raise EmsInvalidArgument(f"{name} is {_shown(value)}: must be a str")
     if not least <= len(value) <= most:
@@ -57,7 +57,7 @@ def text(value: Any, name: str, least: int, most: int) -> str:
 
 
 def seconds(value: Any, name: str = "timeout") -> float:
-    """A time in seconds, 0 or more; None is no limit, ``math.inf``."""
+    """Return the value if it is a time of at least 0 seconds; None, no limit, becomes ``math.inf``."""
     if value is None:
         return math.inf
     if not isinstance(value, (int, float)) or isinstance(value, bool):
@@ -68,17 +68,17 @@ def seconds(value: Any, name: str = "timeout") -> float:
 
 
 def some(values: Any, name: str) -> Sequence[Any]:
-    """A list or tuple, or an array of numpy's, that is not empty."""
+    """Return the values as a sequence if they are a non-empty list, tuple or numpy array."""
     listed = values.tolist() if hasattr(values, "tolist") and not isinstance(values, array) else values
     if not isinstance(listed, (list, tuple, range, array)):
         raise EmsInvalidArgument(f"{name} is {_shown(values)}: must be a list or tuple")
     if not len(listed):
-        raise EmsInvalidArgument(f"{name} is empty: there must be at least one")
+        raise EmsInvalidArgument(f"{name} is empty: must have at least one entry")
     return listed
 
 
 def whole_numbers(values: Sequence[Any], name: str) -> array[int]:
-    """All of them as C reads them; none a float or a ``bool``, and none outside int64."""
+    """Return the values as a C array; floats, ``bool`` and numbers outside int64 are refused."""
     if not isinstance(values, (array, range)) and bool in set(map(type, values)):
         at = next(i for i, value in enumerate(values) if isinstance(value, bool))
         raise EmsInvalidArgument(f"{name}[{at}] is {_shown(values[at])}: must be an int")
@@ -94,20 +94,20 @@ def whole_numbers(values: Sequence[Any], name: str) -> array[int]:
 
 @lru_cache
 def _refers(layout: str) -> bool:
-    """Whether a buffer's format has references in it."""
+    """Return True if a buffer's format contains references."""
     return _REFERENCE.search(_FIELD_NAME.sub("", layout)) is not None
 
 
 def plain(array: Any, name: str) -> None:
-    """A numpy array or a memoryview whose items are in its memory, and no references to what is elsewhere."""
+    """Raise EmsInvalidArgument if the items of a numpy array or memoryview are references, not values."""
     dtype = getattr(array, "dtype", None)
     if _refers(array.format) if dtype is None else getattr(dtype, "hasobject", False):
         kind = f"format {array.format}" if dtype is None else f"dtype {dtype}"
-        raise EmsInvalidArgument(f"{name} has the {kind}: its items must be values, and not references to them")
+        raise EmsInvalidArgument(f"{name} has the {kind}: its items must be values, not references")
 
 
 def distinct(values: Sequence[T], name: str) -> None:
-    """No two alike."""
+    """Raise EmsInvalidArgument if two values are equal."""
     if len(set(values)) == len(values):
         return
     seen: dict[T, int] = {}

@@ -1,6 +1,6 @@
-"""What ContextCaching raises: EMS's exception with EMS's codes, and a class for each, so that Python code can catch by type.
+"""Errors of ContextCaching: EMS's exception with EMS's codes, and a class for each code to catch by type.
 
-A missing value is none of these: the cache may lose anything at any time, and a miss is a result.
+A missing value is no error: the cache may lose anything at any time, and a miss is a result.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from aiodatadist.errors import LLMException, TransferTimeout
 
 
 class EmsErrorCode(Enum):
-    """Why a call failed. The numbers are ours; EMS's are not public."""
+    """The reason why a call failed. The numbers are ours; EMS's are not public."""
 
     EMS_INVALID_ARGUMENT = 1
-    """A parameter is wrong; the pool itself is fine."""
+    """An argument is wrong; the pool itself is fine."""
     EMS_IO_ERROR = 2
     """The pool does not answer: do not use it until its health check passes."""
     EMS_IO_TIMEOUT = 3
     """The deadline was reached: allow more time, or do not use the pool until its health check passes."""
     EMS_INTERNAL_ERROR = 4
-    """A fault of this client's, or memory that the device does not let go of."""
+    """A defect of this client, or memory that the device does not release."""
     EMS_RECOVERD_ERROR = 5
-    """Only of ``Ems.init``: the pool is not there yet; call it again later. Spelt as EMS spells it."""
+    """Only from ``Ems.init``: the pool is not there yet; call again later. Spelt as EMS spells it."""
 
 
 class EmsException(RuntimeError):
     """Base of everything that ContextCaching raises on purpose.
 
     Attributes:
-        partial: what a data call had done by then, or None if nothing was begun.
+        partial: the result of a data call up to the failure, or None if nothing was started.
     """
 
     default_code = EmsErrorCode.EMS_INTERNAL_ERROR
@@ -46,9 +46,11 @@ class EmsException(RuntimeError):
         self.partial = partial
 
     def status_code(self) -> EmsErrorCode:
+        """Return the code of EMS."""
         return self._code
 
     def message(self) -> str:
+        """Return the message without the code."""
         return self._message
 
     def __str__(self) -> str:
@@ -62,31 +64,33 @@ class EmsInvalidArgument(EmsException, ValueError):
 
 
 class EmsIoError(EmsException, ConnectionError):
-    """No answer from the pool."""
+    """The pool does not answer."""
 
     default_code = EmsErrorCode.EMS_IO_ERROR
 
 
 class EmsTimeout(EmsException, TimeoutError):
-    """The deadline was reached. No byte of a load lands any more, and no byte of a save is read."""
+    """The deadline was reached. No more bytes of a load land, and no more bytes of a save are read."""
 
     default_code = EmsErrorCode.EMS_IO_TIMEOUT
 
 
 class EmsInternalError(EmsException):
-    """A fault of this client's, or memory that the device does not let go of."""
+    """A defect of this client, or memory that the device does not release."""
 
     default_code = EmsErrorCode.EMS_INTERNAL_ERROR
 
 
 class EmsForkError(EmsInternalError):
-    """The cache, transfer or client was made before ``os.fork()`` and is used in the child, as the message says with both
-    processes' numbers: what :class:`aiodatadist.ForkError` is for a cluster. The parent's goes on. Start processes with
-    spawn."""
+    """The cache, transfer or client was made before ``os.fork()`` and is used in the child.
+
+    The message has the numbers of both processes. The parent's object is unaffected. Start processes with spawn. The
+    counterpart for a cluster is :class:`aiodatadist.ForkError`.
+    """
 
 
 def fork_refusal(what: str, words: str) -> EmsForkError:
-    """``words``: from ``forks.since``."""
+    """Return the error for use after a fork; ``words`` come from ``forks.since``."""
     return EmsForkError(f"{what} {words}; start processes with spawn")
 
 
@@ -110,7 +114,7 @@ _REFUSALS: Final[dict[Misuse, tuple[type[EmsException], str]]] = {
 
 
 def refusal(misuse: Misuse, reason: str | None = None) -> EmsException:
-    """What is raised where a cache cannot be used, or not from there."""
+    """Return the error for a cache that cannot be used, or not from here."""
     if misuse is Misuse.FORKED:
         return fork_refusal("this cache was opened", str(reason))
     kind, words = _REFUSALS[misuse]
@@ -118,10 +122,11 @@ def refusal(misuse: Misuse, reason: str | None = None) -> EmsException:
 
 
 def translated(problem: BaseException, where: str) -> EmsException:
-    """What callers get for what went wrong inside."""
+    """Return the error that callers get for an internal failure."""
     if isinstance(problem, EmsException):
         return problem
-    if not isinstance(problem, (PoolTimeout, PoolUnreachable, LLMException)):  # its words may raise
+    # shown(), because str() of a foreign exception may raise
+    if not isinstance(problem, (PoolTimeout, PoolUnreachable, LLMException)):
         return EmsInternalError(f"{where or 'it failed'}: {shown(problem)}; please report it")
     words = f"{where}: {problem}" if where else str(problem)
     if isinstance(problem, (PoolTimeout, TransferTimeout)):

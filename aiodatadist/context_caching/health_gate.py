@@ -1,4 +1,4 @@
-"""When to stop using a pool, and when to come back: pure arithmetic on times that it is told."""
+"""The decision when to stop using a pool and when to come back: pure arithmetic on times passed in."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class HealthRules:
     """The numbers of a gate.
 
     Attributes:
-        probe_every: seconds between two health checks while the pool is not used, and while it is.
-        successes: health checks in a row that have to be good before it is used again.
-        changes, window: so many changes from good to bad or back within so many seconds are allowed; a pool that changes more
-            often stays unused until fewer lie in the window.
+        probe_every: seconds between two health checks, whether or not the pool is used.
+        successes: consecutive successful health checks before the pool is used again.
+        changes, window: the number of changes from good to bad or back that are allowed within ``window`` seconds. A
+            pool that changes more often stays unused until the window contains fewer.
 
     Raises:
-        EmsInvalidArgument: a time is no finite number of seconds above 0, or a count no int of at least 1.
+        EmsInvalidArgument: if a time is not a finite number of seconds above 0, or a count not an int of at least 1.
     """
 
     probe_every: float = 10.0
@@ -46,17 +46,17 @@ def _check_seconds(value: Any, name: str) -> None:
 
 
 class HealthGate:
-    """Open while the pool is used. Closed, every call counts as a miss at once, and no call waits for a pool that is gone.
+    """The switch of a pool: open while the pool is used. Closed, every call misses at once and waits for nothing.
 
-    A gate counts what one cache finds out, so each cache needs one of its own. When its cache has ended, the next one may
-    have it, and goes on with what it knows.
+    A gate counts what one cache finds out, so each cache needs its own. Once its cache has ended, the next cache may
+    have the gate, and continues with its counts.
 
     Attributes:
-        rules: its numbers.
-        is_open: the pool may be used.
+        rules: the numbers of the gate.
+        is_open: True if the pool may be used.
 
     Raises:
-        EmsInvalidArgument: ``rules`` are no HealthRules.
+        EmsInvalidArgument: if ``rules`` are not HealthRules.
     """
 
     def __init__(self, rules: HealthRules | None = None) -> None:
@@ -71,23 +71,23 @@ class HealthGate:
         self._changes: deque[float] = deque()
 
     def take(self) -> None:
-        """A cache uses it from now on. Raises EmsInvalidArgument: another one does."""
+        """Give the gate to a cache. Raises EmsInvalidArgument if another cache has it."""
         if self._is_taken:
-            raise EmsInvalidArgument("this gate belongs to another cache that is open: a cache needs a gate of its own")
+            raise EmsInvalidArgument("this gate belongs to another cache that is open: each cache needs its own gate")
         self._is_taken = True
 
     def give(self) -> None:
-        """The cache has ended."""
+        """Take the gate back: its cache has ended."""
         self._is_taken = False
 
     def failed(self, now: float) -> None:
-        """A call or a health check failed. Times are of any one clock, in seconds."""
+        """Count a failed call or health check. All times are seconds of the same clock."""
         self._good = 0
         if self.is_open:
             self._change(now)
 
     def probed(self, healthy: bool, now: float) -> None:
-        """A health check ended."""
+        """Count a health check, and open or close the gate."""
         if not healthy:
             self.failed(now)
             return

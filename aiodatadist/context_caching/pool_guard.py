@@ -1,4 +1,4 @@
-"""Whether a cache uses its pool just now: what fails closes its gate, good health checks open it."""
+"""The use of a cache's pool: failures close the gate, successful health checks open it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class PoolGuard:
-    """Takes the gate, and has it until :meth:`give`. Without one the pool is always used.
+    """The holder of a cache's gate, until :meth:`give`. Without a gate the pool is always used.
 
     Raises:
-        EmsInvalidArgument: another cache has the gate.
+        EmsInvalidArgument: if another cache has the gate.
     """
 
     def __init__(self, gate: HealthGate | None) -> None:
@@ -29,25 +29,25 @@ class PoolGuard:
 
     @property
     def is_open(self) -> bool:
-        """The pool may be used."""
+        """True if the pool may be used."""
         return self._gate is None or self._gate.is_open
 
     def failed(self, pipeline: TransferPipeline) -> None:
-        """The pool failed, or may have: a call to it failed."""
+        """Tell the gate that a call to the pool failed, or may have."""
         if self._gate is not None:
             was_open = self._gate.is_open
             self._gate.failed(anyio.current_time())
             self._say(self._gate, pipeline, was_open)
 
     def begin(self, pipeline: TransferPipeline) -> None:
-        """The pool is there, or late."""
+        """Start the schedule of health checks. A pool that has not been reached yet closes the gate."""
         if self._gate is not None:
             self._next_probe = anyio.current_time() + self._gate.rules.probe_every
         if isinstance(pipeline.pool, DeferredPool):
             self.failed(pipeline)
 
     async def probe(self, pipeline: TransferPipeline) -> None:
-        """Ask the pool for its health, as often as the gate wants it; without one this ends at once."""
+        """Check the pool's health as often as the gate's rules say. Without a gate this returns at once."""
         while (gate := self._gate) is not None:
             await anyio.sleep_until(self._next_probe)
             if isinstance(pipeline.pool, DeferredPool):
@@ -59,7 +59,7 @@ class PoolGuard:
             self._say(gate, pipeline, was_open)
 
     def _say(self, gate: HealthGate, pipeline: TransferPipeline, was_open: bool) -> None:
-        """Once, when the gate has changed."""
+        """Log that the gate has opened or closed, once for each change."""
         name = pipeline.pool.capabilities.name
         if was_open and not gate.is_open:
             left = max(self._next_probe - anyio.current_time(), 0.0)
@@ -68,7 +68,7 @@ class PoolGuard:
             logger.info("the %s pool is used again", name)
 
     def give(self) -> None:
-        """Give the gate back, if that was not done before."""
+        """Give the gate back, if that has not been done yet."""
         gate, self._gate = self._gate, None
         if gate is not None:
             gate.give()

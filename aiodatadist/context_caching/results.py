@@ -1,4 +1,4 @@
-"""What a call tells: how many keys from the first one without a gap, and what became of each."""
+"""Results of calls: the number of served keys from the first one without a gap, and a status for each key."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum
 
 
 class CcStatus(Enum):
-    """What became of one key.
+    """The outcome for one key.
 
-    ``OK``: it was read, written, or found; also when it was there already. ``MISS``: it is not there. ``TIMEOUT``,
-    ``IO_ERROR``: no answer for it, or a fault. ``REJECTED``: there was no room for it, or it is larger than a value may be.
-    ``SKIPPED``: not tried, because a key before it was missed, or the pool is not used just now (:class:`HealthGate`).
+    ``OK``: read, written or found, also if it was there already. ``MISS``: not there. ``TIMEOUT``, ``IO_ERROR``: no
+    answer for it, or a fault. ``REJECTED``: no room for it, or larger than a value may be. ``SKIPPED``: not tried,
+    because an earlier key was missing, or the pool is not used now (:class:`HealthGate`).
     """
 
     OK = "ok"
@@ -28,9 +28,9 @@ class CcResult:
     """Result of a data call and of ``exists``.
 
     Attributes:
-        success: keys that were read, written or found, counted without a gap from the first one: the usable prefix.
+        success: keys read, written or found, counted from the first one without a gap: the usable prefix.
         total: keys in the request.
-        details: what became of each key. No part of equality and ``repr``.
+        details: the status of each key. Not part of equality and ``repr``.
     """
 
     success: int
@@ -39,6 +39,7 @@ class CcResult:
 
     @classmethod
     def of(cls, details: Sequence[CcStatus]) -> CcResult:
+        """Return the result for these statuses."""
         ok = CcStatus.OK
         success = next((i for i, status in enumerate(details) if status is not ok), len(details))
         return cls(success, len(details), tuple(details))
@@ -46,17 +47,17 @@ class CcResult:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a :class:`~aiodatadist.context_caching.ContextCache` did so far. A value is of one hash and layer group, or a key.
+    """Counts of a :class:`~aiodatadist.context_caching.ContextCache`. A value belongs to a hash and group, or to a key.
 
     Attributes:
         saved, saved_bytes: values that were stored, payloads only.
-        present: values that were stored before; nothing was moved for them.
+        present: values that were stored before, so that nothing was moved for them.
         rejected: values for which there was no room.
-        failed: values with which the pool had a fault; what a call that raised did not come to is not counted.
+        failed: values for which the pool reported a fault. Values that a failed call did not reach are not counted.
         loaded, loaded_bytes: values that were read into the caller's memory.
-        local: of those, from the local read cache.
+        local: of those, the values from the local read cache.
         missed: values that were asked for and not there.
-        damaged: values that were there, but stale, foreign or not whole; they count as missed, too.
+        damaged: values that were there, but stale, foreign or incomplete. They count as missed, too.
         bytes_in_flight, most_bytes_in_flight: host memory that calls hold now, and the most that they ever held.
     """
 

@@ -57,7 +57,7 @@ V1: list[tuple[dict[str, Any], str]] = [
     ({"slots": [0, 1, 2, 3, 4, 5, 6, SLOTS]}, rf"slots\[7\] is {SLOTS}: slots are in \[0, {SLOTS}\)"),
     ({"slots": [0, 1, 2, 3, 4, 5, 6, -1]}, r"slots\[7\] is -1"),
     ({"slots": [0, 1, 2, 3, 4, 5, 6, 2**63]}, "does not fit 64 bits"),
-    ({"slots": [0, 1, 2, 3, 4, 5, 6, 2]}, r"slots\[7\] is 2: a slot may be meant once"),
+    ({"slots": [0, 1, 2, 3, 4, 5, 6, 2]}, r"slots\[7\] is 2: a slot may occur only once"),
     ({"offsets": []}, "offsets is empty"),
     ({"offsets": [8]}, "1 offsets for 2 hashes"),
     ({"offsets": [4, 3]}, "offsets add up to 7 tokens, but slots has 8 entries"),
@@ -67,8 +67,8 @@ V1: list[tuple[dict[str, Any], str]] = [
     ({"slots": None}, r"slots or offsets are missing"),
     ({"offsets": None}, r"slots or offsets are missing"),
     ({"slots": None, "offsets": None}, r"slots or offsets are missing"),
-    ({"chunks": [[(0, 4), (8, 4)]]}, "two ways to say it"),
-    ({"slots": None, "chunks": [[(0, 4), (8, 4)]]}, "two ways to say it"),
+    ({"chunks": [[(0, 4), (8, 4)]]}, "pass one of the two"),
+    ({"slots": None, "chunks": [[(0, 4), (8, 4)]]}, "pass one of the two"),
 ]
 CHUNKS: list[tuple[Any, str]] = [
     ([], "chunks is empty"),
@@ -89,7 +89,7 @@ CHUNKS: list[tuple[Any, str]] = [
     ([[(0, 4), (8, -1)]], r"chunks\[0\]\[1\] has the length -1"),
     ([[(0, 4), (-8, 4)]], r"chunks\[0\]\[1\] is \(-8, 4\)"),
     ([[(0, 4), (SLOTS - 3, 4)]], r"slots are in \[0, 64\)"),
-    ([[(0, 4), (3, 4)]], r"chunks\[0\]\[1\] is \(3, 4\): a slot may be meant once"),
+    ([[(0, 4), (3, 4)]], r"chunks\[0\]\[1\] is \(3, 4\): a slot may occur only once"),
 ]
 V0: list[tuple[Any, Any, str]] = [
     ([], [], "keys is empty"),
@@ -478,7 +478,7 @@ def test_small_types_are_values() -> None:
         ("memory:?bytes=-5", "bytes is -5 bytes: must be at least 1"),
         (
             f"memory:?bytes={2**64}",
-            f"the memory pool has {2**64} bytes: must have at most [0-9]+, on this machine",
+            f"the memory pool has {2**64} bytes: must have at most [0-9]+ on this machine",
         ),
         (5, "url is of type int"),
     ],
@@ -532,7 +532,7 @@ def test_emss_v1_calls_refuse_the_same(v1: ContextCache_v1) -> None:
         for option in (None, 5, CcKvOption):
             with pytest.raises(EmsInvalidArgument, match="option is"):
                 call([0], [1], [1], option)  # type: ignore[arg-type]
-        with pytest.raises(EmsInvalidArgument, match="token_ids is not taken any more"):
+        with pytest.raises(EmsInvalidArgument, match="token_ids is no longer accepted"):
             call(hashes=[1], token_ids=[1])
         with pytest.raises(EmsInvalidArgument, match="chunks_desc is no argument"):
             call(hashes=[1], chunks_desc=[])

@@ -168,12 +168,12 @@ def test_memory_that_a_device_never_lets_go_of_is_never_used_again() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "EMS_INTERNAL_ERROR",
-        "load of 1 keys: the device did not let go of the memory",
+        "load of 1 keys: the device did not release the memory",
         "slots[0] is 5, which another save or load uses: wait until that has ended",
         "1 saves and loads use the registered cache: wait until they have ended",
         "closing: EMS_INTERNAL_ERROR",
     ]
-    assert "closed while 1 values or stages are lent; its memory stays" in done.stderr
+    assert "closed while 1 values or stages are lent; its memory is not freed" in done.stderr
 
 
 async def test_a_budget_is_given_in_order_and_those_who_give_up_do_not_count() -> None:

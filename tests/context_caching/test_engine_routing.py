@@ -109,9 +109,12 @@ def test_rendezvous_is_even_and_moves_only_what_it_must() -> None:
         ("redis://127.0.0.1/db", "the path of the URL is /db: must be the number of a database"),
         ("redis://127.0.0.1/1/2", "the path of the URL is /1/2"),
         ("redis://127.0.0.1?memory=1023KiB", "memory is 1047552 bytes: must be at least 1048576"),
-        ("redis://127.0.0.1?ssl_ca_certs=/ca.pem", "ssl_ca_certs is of TLS: the URL must begin with rediss://"),
-        ("rediss://127.0.0.1?ssl_ca_certs=/no/ca", r"ssl_ca_certs is '/no/ca': must be a file .*\(No such file"),
-        ("rediss://127.0.0.1?ssl_keyfile=/", r"ssl_keyfile is '/': must be a file"),
+        ("redis://127.0.0.1?ssl_ca_certs=/ca.pem", "ssl_ca_certs needs TLS: the URL must begin with rediss://"),
+        (
+            "rediss://127.0.0.1?ssl_ca_certs=/no/ca",
+            r"ssl_ca_certs is '/no/ca': must be a readable file .*\(No such file",
+        ),
+        ("rediss://127.0.0.1?ssl_keyfile=/", r"ssl_keyfile is '/': must be a readable file"),
     ],
 )
 async def test_a_redis_url_that_makes_no_sense(redis_server: RedisServer, url: str, why: str) -> None:

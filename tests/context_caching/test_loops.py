@@ -159,7 +159,7 @@ def said_by(code: str) -> str:
 
 
 def test_a_cache_whose_loop_did_not_end_it_says_that_nothing_was_given_back() -> None:
-    words = "the event loop of this cache was closed before the cache: nothing was given back"
+    words = "the event loop of this cache was closed before the cache: nothing was released"
     assert said_by(KILLED) == words
 
 

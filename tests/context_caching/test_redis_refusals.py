@@ -172,6 +172,6 @@ def test_refusals_are_counted_and_told_again_after_a_minute(caplog: pytest.LogCa
     assert refusals.counts == {("put", "READONLY"): 4, ("put", "OOM\\x1b[31m"): 1}
     assert len(caplog.messages) == 4
     assert caplog.messages[1] == (
-        "redis at one:1 refuses put: READONLY no (3 commands so far; told again at most every 60 s)"
+        "redis at one:1 refuses put: READONLY no (3 commands so far; logged again after 60 s at the earliest)"
     )
     assert "\x1b" not in caplog.text

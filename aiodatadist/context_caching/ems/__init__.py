@@ -1,7 +1,7 @@
-"""EMS's own interface, for callers that block: the same names, checks and results, on one loop in a thread of its own.
+"""EMS's own interface, for callers that block: the same names, checks and results.
 
-``Ems.init`` starts the process's client, ``Ems.get_cc`` gives its cache, ``Ems.shutdown`` ends it. Times are milliseconds
-here, and nowhere else.
+``Ems.init`` starts the process's client, which runs one event loop in its own thread; ``Ems.get_cc`` returns its cache,
+and ``Ems.shutdown`` ends it. Times are milliseconds here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ MOST_MS = 2**31 - 1
 
 @dataclass(frozen=True)
 class CcKvOption:
-    """How one call behaves.
+    """Options of one call.
 
     Attributes:
-        write_rcache: keep a copy of what is written in the local read cache.
-        read_local_only: read the local read cache and nothing else. Of no consequence for writes.
-        timeout: milliseconds for the whole request; 0 means no waiting.
+        write_rcache: if true, the local read cache keeps a copy of the values that are written.
+        read_local_only: if true, only the local read cache is read. No effect on writes.
+        timeout: milliseconds for the whole request; 0 means that it does not wait.
 
     Raises:
-        EmsInvalidArgument: a flag is no bool, or the timeout no int of at least 0.
+        EmsInvalidArgument: if a flag is not a bool, or the timeout not an int of at least 0.
     """
 
     write_rcache: bool = True
@@ -75,6 +75,7 @@ class CcKvOption:
 
     @property
     def seconds(self) -> float:
+        """The timeout in seconds."""
         return self.timeout / 1000
 
 
@@ -83,25 +84,25 @@ _DEFAULT = CcKvOption()
 
 @dataclass(frozen=True)
 class EmsConfig:
-    """Who this process is, and where its pool is.
+    """The identity of this process, and the place of its pool.
 
     Attributes:
-        cc_config: for keys of the caller's own (V0). Not together with the next.
+        cc_config: for the caller's own keys (V0). Not together with ``cc_config_v1``.
         cc_config_v1: for block hashes (V1).
         access_id: the tenant; part of every name.
-        access_key: checked for its form; what protects a pool belongs into its URL.
+        access_key: only its form is checked. Credentials of a pool belong into its URL.
         pool: a URL, see ``open_pool``. EMS has no such field: there the pool is where the node's service is.
-        cc_cache: how much host memory may be used. EMS has no such field.
+        cc_cache: limits on host memory. EMS has no such field.
 
     Raises:
-        EmsInvalidArgument: a field breaks its rule.
+        EmsInvalidArgument: if a field breaks its rule.
     """
 
     cc_config: CcConfig | None = None
     cc_config_v1: CcConfig_v1 | None = None
     access_id: str | None = None
     access_key: str | None = field(default=None, repr=False)
-    pool: str = field(default="memory:", repr=False)  # it may have a password
+    pool: str = field(default="memory:", repr=False)  # not in repr: it may contain a password
     cc_cache: CcCacheConfig = field(default_factory=CcCacheConfig)
 
     def __post_init__(self) -> None:
@@ -120,11 +121,12 @@ class EmsConfig:
 
     @property
     def chosen(self) -> CcConfig | None:
+        """The configuration that was given; None if there is neither."""
         return self.cc_config_v1 or self.cc_config
 
 
 def _refusal(pid: int, why: Unusable) -> Exception:
-    """What is raised where a blocking call cannot be made, or did not end by itself."""
+    """Return the error for a blocking call that cannot be made, or that was ended from outside."""
     match why:
         case Unusable.NOT_STARTED:
             return EmsInternalError(f"Ems has no event loop: {why.value}")
@@ -136,10 +138,10 @@ def _refusal(pid: int, why: Unusable) -> Exception:
 
 
 class _Client:
-    """The loop, the cache on it, and the object that callers have of it."""
+    """The thread's event loop, the cache on it, and the object through which callers use it."""
 
     def __init__(self, config: EmsConfig) -> None:
-        """Raises EmsException: the pool cannot be opened. Nothing is left behind."""
+        """Open the cache. Raises EmsException if the pool cannot be opened; then nothing is left behind."""
         self.config = config
         self.cc: ContextCaching | ContextCache_v1 | None = None
         self._pid = os.getpid()
@@ -154,7 +156,7 @@ class _Client:
             return
         try:
             self._cache = self._thread.call(self._open)
-        except BaseException:  # an interrupt, too: nothing is left behind
+        except BaseException:  # also a KeyboardInterrupt: nothing is left behind
             self._thread.join()
             raise
         self.cc = ContextCache_v1(self) if config.cc_config_v1 is not None else ContextCaching(self)
@@ -175,25 +177,26 @@ class _Client:
     def _warn(self) -> None:
         if not self._has_warned:
             self._has_warned = True
-            logger.warning("a blocking call of ContextCaching stops an event loop: ContextCache has the same to await")
+            logger.warning("a blocking call of ContextCaching stops an event loop: await ContextCache's instead")
 
     def check_pid(self) -> None:
+        """Raise EmsForkError in a child of the process that called ``Ems.init``."""
         if self._pid != os.getpid():
             raise fork_refusal("Ems.init was called", forks.since(self._pid))
 
     def _check(self) -> ContextCache:
         self.check_pid()
         if self._is_over or self._cache is None:
-            raise EmsInvalidArgument("not initialised: call Ems.init first, and take Ems.get_cc anew")
+            raise EmsInvalidArgument("not initialised: call Ems.init first, then Ems.get_cc again")
         return self._cache
 
     def run(self, work: Callable[[ContextCache], Coroutine[Any, Any, T]]) -> T:
-        """Do it on the loop, and wait for it."""
+        """Run the work on the client's loop, and wait for its result."""
         cache = self._check()
         return self._thread.call(lambda: work(cache))
 
     def start(self, begin: Callable[[ContextCache], BlockTransfer]) -> CcFuture:
-        """Check the arguments, and start it there."""
+        """Check the arguments and start a transfer on the client's loop."""
 
         begun: list[CcFuture] = []
 
@@ -206,14 +209,15 @@ class _Client:
             return self.run(start)
         except (EmsException, RuntimeError):  # refused; RuntimeError: on the loop's own thread, which must not wait
             raise
-        except BaseException:  # interrupted while it was started there: it is stopped here
+        except BaseException:  # an interrupt while the loop started the transfer: the caller has no handle to stop it
             for future in begun:
                 future.stop()
             raise
 
     def close(self) -> None:
+        """Close the cache and join the thread. Does nothing in a forked child."""
         if self._pid != os.getpid():
-            return  # the parent of this process has it
+            return  # the client belongs to the parent process
         self._is_over = True
         try:
             if self._cache is not None:
@@ -223,7 +227,7 @@ class _Client:
 
 
 class Ems:
-    """The process's client. Each of its calls may come from any thread."""
+    """The process's client. Each call may come from any thread."""
 
     _lock = threading.Lock()
     _client: _Client | None = None
@@ -233,9 +237,9 @@ class Ems:
         """Start the client. A second call with an equal configuration does nothing.
 
         Raises:
-            EmsInvalidArgument: ``config`` is no EmsConfig, or another than that of the running client.
-            EmsException: with ``EMS_RECOVERD_ERROR``: the pool is not there yet, call this again later; else it cannot be
-                opened, and calling again does not help. There is no client then.
+            EmsInvalidArgument: if ``config`` is not an EmsConfig, or not equal to that of the running client.
+            EmsException: if the pool cannot be opened; there is no client then. With ``EMS_RECOVERD_ERROR`` the pool is
+                not there yet: call again later. With other codes calling again does not help.
         """
         if not isinstance(config, EmsConfig):
             raise EmsInvalidArgument(f"config is of type {type(config).__name__}: must be an EmsConfig")
@@ -255,10 +259,10 @@ class Ems:
 
     @classmethod
     def get_cc(cls) -> ContextCaching | ContextCache_v1 | None:
-        """The cache of the running client; None if there is none.
+        """Return the cache of the running client, or None if there is none.
 
         Raises:
-            EmsForkError: the client was started before a fork.
+            EmsForkError: if the client was started before a fork.
         """
         client = cls._client
         if client is None:
@@ -268,10 +272,10 @@ class Ems:
 
     @classmethod
     def check_health(cls) -> bool:
-        """Whether the pool works right now; False without a client, and while it shuts down.
+        """Return True if the pool works right now. Return False without a client, and while the client shuts down.
 
         Raises:
-            EmsForkError: the client was started before a fork.
+            EmsForkError: if the client was started before a fork.
         """
         client = cls._client
         if client is None:
@@ -279,15 +283,15 @@ class Ems:
         client.check_pid()
         try:
             return client.cc is not None and client.run(lambda cache: cache.check_health())
-        except EmsInvalidArgument:  # it has ended, or ends now
+        except EmsInvalidArgument:  # the client has ended, or is ending
             return False
 
     @classmethod
     def shutdown(cls) -> None:
-        """Cancel what is under way, close the cache and join the thread. Afterwards ``init`` may be called again.
+        """Cancel running calls, close the cache and join the thread. Afterwards ``init`` may be called again.
 
         Raises:
-            EmsInternalError: the device did not let go of memory. Everything else was given back.
+            EmsInternalError: if the device did not release memory. Everything else was released.
         """
         with cls._lock:
             client, cls._client = cls._client, None
@@ -305,7 +309,7 @@ _V1_ARGUMENTS = frozenset({"slot_mapping", "hashes", "offsets", "chunk_descs"})
 
 
 def _of_v0(method: Callable[P, T]) -> Callable[P, T]:
-    """Refuse a call with V1's arguments, by name or by place, with the reason instead of a TypeError."""
+    """Refuse a call with V1's arguments, by name or by position, with the reason instead of a TypeError."""
 
     @wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -322,7 +326,7 @@ def _of_v0(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class ContextCaching:
-    """Values by keys of the caller's own (V0). From ``Ems.get_cc``."""
+    """Values by the caller's own keys (V0), as returned by ``Ems.get_cc``."""
 
     def __init__(self, client: _Client) -> None:
         self._client = client
@@ -331,10 +335,10 @@ class ContextCaching:
     def save(
         self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
     ) -> CcResult:
-        """Store each key's regions, one behind the other. Blocks.
+        """Store the regions of each key, one after the other. Blocks.
 
         Raises:
-            EmsException: wrong arguments, the deadline, or no pool.
+            EmsException: if an argument is wrong, the deadline is reached, or the pool does not answer.
         """
         return self.async_save(option, key_list, value_list).result()
 
@@ -342,10 +346,10 @@ class ContextCaching:
     def load(
         self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
     ) -> CcResult:
-        """Read values, up to the first that is not there, into regions of the same total length. Blocks.
+        """Read values, up to the first one that is missing, into regions of the same total length. Blocks.
 
         Raises:
-            EmsException: wrong arguments, the deadline, or no pool.
+            EmsException: if an argument is wrong, the deadline is reached, or the pool does not answer.
         """
         return self.async_load(option, key_list, value_list).result()
 
@@ -353,7 +357,7 @@ class ContextCaching:
     def async_save(
         self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
     ) -> CcFuture:
-        """Start :meth:`save`. Raises EmsInvalidArgument; everything else comes with the result."""
+        """Start :meth:`save`. Raises EmsInvalidArgument; every other error comes with the result."""
 
         def begin(cache: ContextCache) -> BlockTransfer:
             o = _option(option)
@@ -365,7 +369,7 @@ class ContextCaching:
     def async_load(
         self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
     ) -> CcFuture:
-        """Start :meth:`load`. Raises EmsInvalidArgument; everything else comes with the result."""
+        """Start :meth:`load`. Raises EmsInvalidArgument; every other error comes with the result."""
 
         def begin(cache: ContextCache) -> BlockTransfer:
             o = _option(option)
@@ -374,12 +378,15 @@ class ContextCaching:
         return self._client.start(begin)
 
     def remove(self, keys: Sequence[Key]) -> int:
-        """Forget values; how many there were. EMS has no such call: it is for callers who change what a key stands for."""
+        """Remove values; return how many the pool had.
+
+        EMS has no such call. It is for callers that change the meaning of a key.
+        """
         return self._client.run(lambda cache: cache.remove_values(keys))
 
 
 class ContextCache_v1:  # noqa: N801 - EMS's name
-    """Blocks by their hashes (V1). From ``Ems.get_cc``."""
+    """Blocks by their hashes (V1), as returned by ``Ems.get_cc``."""
 
     def __init__(self, client: _Client) -> None:
         self._client = client
@@ -389,15 +396,15 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
         kvcache: Sequence[Sequence[Any]],
         store_layer_group_desc: Sequence[Sequence[int] | LayerGroup] | None = None,
     ) -> None:
-        """Say where the KV cache is: for each layer its tensors. Once, before the first data call.
+        """Register the KV cache: for each layer its tensors. Call it once, before the first data call.
 
         Raises:
-            EmsException: it is no KV cache, or transfers are under way.
+            EmsException: if it is no KV cache, or transfers are running.
         """
         self._client.run(lambda cache: cache.register_kvcache(kvcache, store_layer_group_desc))
 
     def unregister_kvcache(self) -> None:
-        """Forget it. EMS has no such call. Raises EmsInvalidArgument: transfers are under way."""
+        """Forget the KV cache. EMS has no such call. Raises EmsInvalidArgument if transfers are running."""
 
         async def unregister(cache: ContextCache) -> None:
             cache.unregister_kvcache()
@@ -415,7 +422,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
         """Store blocks whose tokens are in the slots of ``slot_mapping``, or of ``chunk_descs``. Blocks.
 
         Raises:
-            EmsException: wrong arguments, the deadline, or no pool.
+            EmsException: if an argument is wrong, the deadline is reached, or the pool does not answer.
         """
         return self.async_save(slot_mapping, hashes, offsets, option, **kwargs).result()
 
@@ -427,7 +434,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
         option: CcKvOption = _DEFAULT,
         **kwargs: Any,
     ) -> CcResult:
-        """Read blocks, up to the first that is not there. Arguments and errors as :meth:`save`."""
+        """Read blocks, up to the first one that is missing. Arguments and errors as in :meth:`save`."""
         return self.async_load(slot_mapping, hashes, offsets, option, **kwargs).result()
 
     def async_save(
@@ -438,7 +445,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
         option: CcKvOption = _DEFAULT,
         **kwargs: Any,
     ) -> CcFuture:
-        """Start :meth:`save`. Raises EmsInvalidArgument; everything else comes with the result."""
+        """Start :meth:`save`. Raises EmsInvalidArgument; every other error comes with the result."""
 
         def begin(cache: ContextCache) -> BlockTransfer:
             cache.check_registered()
@@ -462,7 +469,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
         option: CcKvOption = _DEFAULT,
         **kwargs: Any,
     ) -> CcFuture:
-        """Start :meth:`load`. Raises EmsInvalidArgument; everything else comes with the result."""
+        """Start :meth:`load`. Raises EmsInvalidArgument; every other error comes with the result."""
 
         def begin(cache: ContextCache) -> BlockTransfer:
             cache.check_registered()
@@ -487,13 +494,17 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
         all_ranks: bool = False,
         groups: Sequence[int] | None = None,
     ) -> CcResult:
-        """How many blocks are there, from the first without a gap. A pool that is slow or fails has none.
+        """Count the blocks that are there, from the first one without a gap. A failing or slow pool counts as empty.
 
-        What is named is not EMS's: keep what was found for so long; count what all ranks have; what all these layer groups
-        have, where else any one is enough.
+        The keyword arguments are not EMS's.
+
+        Args:
+            lease_ms: milliseconds for which the pool is asked to keep what was found.
+            all_ranks: if true, count only blocks that all ranks have.
+            groups: layer groups that must all have a block. If None, any one group is enough.
 
         Raises:
-            EmsInvalidArgument: an argument is wrong.
+            EmsInvalidArgument: if an argument is wrong.
         """
 
         async def exists(cache: ContextCache) -> CcResult:
@@ -510,30 +521,30 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
         return self._client.run(exists)
 
     def is_ready(self, ccfuture: CcFuture) -> bool:
-        """Whether it has ended, also with an error. Never blocks.
+        """Return True if the transfer has ended, also with an error. Never blocks.
 
         Raises:
-            EmsInvalidArgument: no CcFuture.
+            EmsInvalidArgument: if ``ccfuture`` is not a CcFuture.
         """
         return _future(ccfuture).done()
 
     def get_result(self, ccfuture: CcFuture) -> CcResult:
-        """Wait until it has ended; its result.
+        """Wait until the transfer has ended; return its result.
 
         Raises:
-            EmsInvalidArgument: no CcFuture.
-            EmsException: it failed.
+            EmsInvalidArgument: if ``ccfuture`` is not a CcFuture.
+            EmsException: if the transfer failed.
         """
         return _future(ccfuture).result()
 
     def remove(self, hashes: Sequence[int]) -> int:
-        """Forget blocks of this rank; how many values there were. EMS has no such call."""
+        """Remove blocks of this rank; return how many values the pool had of them. EMS has no such call."""
         return self._client.run(lambda cache: cache.remove(hashes))
 
 
 def _future(value: Any) -> CcFuture:
     if not isinstance(value, CcFuture):
-        raise EmsInvalidArgument(f"ccfuture is {value!r}: must be what async_save or async_load returned")
+        raise EmsInvalidArgument(f"ccfuture is {value!r}: must be the result of async_save or async_load")
     return value
 
 
@@ -541,6 +552,6 @@ def _chunks(kwargs: dict[str, Any]) -> Chunks | None:
     chunks: Chunks | None = kwargs.pop("chunk_descs", None)
     for name in kwargs:
         if name in {"token_ids", "mask"}:
-            raise EmsInvalidArgument(f"{name} is not taken any more: give slot_mapping and offsets, or chunk_descs")
+            raise EmsInvalidArgument(f"{name} is no longer accepted: give slot_mapping and offsets, or chunk_descs")
         raise EmsInvalidArgument(f"{name} is no argument of this call: besides the named ones there is chunk_descs")
     return chunks

@@ -1,4 +1,4 @@
-"""Errors say what EMS calls an argument, and not what :class:`~aiodatadist.ContextCache` calls it."""
+"""EMS's names of arguments in errors, instead of those of :class:`~aiodatadist.context_caching.ContextCache`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ELSEWHERE = re.compile(r"\b(?:(?:slots|keys|buffers)(?=\[\d| or offsets| has \d
 
 @contextmanager
 def upstreams_names() -> Iterator[None]:
-    """An EmsInvalidArgument of this context is raised with upstream's names of the arguments."""
+    """Raise each EmsInvalidArgument of this context with upstream's names of the arguments."""
     try:
         yield
     except EmsInvalidArgument as error:

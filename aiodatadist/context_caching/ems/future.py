@@ -1,4 +1,4 @@
-"""What ``async_save`` and ``async_load`` return: a transfer on another thread's loop, to be waited for from anywhere."""
+"""The results of ``async_save`` and ``async_load``: transfers on another thread's loop, awaitable from anywhere."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ from aiodatadist.context_caching.transfer.handle import QUIESCE_SECONDS, BlockTr
 
 
 class CcFuture(StartedCoroutine[CcResult]):
-    """A save or load under way. Dropping it leaks nothing."""
+    """A running save or load. Dropping it leaks nothing."""
 
     def __init__(self, thread: LoopThread, transfer: BlockTransfer) -> None:
-        """On the thread's loop."""
+        """Follow the transfer. Called on the thread's loop."""
         self._thread = thread
         self._transfer = transfer
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._is_over = (
-            False  # asked for in place of the future, whose lock an interrupt leaves taken if it comes too soon
-        )
+        # not the future's done(): an interrupt inside it can leave its lock locked for ever
+        self._is_over = False
         self._over = threading.Lock()
         self._over.acquire()
         transfer.add_done_callback(self._settle)
 
     def _settle(self, _: BlockTransfer) -> None:
-        """On the loop, which must not wait for a lock that an interrupted caller has."""
+        """Mark the transfer as ended. Runs on the loop, which must not wait for a lock of an interrupted caller."""
         self._is_over = True
         self._over.release()
         self._ended.set_result(None)
@@ -45,24 +44,27 @@ class CcFuture(StartedCoroutine[CcResult]):
         until = time.monotonic() + seconds
         while not self._is_over and time.monotonic() < until:
             if self._over.acquire(timeout=LOOK_UP_SECONDS):
-                self._over.release()  # for the next one
+                self._over.release()  # for the next thread that waits
 
     def done(self) -> bool:
-        """It has ended, one way or another. Never waits. Raises EmsInternalError: in a child of the process that began it."""
+        """Return True if it has ended, with any outcome. Never waits.
+
+        Raises EmsInternalError in a child of the process that started it.
+        """
         self._thread.check_process()
         return self._is_over
 
     def cancel(self) -> None:
         """Ask it to stop. Its memory is in use until it is done."""
-        with suppress(EmsException):  # the loop has ended, and the transfer with it; or it is the parent process's
+        with suppress(EmsException):  # the loop has ended, and the transfer with it; or both are the parent process's
             self._thread.post(self._transfer.cancel)
 
     def result(self) -> CcResult:
-        """Wait until it has ended. Interrupted, it is cancelled, and waited for all the same.
+        """Wait until it has ended; return its result. An interrupt cancels it, and it is still waited for.
 
         Raises:
-            EmsException: it failed, or was cancelled.
-            RuntimeError: called on the loop that carries it out, which would wait for itself.
+            EmsException: if it failed or was cancelled.
+            RuntimeError: if called on the loop that carries it out, which would wait for itself.
         """
         if not self.done():
             self._thread.check_may_wait()
@@ -74,7 +76,7 @@ class CcFuture(StartedCoroutine[CcResult]):
         return self._outcome()
 
     def stop(self) -> None:
-        """Cancel it, and wait until no byte can land any more."""
+        """Cancel it, and wait until no more bytes can land."""
         self.cancel()
         self._wait_over(QUIESCE_SECONDS)
 
@@ -90,7 +92,7 @@ class CcFuture(StartedCoroutine[CcResult]):
         return self._outcome()
 
     async def _wait(self) -> None:
-        """On any loop. Cancelled, it cancels the transfer, and goes on when that has ended."""
+        """Wait for the end, on any loop. If cancelled, cancel the transfer and continue once it has ended."""
         ended = asyncio.wrap_future(self._ended)
         try:
             await asyncio.wait([ended])

@@ -1,1 +1,1 @@
-"""Who a caller is, and what a block is called."""
+"""The identity of a caller, and the names of its blocks."""

@@ -1,4 +1,4 @@
-"""Who a caller is: the identity under which values are stored, and how a cache behaves."""
+"""Configuration of a rank: the identity under which its values are stored, and the memory its cache may use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ACCESS_KEY: Final = re.compile(r"[0-9A-Za-z+/=]{32,256}")
 
 
 class KVCacheType(Enum):
-    """How keys and values are shared among heads. With ``MLA`` all ranks of a tensor-parallel group hold the same data."""
+    """The way heads share keys and values. With ``MLA`` all ranks of a tensor-parallel group hold the same data."""
 
     MHA = "MHA"
     GQA = "GQA"
@@ -26,16 +26,16 @@ class KVCacheType(Enum):
 
 @dataclass(frozen=True)
 class CcConfig:
-    """Identity of one rank for callers that bring their own keys (V0).
+    """Identity of one rank whose callers bring their own keys (V0).
 
     Attributes:
         rank_id: global rank in the inference instance.
-        device_id: the device of this rank among those that this process sees. Only this is no part of a value's identity.
+        device_id: this rank's device, among those that the process sees. It alone is not part of a value's identity.
         model_id: unique per model; 1 to 512 characters, no control characters.
         tp_world_size, pp_world_size: tensor and pipeline parallel degree.
 
     Raises:
-        EmsInvalidArgument: a field breaks its rule.
+        EmsInvalidArgument: if a field breaks its rule.
     """
 
     rank_id: int
@@ -54,10 +54,10 @@ class CcConfig:
 
 @dataclass(frozen=True)
 class CcConfig_v1(CcConfig):  # noqa: N801 - EMS's name
-    """Identity of one rank whose keys are block hashes (V1). The hash is all that callers give, so the rest is here.
+    """Identity of one rank whose keys are block hashes (V1). Callers give only the hash, so the rest is here.
 
     Attributes:
-        rank_in_tp_group, rank_in_pp_group: which shard of a block this rank has.
+        rank_in_tp_group, rank_in_pp_group: the shard of each block that this rank has.
         llm_engine: free text that keeps engines apart.
         kvcache_type: with ``MLA`` there is one shard per tensor-parallel group.
     """
@@ -78,12 +78,12 @@ class CcConfig_v1(CcConfig):  # noqa: N801 - EMS's name
 
 @dataclass(frozen=True)
 class CcCacheConfig:
-    """How much host memory a cache may use.
+    """Limits on the host memory of a cache.
 
     Attributes:
-        read_cache_bytes: of the local read cache; 0: there is none, because host memory is the user's.
-        fill_on_read: values that were read from the pool go to the local read cache, too.
-        bytes_in_flight: host memory that all calls under way may hold together; those that want more wait.
+        read_cache_bytes: size of the local read cache. By default 0, no read cache, because host memory is the user's.
+        fill_on_read: if true, values read from the pool are copied into the local read cache, too.
+        bytes_in_flight: host memory that all running calls together may hold. Calls that need more wait.
     """
 
     read_cache_bytes: int = 0
@@ -97,7 +97,7 @@ class CcCacheConfig:
 
 
 def check_access(access_id: str | None, access_key: str | None) -> None:
-    """Raises EmsInvalidArgument: they are not what they may be. Neither is a secret: see SECURITY.md on tenants."""
+    """Raise EmsInvalidArgument if one of the two breaks its form. Neither is a secret: see SECURITY.md on tenants."""
     for value, name, form, rule in (
         (access_id, "access_id", _ACCESS_ID, "1 to 512 digits, lower-case letters, '.', '-' and '_'"),
         (access_key, "access_key", _ACCESS_KEY, "32 to 256 digits, letters, '+', '/' and '='"),

@@ -1,8 +1,8 @@
-"""What values are called. Everything that must not be confused is part of a name, so that a mismatch is a miss.
+"""Names of values. Everything that must not be confused is part of a name, so that a mismatch is a miss.
 
 The namespace is a digest of the identity: tenant, model, engine, kind and degrees of parallelism, and the layout of the
-registered cache. Blocks are distributed by their hash, and which shard and layer group a value belongs to is its attribute:
-all shards of one block live on one node.
+registered cache. The hash of a block decides on which node it is stored. Shard and layer group are attributes of a
+value, so that all shards of one block are on one node.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from aiodatadist.context_caching.identity.config import CcConfig, CcConfig_v1, K
 from aiodatadist.context_caching.pools.contract import PoolKey
 
 VERSION: Final = 1
-"""Of the order of bytes inside a value."""
+"""Version of the order of bytes inside a value."""
 MAX_KEY: Final = 127
-"""Bytes of a key's two parts and what separates them, in UTF-8."""
+"""Most bytes of a key: both parts and their separator, in UTF-8."""
 MAX_HASH: Final = 2**64
 MIN_HASH: Final = -(2**63)
 
@@ -33,7 +33,7 @@ class PrimaryKey:
     """A key of the caller's own (V0). Values of one ``distribute_key`` live on one node; both parts name the value.
 
     Raises:
-        EmsInvalidArgument: a part is no str or empty, or the key has more than 127 bytes.
+        EmsInvalidArgument: if a part is empty or no str, or the key has more than 127 bytes.
     """
 
     distribute_key: str
@@ -62,7 +62,7 @@ def _nbytes(part: str) -> int:
 
 
 def parts_of(key: Any, name: str) -> tuple[str, str]:
-    """Both parts of a key of the caller's; a plain string has no second one."""
+    """Return both parts of a caller's key; the second part of a plain string is empty."""
     if isinstance(key, PrimaryKey):
         return key.distribute_key, key.attribute_key
     if not isinstance(key, str):
@@ -74,7 +74,10 @@ def parts_of(key: Any, name: str) -> tuple[str, str]:
 
 
 def check_hashes(hashes: Any) -> Sequence[int]:
-    """Raises EmsInvalidArgument: not some distinct whole numbers from -2**63 to 2**64 - 1."""
+    """Return the hashes as a list of int.
+
+    Raises EmsInvalidArgument if they are not distinct whole numbers from -2**63 to 2**64 - 1, at least one.
+    """
     listed = rules.some(hashes, "hashes")
     if set(map(type, listed)) != {int}:
         listed = [_whole(value, f"hashes[{i}]") for i, value in enumerate(listed)]
@@ -86,7 +89,7 @@ def check_hashes(hashes: Any) -> Sequence[int]:
 
 
 def check_groups(groups: Any) -> Sequence[int]:
-    """Raises EmsInvalidArgument: not some distinct numbers of layer groups."""
+    """Return the layer groups as a list. Raises EmsInvalidArgument if they are not distinct valid numbers."""
     listed = [rules.integer(g, f"groups[{i}]", 0, MAX_GROUPS - 1) for i, g in enumerate(rules.some(groups, "groups"))]
     rules.distinct(listed, "groups")
     return listed
@@ -102,18 +105,18 @@ def _whole(value: Any, name: str) -> Any:
 
 
 class Shape(NamedTuple):
-    """What a process has to know of a layout for naming values: its digest, and how many layer groups it has."""
+    """The part of a layout that names depend on: its digest and the number of its layer groups."""
 
     fingerprint: str
     groups: int
 
     def layout_record(self) -> bytes:
-        """As it is noted down: ``LAYOUT_RECORD_BYTES`` bytes."""
+        """Return the ``LAYOUT_RECORD_BYTES`` bytes that record the layout in a pool."""
         return f"{self.fingerprint:32}{self.groups:08}".encode()
 
     @classmethod
     def from_layout_record(cls, record: bytes) -> Shape | None:
-        """None: it is not one of this library's."""
+        """Return the layout of a record, or None if this library did not write it."""
         try:
             shape = cls(record[:32].decode("ascii"), int(record[32:]))
         except ValueError:
@@ -123,10 +126,10 @@ class Shape(NamedTuple):
 
 LAYOUT_RECORD_BYTES: Final = 40
 MAX_GROUPS: Final = 4096
-"""Layer groups of a layout; a caller that asks what is there makes a name for each of a block's."""
+"""Most layer groups of a layout. A lookup makes a name for each group of a block."""
 
 _pool_key = partial(tuple.__new__, PoolKey)
-"""Of a tuple of all fields; much faster than by their names."""
+"""Return the key made of a tuple of all fields; much faster than naming the fields."""
 
 
 class Names:
@@ -143,23 +146,23 @@ class Names:
         self._spaces: dict[str, str] = {}
 
     def _shard(self, pp: int, tp: int) -> str:
-        """With MLA all ranks of a tensor-parallel group share one."""
+        """Return the name of a shard. With MLA all ranks of a tensor-parallel group share one."""
         config = self._config
         is_shared = isinstance(config, CcConfig_v1) and config.kvcache_type is KVCacheType.MLA
         return f"p{pp}t{'*' if is_shared else tp}"
 
     def shards(self) -> list[str]:
-        """Of all ranks, each once."""
+        """Return the shards of all ranks, each once."""
         config = self._config
         everyone = ((pp, tp) for pp in range(config.pp_world_size) for tp in range(config.tp_world_size))
         return list(dict.fromkeys(self._shard(pp, tp) for pp, tp in everyone))
 
     def of_key(self, parts: tuple[str, str]) -> PoolKey:
-        """A key of the caller's."""
+        """Return the pool's key for a key of the caller's."""
         return PoolKey(self._own, *parts)
 
     def of_blocks(self, blocks: Iterable[tuple[int, int]], shape: Shape, shard: str | None = None) -> list[PoolKey]:
-        """Blocks' data, ``(hash, layer group)`` each."""
+        """Return the keys of the data of blocks, each given as ``(hash, layer group)``."""
         space = self._spaces.get(shape.fingerprint)
         if space is None:
             space = self._spaces[shape.fingerprint] = _namespace("blocks", [*self._identity, shape.fingerprint])
@@ -168,7 +171,7 @@ class Names:
         return [_pool_key((space, f"{value:x}", groups[group])) for value, group in blocks]
 
     def of_layout_record(self, shard: str) -> PoolKey:
-        """Where a rank notes its layout down, for processes that have hashes and no cache."""
+        """Return the key of a rank's recorded layout, for processes that have hashes and no cache."""
         return PoolKey(_namespace("layouts", self._identity), "layout", shard)
 
 

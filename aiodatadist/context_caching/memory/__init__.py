@@ -1,1 +1,1 @@
-"""The caller's side: where its KV cache is, slot by slot."""
+"""The caller's side: the places of its KV cache, slot by slot."""

@@ -1,4 +1,4 @@
-"""Which ranges a copy moves between the caller's memory and values, as grids."""
+"""Ranges that a copy moves between the caller's memory and values, as grids."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class CopyStep(NamedTuple):
 
 
 class CopyList(NamedTuple):
-    """Where values are in the caller's memory: ``grid.local`` is that, ``grid.remote`` is the values' own."""
+    """The places of values in the caller's memory (``grid.local``), and in the values themselves (``grid.remote``)."""
 
     placement: Placement
     grid: Grid
 
     def gathered(self) -> CopyStep:
-        """Into the values."""
+        """Return the copy from the caller's memory into the values."""
         return CopyStep(Placement.HOST, self.placement, self.grid.mirrored())
 
     def scattered(self) -> CopyStep:
-        """Out of the values."""
+        """Return the copy from the values into the caller's memory."""
         return CopyStep(self.placement, Placement.HOST, self.grid)
 
 
 def copies(pairs: Sequence[tuple[int, int, int]]) -> list[CopyStep]:
-    """From value to value: (destination, source, bytes)."""
+    """Return the copies between values; each pair is (destination, source, bytes)."""
     by_size: dict[int, list[tuple[int, int]]] = {}
     for to, source, nbytes in pairs:
         by_size.setdefault(nbytes, []).append((to, source))
@@ -47,6 +47,6 @@ def copies(pairs: Sequence[tuple[int, int, int]]) -> list[CopyStep]:
 
 
 def at_addresses(local: Sequence[int], remote: Sequence[int], nbytes: int) -> Grid:
-    """Ranges of equal length, each at an address of its own on both sides."""
+    """Return the grid of ranges of equal length, each with its own address on both sides."""
     origin = array("Q", [0])
     return Grid(origin, origin, array("Q", local), array("Q", remote), 1, 1, nbytes, nbytes)

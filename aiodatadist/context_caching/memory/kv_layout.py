@@ -1,4 +1,4 @@
-"""The registered KV cache: which memory a token's bytes are in, tensor by tensor, and what of that others have to match."""
+"""The registered KV cache: the memory of each token, tensor by tensor, and the part of its layout that must match."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that share a block table and the geometry of their chunks. ``layers`` are indices; a layer is in one group."""
+    """Layers that share a block table and the geometry of their chunks, by index. A layer is in one group."""
 
     layers: Sequence[int]
     name: str = ""
@@ -33,7 +33,7 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Memory of one tensor: ``[num_blocks, block_size, ...]``, in one piece."""
+    """Memory of one tensor: ``[num_blocks, block_size, ...]``, contiguous."""
 
     address: int
     shape: tuple[int, ...]
@@ -43,10 +43,12 @@ class Tensor:
 
     @property
     def token_bytes(self) -> int:
+        """Bytes of one token in this tensor."""
         return math.prod(self.shape[2:]) * self.itemsize
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the tensor."""
         return math.prod(self.shape) * self.itemsize
 
 
@@ -55,8 +57,8 @@ class Alike:
     """Tensors of one group with tokens of equal size, in memory of one kind.
 
     Attributes:
-        addresses: of slot 0, ``array('Q')``.
-        before: bytes that one token has in the tensors of the group that stand before each of these.
+        addresses: address of slot 0 of each, ``array('Q')``.
+        before: for each, the bytes that one token has in the tensors of the group in front of it.
     """
 
     placement: Placement
@@ -66,7 +68,7 @@ class Alike:
 
 
 class Group:
-    """The tensors of a layer group, and who uses its slots."""
+    """The tensors of a layer group, and the users of its slots."""
 
     def __init__(
         self, tensors: Sequence[Tensor], placements_of: Callable[[Iterable[int]], list[Placement | None]]
@@ -95,20 +97,20 @@ def _sorted_by_kind(
 
 
 class Layout:
-    """What ``register_kvcache`` was given.
+    """The tensors and groups that ``register_kvcache`` was given.
 
     Attributes:
-        groups: in the order in which they were given; one with all layers if none were.
-        shape: what values of this cache are named by.
+        groups: in the order of the call; one group with all layers if none were given.
+        shape: the part that is in the names of values.
     """
 
     def __init__(
         self, layers: Any, groups: Any, placements_of: Callable[[Iterable[int]], list[Placement | None]]
     ) -> None:
-        """Raises EmsInvalidArgument: it is no KV cache, or the groups do not fit."""
-        if hasattr(layers, "dtype"):  # it would be read number by number
+        """Check the tensors. Raises EmsInvalidArgument if they are no KV cache, or the groups do not fit."""
+        if hasattr(layers, "dtype"):  # a bare array would be read number by number
             raise EmsInvalidArgument(
-                f"layers is of type {type(layers).__name__}: must be a list with, for each layer, a list of tensors"
+                f"layers is of type {type(layers).__name__}: must be a list with a list of tensors for each layer"
             )
         tensors = [_layer(layer, f"layers[{i}]") for i, layer in enumerate(rules.some(layers, "layers"))]
         _check_apart([tensor for layer in tensors for tensor in layer])
@@ -132,12 +134,12 @@ class Layout:
 
 
 def _is_stacked(shape: Sequence[int]) -> bool:
-    """It looks like ``[2, num_blocks, block_size, heads, head_size]``."""
+    """Return True if a shape looks like ``[2, num_blocks, block_size, heads, head_size]``."""
     return len(shape) > 4 and shape[0] == 2
 
 
 def _fingerprint(layers: Sequence[Sequence[Tensor]], groups: Sequence[Sequence[int]]) -> str:
-    """Of all that makes the bytes of a token what they are; not of how many there are, or where."""
+    """Return a digest of all that determines the bytes of a token, but not of the number of tokens or their place."""
     described = [[[layer, [[t.element, t.shape[2:]] for t in layers[layer]]] for layer in group] for group in groups]
     return hashlib.blake2b(json.dumps([VERSION, described]).encode(), digest_size=16).hexdigest()
 
@@ -171,7 +173,7 @@ def _check_apart(tensors: Sequence[Tensor]) -> None:
     for left, right in pairwise(sorted(tensors, key=lambda tensor: tensor.address)):
         if right.address < left.address + left.nbytes:
             raise EmsInvalidArgument(
-                f"tensors at {left.address:#x} and {right.address:#x} overlap: each has {left.nbytes} bytes of its own"
+                f"tensors at {left.address:#x} and {right.address:#x} overlap: each must have its own {left.nbytes} bytes"
             )
 
 
@@ -217,7 +219,7 @@ def _of_array(value: Any, name: str) -> tuple[Tensor, bool, bool]:
 
 
 def _of_dlpack(value: Any, name: str) -> tuple[Tensor, bool, bool]:
-    """As numpy reads it: memory of the host, and writable if the provider's DLPack is new enough to say so."""
+    """Read a DLPack object through numpy: host memory, writable if the provider's DLPack is new enough to say so."""
     try:
         numpy = importlib.import_module("numpy")
     except ImportError as problem:

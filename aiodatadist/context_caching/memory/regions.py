@@ -1,6 +1,7 @@
-"""Which bytes of the caller's memory each value is made of. Checked before anything starts, made into grids when they move.
+"""The bytes of the caller's memory that make up each value.
 
-A call's values are those that have bytes: one per hash and layer group, or one per key of the caller's.
+They are checked before anything starts, and turned into grids when they move. A call's values are those that have
+bytes: one per hash and layer group, or one per key of the caller's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Memory(ABC):
 
     Attributes:
         sizes: bytes of each value.
-        owners: which of the call's keys each value belongs to; ascending.
+        owners: index of the call's key that each value belongs to; ascending.
     """
 
     sizes: list[int]
@@ -37,23 +38,23 @@ class Memory(ABC):
 
     @abstractmethod
     def look(self, values: range, placements_of: PlacementsOf) -> None:
-        """Find out where the bytes of these values are; once, before anything starts.
+        """Find the places of these values' bytes; once, before anything starts.
 
         Raises:
-            EmsInvalidArgument: they are no memory of this process.
+            EmsInvalidArgument: if they are not memory of this process.
         """
 
     @abstractmethod
     def copy_lists(self, addresses: Mapping[int, int]) -> list[CopyList]:
-        """Where the bytes of these values are; ``addresses`` says by value where it begins."""
+        """Return the places of these values' bytes; ``addresses`` maps each value to the address of its first byte."""
 
     @abstractmethod
     def take(self, *, writes: bool) -> None:
-        """Use the memory from now on. Raises EmsInvalidArgument: another call does."""
+        """Reserve the memory for this call. Raises EmsInvalidArgument if another call uses it."""
 
     @abstractmethod
     def give(self) -> None:
-        """It is not touched for this call any more."""
+        """Release the memory: this call no longer touches it."""
 
 
 # ---- hashes and slots ----
@@ -61,7 +62,7 @@ class Memory(ABC):
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one layer group holds of a call: so many tokens of each hash, and from which entry of ``runs`` on."""
+    """A layer group's part of a call: the number of tokens of each hash, and its first entry in ``runs``."""
 
     group: Group
     runs: Runs
@@ -89,14 +90,14 @@ class SlotMemory(Memory):
 
     @classmethod
     def of(cls, layout: Layout, slots: Any, offsets: Any, chunks: Any, count: int) -> Self:
-        """Said in one of the two ways.
+        """Return the memory that is given as slots with offsets, or as chunks.
 
         Raises:
-            EmsInvalidArgument: said in both, in neither, or a rule is broken.
+            EmsInvalidArgument: if both or neither are given, or a rule is broken.
         """
         if chunks is not None:
             if slots is not None or offsets is not None:
-                raise EmsInvalidArgument("chunks are given together with slots or offsets: they are two ways to say it")
+                raise EmsInvalidArgument("chunks are given together with slots or offsets: pass one of the two")
             return cls.chunked(layout, chunks, count)
         if slots is None or offsets is None:
             raise EmsInvalidArgument("slots or offsets are missing: give both, or chunks instead")
@@ -104,10 +105,10 @@ class SlotMemory(Memory):
 
     @classmethod
     def mapped(cls, layout: Layout, slots: Any, offsets: Any, count: int) -> Self:
-        """From a slot per token and a number of tokens per hash.
+        """Return the memory for a slot per token and a number of tokens per hash.
 
         Raises:
-            EmsInvalidArgument: a rule is broken.
+            EmsInvalidArgument: if a rule is broken.
         """
         if len(layout.groups) != 1:
             raise EmsInvalidArgument(
@@ -116,7 +117,7 @@ class SlotMemory(Memory):
         starts = rules.whole_numbers(rules.some(slots, "slots"), "slots")
         tokens = rules.whole_numbers(rules.some(offsets, "offsets"), "offsets").tolist()
         if len(tokens) != count:
-            raise EmsInvalidArgument(f"{len(tokens)} offsets for {count} hashes: they must be as many")
+            raise EmsInvalidArgument(f"{len(tokens)} offsets for {count} hashes: they must have the same length")
         for i, number in enumerate(tokens):
             if number < 1:
                 raise EmsInvalidArgument(f"offsets[{i}] is {number}: a hash has at least 1 token")
@@ -129,10 +130,12 @@ class SlotMemory(Memory):
 
     @classmethod
     def chunked(cls, layout: Layout, chunks: Any, count: int) -> Self:
-        """From one run of slots per hash and layer group. A group that stores nothing for a hash has a run of length 0.
+        """Return the memory for one run of slots per hash and layer group.
+
+        A group that stores nothing for a hash has a run of length 0.
 
         Raises:
-            EmsInvalidArgument: a rule is broken.
+            EmsInvalidArgument: if a rule is broken.
         """
         given = rules.some(chunks, "chunks")
         if len(given) != len(layout.groups):
@@ -150,7 +153,7 @@ class SlotMemory(Memory):
         return cls(shares, count)
 
     def look(self, values: range, placements_of: PlacementsOf) -> None:
-        """That was done when the cache was registered."""
+        """Do nothing: the places are known since the cache was registered."""
 
     def copy_lists(self, addresses: Mapping[int, int]) -> list[CopyList]:
         found: list[CopyList] = []
@@ -194,7 +197,7 @@ def _runs_of(pairs: Sequence[Any], count: int, name: str) -> Runs:
 
 
 def _copy_lists_of(share: _Share, wanted: Mapping[int, int]) -> list[CopyList]:
-    """The grids of one layer group; ``wanted`` has the address of each hash's value."""
+    """Return the grids of one layer group; ``wanted`` has the address of each hash's value."""
     first, last = min(wanted), max(wanted)
     tokens = share.tokens[first : last + 1]
     addresses = [wanted.get(i, 0) for i in range(first, last + 1)]
@@ -220,11 +223,13 @@ def _copy_lists_of(share: _Share, wanted: Mapping[int, int]) -> list[CopyList]:
 
 @dataclass(frozen=True)
 class KvBufferWrapper:
-    """One contiguous region of memory. A caller that gives an address keeps the memory alive, as long as a call uses it: an
-    address that is no memory when a call starts is an error, memory that goes away meanwhile ends the process.
+    """A contiguous region of memory. A caller that gives an address keeps its memory alive until the call has ended.
+
+    An address that is no memory when the call starts is an error. Memory that is freed during the call may end the
+    process.
 
     Raises:
-        EmsInvalidArgument: the address or the length is not an int above 0.
+        EmsInvalidArgument: if the address or the length is not an int above 0.
     """
 
     data_ptr: int
@@ -240,10 +245,10 @@ class KvBufferWrapper:
 
     @classmethod
     def from_buffer(cls, owner: Any) -> Self:
-        """The bytes of a writable buffer, which is kept alive as long as this is.
+        """Return the region of a writable buffer, which is kept alive as long as the region.
 
         Raises:
-            EmsInvalidArgument: it is no buffer, read-only, empty or not contiguous, or its items are references.
+            EmsInvalidArgument: if it is no buffer, read-only, empty or not contiguous, or its items are references.
         """
         address, length, keep = _bytes_of(owner, "the buffer")
         made = cls(address, length)
@@ -253,7 +258,7 @@ class KvBufferWrapper:
 
 def _bytes_of(owner: Any, name: str) -> tuple[int, int, object]:
     if hasattr(owner, "dtype"):
-        rules.plain(owner, name)  # first: numpy shows no memory of some of these
+        rules.plain(owner, name)  # first, because numpy exports no buffer for some of these dtypes
     try:
         view = memoryview(owner)
     except TypeError:
@@ -272,7 +277,7 @@ def _bytes_of(owner: Any, name: str) -> tuple[int, int, object]:
 
 
 class _Region(NamedTuple):
-    """One of the caller's. Without an owner, which is kept alive, an address was given, and that is all that is known."""
+    """A region of the caller's. The owner is kept alive; it is None if only an address was given."""
 
     start: int
     length: int
@@ -280,10 +285,10 @@ class _Region(NamedTuple):
 
 
 class BufferMemory(Memory):
-    """Regions of the caller's, one behind the other in the value. Only the caller knows what else uses them."""
+    """Regions of the caller's, one after the other in the value. Only the caller knows what else uses them."""
 
     def __init__(self, buffers: Any, count: int) -> None:
-        """Raises EmsInvalidArgument: a rule is broken."""
+        """Read the regions. Raises EmsInvalidArgument if a rule is broken."""
         given = rules.some(buffers, "buffers")
         if len(given) != count:
             raise EmsInvalidArgument(f"buffers has {len(given)} lists for {count} keys: it must have one for each")
@@ -305,11 +310,11 @@ class BufferMemory(Memory):
         return regions
 
     def take(self, *, writes: bool) -> None:
-        """Nothing is known of others who use it."""
+        """Note the direction. Other users of the regions are unknown, so nothing is refused."""
         self._writes = writes
 
     def give(self) -> None:
-        """See :meth:`take`."""
+        """Do nothing: nothing was reserved."""
 
     def look(self, values: range, placements_of: PlacementsOf) -> None:
         regions = [(v, k, region) for v in values for k, region in enumerate(self._regions[v])]

@@ -1,4 +1,4 @@
-"""Slots in C: ``native/slots.h``. A slot mapping has an entry per token, and nothing here is done in Python per token."""
+"""Slots, checked and cut in C: ``native/slots.h``. A mapping has an entry per token, which Python never visits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiodatadist.context_caching.errors import EmsInternalError, EmsInvalidArgum
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Which slots are meant: run ``i`` is ``lengths[i]`` slots from ``starts[i]`` on; without lengths, one slot each.
+    """Slots of a call: run ``i`` is ``lengths[i]`` slots from ``starts[i]`` on; without lengths, one slot each.
 
     ``starts`` and ``lengths`` are ``array('q')``.
     """
@@ -22,31 +22,33 @@ class Runs:
     lengths: array[int] | None = None
 
     def pointers(self) -> tuple[Any, Any, int]:
+        """Return the arguments by which C reads the runs."""
         return _signed(self.starts), ffi.NULL if self.lengths is None else _signed(self.lengths), len(self.starts)
 
     def check(self, slots: int, name: str) -> None:
-        """Raises EmsInvalidArgument: a slot is not one of so many, or is meant twice."""
+        """Raise EmsInvalidArgument if a slot is not below ``slots``, or occurs twice."""
         at = ffi.new("uint64_t *")
         status = ring.slots_check(*self.pointers(), slots, at)
         if status == ring.SLOTS_NO_MEMORY:
-            raise EmsInternalError(f"no memory for looking at {slots} slots")
+            raise EmsInternalError(f"no memory to check {slots} slots")
         if status == ring.SLOTS_OUTSIDE:
             raise EmsInvalidArgument(f"{name}[{at[0]}] is {self.shown(at[0])}: slots are in [0, {slots})")
         if status == ring.SLOTS_TWICE:
-            raise EmsInvalidArgument(f"{name}[{at[0]}] is {self.shown(at[0])}: a slot may be meant once in a call")
+            raise EmsInvalidArgument(f"{name}[{at[0]}] is {self.shown(at[0])}: a slot may occur only once in a call")
 
     def shown(self, at: int) -> str:
+        """Return the text of an entry for a message."""
         return str(self.starts[at]) if self.lengths is None else f"({self.starts[at]}, {self.lengths[at]})"
 
 
 class Users:
-    """Who uses each slot of a group now: readers share it, a writer is alone."""
+    """The users of each slot of a group: readers share it, a writer is alone."""
 
     def __init__(self, slots: int) -> None:
         self._map = bytearray(2 * slots)
 
     def take(self, runs: Runs, name: str, *, writes: bool) -> None:
-        """Raises EmsInvalidArgument: one of them is in use; nothing was taken."""
+        """Reserve the slots. Raises EmsInvalidArgument if one of them is in use; then nothing is reserved."""
         at = ffi.new("uint64_t *")
         if ring.slots_take(self._pointer(), *runs.pointers(), writes, at) == ring.SLOTS_BUSY:
             raise EmsInvalidArgument(
@@ -54,6 +56,7 @@ class Users:
             )
 
     def give(self, runs: Runs) -> None:
+        """Release the slots."""
         ring.slots_give(self._pointer(), *runs.pointers())
 
     def _pointer(self) -> Any:
@@ -62,12 +65,12 @@ class Users:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Equally long pieces of values that are equally long: one grid.
+    """Equally long pieces of equally long values: one grid.
 
     Attributes:
-        tokens, run: of each value; of each piece.
+        tokens, run: number of tokens of each value, and of each piece.
         starts: slot of each piece's first token.
-        places: address of that token's bytes in the value, for a tensor that is the value's first.
+        places: address of that token's bytes in the value, for the first tensor of the value.
     """
 
     tokens: int
@@ -80,9 +83,10 @@ def pieces(runs: Runs, first: int, tokens: Sequence[int], addresses: Sequence[in
     """Cut values, whose tokens are in the slots of ``runs`` from entry ``first`` on, into pieces.
 
     Args:
-        tokens: of each value; that many slots are one behind the other in ``runs``, or in one run if they have lengths.
-        addresses: of each value's bytes; 0 leaves it out.
-        token_bytes: of one token in one tensor.
+        tokens: number of tokens of each value. ``runs`` has the same number of consecutive slots, or one run if it has
+            lengths.
+        addresses: address of each value's bytes; 0 leaves the value out.
+        token_bytes: bytes of one token in one tensor.
     """
     whole = runs.lengths is not None
     room = len(tokens) if whole else sum(tokens)
@@ -95,7 +99,7 @@ def pieces(runs: Runs, first: int, tokens: Sequence[int], addresses: Sequence[in
     values.count, values.token_bytes, values.whole = len(tokens), token_bytes, whole
     known = ring.slots_pieces(values, _unsigned(starts), _unsigned(places), classes)
     if known == ring.SLOTS_NO_MEMORY:
-        raise EmsInternalError(f"no memory for cutting {room} tokens into pieces")
+        raise EmsInternalError(f"no memory to cut {room} tokens into pieces")
     found = []
     for i in range(known):
         one = classes[i]

@@ -1,1 +1,1 @@
-"""Pools: the contract, how one is opened, and those that there are."""
+"""Pools: the contract, how one is opened, and the implementations."""

@@ -1,4 +1,4 @@
-"""The URL that says where an engine is: our own options are taken out of its query, and checked."""
+"""URLs of engines. Our own options are taken out of the query and checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENCODED: Final = "'#', '/', '?', '@' and brackets in a user name or a password 
 
 
 class Address(NamedTuple):
-    """A URL without our options, and these."""
+    """A URL without our options, and the options."""
 
     url: str
     host: str
@@ -26,12 +26,12 @@ def parse(url: str, schemes: tuple[str, ...], port: int, ours: frozenset[str], *
     """Take a URL apart.
 
     Args:
-        port: if the URL does not say.
+        port: the port if the URL has none.
         ours: names of our options.
-        others: other options belong to another library, and stay in the URL; else there may be none.
+        others: if true, other options belong to another library and stay in the URL; otherwise they are refused.
 
     Raises:
-        TypeError, ValueError: it is not such a URL, or has an option twice, or one that is unknown.
+        TypeError, ValueError: if it is no such URL, or an option is unknown or occurs twice.
     """
     if not isinstance(url, str):
         raise TypeError(f"url is {url!r} of type {type(url).__name__}: must be a str")
@@ -51,7 +51,7 @@ def parse(url: str, schemes: tuple[str, ...], port: int, ours: frozenset[str], *
 
 
 def _place(url: str, schemes: tuple[str, ...]) -> tuple[SplitResult, str, int | None]:
-    """The URL in parts, its host, and its port if it has one. What it raises shows nothing of the URL but the scheme."""
+    """Return the parts of the URL, its host, and its port if it has one. Errors show only the URL's scheme."""
     wanted = " or ".join(f"{scheme}://host:port" for scheme in schemes)
     scheme, colon, rest = url.partition(":")
     if not colon or scheme.lower() not in schemes:
@@ -62,13 +62,13 @@ def _place(url: str, schemes: tuple[str, ...]) -> tuple[SplitResult, str, int | 
     try:
         parts = urlsplit(url)
         host = parts.hostname
-    except ValueError:  # it quotes what it could not read
+    except ValueError:  # not chained: its message quotes the URL, which may contain a password
         raise ValueError(f"the URL cannot be read: must be {wanted}, and {_ENCODED}") from None
-    is_cut = bool(parts.fragment) or "@" in parts.path  # in the middle of an account
+    is_cut = bool(parts.fragment) or "@" in parts.path  # an unescaped character of the account cut the URL there
     try:
         number = parts.port
         is_number = number != 0
-    except ValueError:  # so does this
+    except ValueError:  # its message quotes the URL, too
         number, is_number = None, False
     if "," in parts.netloc.rpartition("@")[2] and not is_cut:
         raise ValueError("the URL must have one host and port; the other servers of a cluster are found through it")
@@ -82,12 +82,12 @@ def _place(url: str, schemes: tuple[str, ...]) -> tuple[SplitResult, str, int | 
 
 
 def is_scheme(text: str) -> bool:
-    """It can be shown: it is no part of an account."""
+    """Return True if the text can be shown: it is a scheme, and not part of an account."""
     return re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", text) is not None
 
 
 def byte_size(text: str, name: str, least: int = 0, most: int | None = None) -> int:
-    """``1048576``, ``64MiB``, ``1GiB``. Raises ValueError: it is neither, or outside of the limits."""
+    """Return the bytes of ``1048576``, ``64MiB`` or ``1GiB``. Raises ValueError if it is none or outside the limits."""
     found = re.fullmatch(r"(-?\d+)\s*([KMGT]iB|)", text, re.IGNORECASE)
     if found is None:
         raise ValueError(f"{name} is {text!r}: must be a number of bytes, or of KiB, MiB, GiB or TiB")
@@ -100,7 +100,7 @@ def byte_size(text: str, name: str, least: int = 0, most: int | None = None) -> 
 
 
 def number(text: str, name: str, low: T, high: T) -> T:
-    """A number of ``low``'s type. Raises ValueError: it is none, or outside of low to high."""
+    """Return a number of ``low``'s type. Raises ValueError if it is none, or not within low to high."""
     try:
         value = type(low)(text)
     except ValueError:

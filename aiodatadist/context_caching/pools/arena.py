@@ -1,4 +1,4 @@
-"""Memory that an engine may write to whenever it likes: one registered buffer, lent in pieces."""
+"""Memory that an engine may write to at any time: one registered buffer, lent in pieces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Piece:
     """Memory for one value.
 
     Attributes:
-        address, nbytes: where it is, and how long.
+        address, nbytes: its place and length.
     """
 
     def __init__(self, arena: Arena, address: int, nbytes: int) -> None:
@@ -28,7 +28,7 @@ class Piece:
         self.nbytes = nbytes
 
     def view(self) -> memoryview:
-        """The bytes, writable. Raises ValueError: it was given back."""
+        """Return the bytes, writable. Raises ValueError if the piece was released."""
         if self._arena is None:
             raise ValueError("this memory was put or released")
         return self._arena.view(self.address, self.nbytes)
@@ -40,10 +40,10 @@ class Piece:
             arena.free(self.address)
 
     def taken(self, arena: Arena) -> Piece:
-        """The same memory under another owner: for its present one it is released.
+        """Return the same memory under another owner. For its present owner it counts as released.
 
         Raises:
-            ValueError: it was given back before, or is of another pool.
+            ValueError: if it was released before, or belongs to another pool.
         """
         if self._arena is not arena:
             raise ValueError("this stage is of another pool, or was put or released before")
@@ -55,7 +55,9 @@ class Arena:
     """Anonymous memory of a fixed size. Pages that were never lent cost nothing.
 
     Attributes:
-        address, nbytes: all of it. Its first page is lent to no value: what wants a byte and not its value reads there.
+        address, nbytes: the whole memory.
+        scratch: address of the first page, which is never lent: a read that only tests if a value can be read goes
+            there.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -74,11 +76,11 @@ class Arena:
         return self.nbytes - (1 << PAGE_SHIFT)
 
     def fitting(self, sizes: Sequence[int]) -> list[bool]:
-        """Which of these, beginning with the first, it could lend at once if all of it were free."""
+        """Return for each size True if it would fit, beside those before it, into the empty arena."""
         return fitting(sizes, self.room, self.room, 1 << PAGE_SHIFT)
 
     async def lend(self, sizes: Sequence[int]) -> list[Piece]:
-        """All of them, when they are to be had. Cancelled: none."""
+        """Wait until all of them are available; return them. If cancelled, none is lent."""
 
         def attempt() -> list[Piece] | None:
             pieces: list[Piece] = []
@@ -94,9 +96,11 @@ class Arena:
         return await self._line.take(attempt)
 
     def view(self, address: int, nbytes: int) -> memoryview:
+        """Return the bytes of a range, writable."""
         at = address - self.address
         return memoryview(self._memory)[at : at + nbytes]
 
     def free(self, address: int) -> None:
+        """Take a range back."""
         self._pages.free(address)
         self._line.call()

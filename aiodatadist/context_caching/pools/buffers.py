@@ -1,7 +1,7 @@
-"""Memory of the process's own heap for values on their way. What was used is used again for a value of the same size.
+"""Memory of the process's heap for values on their way, reused for values of the same size.
 
-Fresh memory costs half as much as a transfer on one machine: the kernel clears every page when it is first touched. But what
-an abandoned call may still be reading is not used again; it goes with its last reference.
+Fresh memory costs half as much as a transfer within one machine, because the kernel clears every page on first touch.
+Memory that an abandoned call may still be reading is not reused; it is freed with its last reference.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from aiodatadist.context_caching.pools.turns import Turns
 
 HEAD: Final = 256
 BEHIND: Final = 16
-"""Bytes in front of a value and behind it, for what is sent around it: so it leaves in one piece."""
+"""Bytes in front of a value and behind it for the command around it, so that both are sent in one piece."""
 TAIL: Final = 2
-"""Bytes behind a value that come in with it: its end of line."""
+"""Bytes behind a value that are received with it: its end of line."""
 
 
 class Buffer:
     """Memory for one value.
 
     Attributes:
-        address, nbytes: where it is, and how long.
-        is_idle: nothing but its user knows it, so that it can be used again. What sends from it says when that is not so.
+        address, nbytes: its place and length.
+        is_idle: True if only its user knows the memory, so that it can be reused. A sender sets it to False meanwhile.
     """
 
     def __init__(self, buffers: Buffers, memory: Any, nbytes: int) -> None:
@@ -36,15 +36,15 @@ class Buffer:
         self.is_idle = True
 
     def view(self) -> memoryview:
-        """The bytes, writable. Raises ValueError: it was given back."""
+        """Return the bytes, writable. Raises ValueError if the buffer was released."""
         return self._from(0, self.nbytes)
 
     def with_tail(self) -> memoryview:
-        """The bytes and those behind them."""
+        """Return the bytes, and those of the end of line behind them."""
         return self._from(0, self.nbytes + TAIL)
 
     def framed(self, head: bytes, tail: bytes) -> memoryview | None:
-        """The bytes between these others, all in one piece; None: they have no room."""
+        """Return head, value and tail in one piece, or None if there is no room for head or tail."""
         if len(head) > HEAD or len(tail) > BEHIND:
             return None
         whole = self._from(-len(head), self.nbytes + len(tail))
@@ -65,7 +65,7 @@ class Buffer:
 
 
 class Buffers:
-    """As many bytes of values as ``capacity``, lent and kept together, and no more; each takes 272 bytes beside its own."""
+    """At most ``capacity`` bytes of values, lent and kept together. Each costs 272 bytes of overhead."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -75,11 +75,11 @@ class Buffers:
         self._kept_bytes = 0
 
     async def lend(self, sizes: Sequence[int]) -> list[Buffer]:
-        """All of them, when they are to be had. Cancelled: none.
+        """Wait until all of them are available; return them. If cancelled, none is lent.
 
         Raises:
-            ValueError: they are more than ``capacity``.
-            MemoryError: the process has no more, whatever ``capacity`` says. None is lent.
+            ValueError: if they have more than ``capacity`` bytes together.
+            MemoryError: if the process has no more memory, whatever ``capacity`` is. None is lent.
         """
         nbytes = sum(sizes)
         if nbytes > self.capacity:
@@ -100,7 +100,7 @@ class Buffers:
         return self._take(nbytes) if nbytes in self._kept else (ctypes.c_char * (HEAD + nbytes + BEHIND))()
 
     def _take(self, nbytes: int) -> Any:
-        """Some of what is kept of this size."""
+        """Return a kept buffer of this size."""
         kept = self._kept[nbytes]
         memory = kept.pop()
         if not kept:
@@ -109,6 +109,7 @@ class Buffers:
         return memory
 
     def give(self, memory: Any, nbytes: int, *, again: bool) -> None:
+        """Take a buffer back, for reuse if ``again``."""
         if again:
             self._kept.setdefault(nbytes, []).append(memory)
             self._kept_bytes += nbytes
@@ -116,6 +117,6 @@ class Buffers:
         self._trim()
 
     def _trim(self) -> None:
-        """Memory of sizes that were not asked for lately makes room for others."""
+        """Free kept memory, the sizes unused for longest first, until lent and kept memory fit."""
         while self._kept_bytes > self._budget.free:
             self._take(next(iter(self._kept)))

@@ -1,4 +1,4 @@
-"""A pool that cannot be opened yet: its engine is not up, or not to be reached."""
+"""A pool that cannot be opened yet, because its engine is down or unreachable."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 async def open_deferred(url: str) -> KVPool:
-    """The pool that a URL names; or, if it does not answer, what will be that pool one day.
+    """Open the pool that a URL names; if it does not answer, return a pool that opens it later.
 
     Raises:
-        PoolRefused: the pool answers, and does not let this caller in.
+        PoolRefused: if the pool answers and refuses this caller.
         EmsInvalidArgument, LLMException: see :func:`open_pool`.
     """
     try:
@@ -35,12 +35,12 @@ async def open_deferred(url: str) -> KVPool:
     except PoolRefused:
         raise
     except (PoolTimeout, PoolUnreachable) as problem:
-        logger.warning("the pool cannot be opened, and that is tried again with each health check: %s", problem)
+        logger.warning("the pool cannot be opened now; each health check tries again: %s", problem)
         return DeferredPool(url, problem)
 
 
 class DeferredPool(KVPool):
-    """Until :meth:`arrive` has opened the pool, every call raises PoolUnreachable; then it is that pool."""
+    """A pool that raises PoolUnreachable from every call until :meth:`arrive` has opened it."""
 
     def __init__(self, url: str, problem: PoolTimeout | PoolUnreachable) -> None:
         self.capabilities = Capabilities(url.partition(":")[0])
@@ -55,13 +55,13 @@ class DeferredPool(KVPool):
         return self._pool
 
     async def arrive(self) -> None:
-        """Try to open it, if it is not open. Takes as long as its engine does."""
+        """Try to open the pool, if it is not open. There is no time limit but the engine's own."""
         if self._pool is None:
             try:
                 self._pool = await open_pool(self._url)
             except Exception as problem:
                 if not isinstance(problem, (PoolTimeout, PoolUnreachable)) or isinstance(problem, PoolRefused):
-                    logger.warning("the pool cannot be opened: %s", problem)  # that is no longer a matter of time
+                    logger.warning("the pool cannot be opened: %s", problem)  # waiting will not help here
                 self._problem = problem
             else:
                 self.capabilities = self._pool.capabilities

@@ -1,4 +1,4 @@
-"""The embedded pool: values in memory of this process, and nothing else. It needs no server and never grows a network."""
+"""The embedded pool: values in memory of this process. It needs no server and never grows a network."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from aiodatadist.context_caching.pools.contract import (
 from aiodatadist.context_caching.pools.lru_store import LruStore, Reservation, in_pages
 
 AT_ONCE = 256
-"""Keys that are looked up without letting the event loop do something else."""
+"""Keys that are looked up before other tasks get a turn."""
 
 
 class MemoryPool(KVPool):
-    """Bounded in bytes; the least recently used value gives way. Nothing is copied: stages and values are its own memory.
+    """A pool bounded in bytes that evicts the least recently used value. Nothing is copied: stages are its own memory.
 
-    A value counts as used when it is stored or found by ``exists_many``, and until it is given back when it was read. One
-    that is lent is not evicted. Values take whole pages of 1 KiB. ``await MemoryPool.open(1 << 30)``, or ``async with`` that.
+    A value counts as used when it is stored, when ``exists_many`` finds it, and while a reader holds it. Lent values
+    are not evicted. Values take whole pages of 1 KiB. Open it with ``await MemoryPool.open(1 << 30)``; it is an async
+    context manager.
 
     Attributes:
         capacity: bytes.
@@ -42,24 +43,27 @@ class MemoryPool(KVPool):
     def __init__(self, lru_store: LruStore) -> None:
         self.capacity = lru_store.capacity
         self._store = lru_store
-        self._line = FairQueue()  # for room
+        self._line = FairQueue()  # calls that wait for room
         self._is_closed = False
         lru_store.on_room = self._line.call
 
     @classmethod
     async def open(cls, nbytes: int, *, device_id: int = 0) -> Self:
-        """A pool of so many bytes of the host, pinned where there is a device that wants that.
+        """Allocate this many bytes of host memory, pinned if the device needs that.
 
         Raises:
-            EmsInvalidArgument: not at least 1 byte, more than this machine has, or no event loop here.
-            LLMException: there is no such device, or not so much memory just now.
+            EmsInvalidArgument: if ``nbytes`` is below 1 or above this machine's memory, or no event loop runs here.
+            LLMException: if there is no such device, or not enough memory now.
         """
         rules.on_a_loop("a pool")
         rules.integer(nbytes, "nbytes", 1)
         return cls(await LruStore.open("memory pool", nbytes, device_id))
 
     async def stage(self, sizes: Sequence[int], *, deadline: float) -> list[Stage | None]:
-        """Waits only if it finds room for none of them because others have what there is; who comes first is served first."""
+        """Return memory for these values.
+
+        Waits only if there is no room for any of them because other calls hold it. Calls are served in order.
+        """
         self._check_open()
         if not sizes:
             return []
@@ -71,7 +75,7 @@ class MemoryPool(KVPool):
             raise PoolTimeout("the memory pool had no room in time: all of it is lent") from None
 
     def _find_room(self, sizes: Sequence[int]) -> list[Stage | None] | None:
-        """Room for some of them, or none for all for good; None: not now."""
+        """Return memory for some of the values, or only None if none can ever fit. Return None if all must wait."""
         self._check_open()
         stages: list[Stage | None] = [self._store.make_room(size) for size in sizes]
         is_hopeless = all(size > self.capacity for size in sizes)
@@ -89,7 +93,7 @@ class MemoryPool(KVPool):
     def why_no_room(self, nbytes: int) -> str:
         if nbytes > self.capacity:
             return f"the pool has {self.capacity} (bytes=)"
-        return f"the pool has {self.capacity} (bytes=), into which all that a call saves must fit"
+        return f"the pool has {self.capacity} (bytes=), which must hold everything that one call saves"
 
     async def put_many(self, keys: Sequence[PoolKey], stages: Sequence[Stage], *, deadline: float) -> list[PutStatus]:
         self._check_open()
@@ -116,7 +120,7 @@ class MemoryPool(KVPool):
         return loan
 
     async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
-        """What is found counts as used now: that is all the protection there is, whatever ``lease_ms`` says."""
+        """Return for each key True if it is there; it then counts as used now. ``lease_ms`` has no further effect."""
         self._check_open()
         found: list[bool] = []
         for first in range(0, len(keys), AT_ONCE):
@@ -137,12 +141,12 @@ class MemoryPool(KVPool):
         return not self._is_closed
 
     def __len__(self) -> int:
-        """Values in it now."""
+        """Return the number of values."""
         return len(self._store)
 
     @property
     def evicted(self) -> int:
-        """Values that gave way to others so far."""
+        """Values that were evicted so far."""
         return self._store.evicted
 
     def _check_open(self) -> None:

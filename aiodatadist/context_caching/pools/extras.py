@@ -1,6 +1,9 @@
-"""What a message says where a package that a pool needs is not installed."""
+"""The advice in messages about a missing package that a pool needs."""
 
 
 def how_to_install(extra: str) -> str:
-    """What to do about an extra of aiodatadist that is not there: no index has the package."""
+    """Return how to install a missing extra of aiodatadist.
+
+    No package index has aiodatadist, so the command names a clone or a wheel.
+    """
     return f"install the extra, pip install '.[{extra}]' in a clone, or pip install 'FILE[{extra}]' with a wheel's FILE"

@@ -1,4 +1,4 @@
-"""What a value is called in an engine, and which of several nodes a distribute key belongs to."""
+"""Names of values in an engine, and the choice of the node for a distribute key."""
 
 from __future__ import annotations
 
@@ -17,27 +17,31 @@ _ESCAPES: Final = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
 
 
 def _escaped(text: str) -> str:
-    return text.translate(_ESCAPES) if "%" in text or "{" in text or "}" in text else text  # most need no escape
+    # most texts need no escape, and the check is faster
+    return text.translate(_ESCAPES) if "%" in text or "{" in text or "}" in text else text
 
 
 def tag(key: PoolKey) -> str:
-    """A distribute key between braces. Never empty, since Redis does not take an empty one for a hash tag."""
-    return f"{{{_escaped(key.distribute_key) or '%'}}}"  # nothing else is escaped to a lone percent sign
+    """Return a distribute key between braces. Never empty, because Redis ignores an empty hash tag."""
+    return f"{{{_escaped(key.distribute_key) or '%'}}}"  # no escaped text is a lone percent sign
 
 
 def group(key: PoolKey) -> str:
-    """What all attribute keys of one distribute key and namespace have in common."""
+    """Return the part of the name that all attribute keys of one distribute key and namespace share."""
     return f"{_escaped(key.namespace)}:{tag(key)}"
 
 
 def flat(key: PoolKey) -> str:
-    """``namespace:{distribute_key}:attribute_key``; braces and percent signs of the first two are escaped.
+    """Return ``namespace:{distribute_key}:attribute_key``, with braces and percent signs of the first two escaped.
 
-    Different keys never have the same: the first brace ends the namespace, the second ends the distribute key.
+    Different keys never get the same name: the first brace ends the namespace, the second ends the distribute key.
     """
     return f"{group(key)}:{key.attribute_key}"
 
 
 def rendezvous(name: str, nodes: Iterable[str]) -> str | None:
-    """The node with the highest draw for this name: one that comes or goes moves its own share of names, and no others."""
+    """Return the node with the highest hash for this name.
+
+    A node that comes or goes moves only its own share of names.
+    """
     return max(nodes, key=lambda node: (xxhash.xxh3_64_intdigest(f"{node}\n{name}".encode()), node), default=None)

@@ -1,4 +1,4 @@
-"""What every engine's pool lends by: never more than there is, and until a deadline."""
+"""Rules by which every engine's pool lends memory: never more than there is, and until a deadline."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from aiodatadist.values import checks
 
 @contextmanager
 def until(deadline: float, what: str) -> Iterator[None]:
-    """The body ends at the deadline.
+    """Cancel the body at the deadline.
 
     Raises:
-        PoolTimeout: it had not come to its own end by then.
+        PoolTimeout: if the body had not ended by then.
     """
     with anyio.CancelScope(deadline=deadline) as scope:
         yield
@@ -25,10 +25,10 @@ def until(deadline: float, what: str) -> Iterator[None]:
 
 
 def fitting(sizes: Sequence[int], largest: int, capacity: int, page: int = 1) -> list[bool]:
-    """Which values of these sizes, beginning with the first, have room in an empty pool of ``capacity`` bytes.
+    """Return for each size True if it fits, beside those before it, into an empty pool of ``capacity`` bytes.
 
     Raises:
-        TypeError, ValueError: a size is not an int, or not at least 1.
+        TypeError, ValueError: if a size is not an int, or below 1.
     """
     fits = []
     for i, size in enumerate(sizes):
@@ -41,6 +41,6 @@ def fitting(sizes: Sequence[int], largest: int, capacity: int, page: int = 1) ->
 
 
 def same_length(keys: Sequence[object], others: Sequence[object], name: str) -> None:
-    """Raises ValueError: there has to be one of ``others`` for each key."""
+    """Raise ValueError unless there is one of ``others`` for each key."""
     if len(keys) != len(others):
         raise ValueError(f"{len(keys)} keys, but {len(others)} {name}: there must be one for each key")

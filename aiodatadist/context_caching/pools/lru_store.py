@@ -1,6 +1,6 @@
-"""Values in one piece of host memory: bounded in bytes, the least recently used gives way, and what is lent stays.
+"""Values in one piece of host memory, bounded in bytes. The least recently used is evicted; lent values stay.
 
-The memory is pinned memory of a device, which a stream can copy from and to; callers store and read right there, so
+The memory is pinned memory of a device, from and to which a stream can copy. Callers store and read right there, so
 that nothing is copied inside. It is cut into pages: values of equal size find room as long as there is room.
 """
 
@@ -23,16 +23,16 @@ from aiodatadist.values.descriptors import Placement
 logger = logging.getLogger(__name__)
 
 PAGE_SHIFT = 10
-"""Values take whole pages of 1 KiB."""
+"""Binary logarithm of the page size: values take whole pages of 1 KiB."""
 
 
 def in_pages(nbytes: int) -> int:
-    """Bytes of the whole pages that a value takes."""
+    """Return the bytes of the whole pages that a value takes."""
     return -(-nbytes >> PAGE_SHIFT) << PAGE_SHIFT
 
 
 def machine_bytes() -> int:
-    """Memory of this machine."""
+    """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -85,7 +85,7 @@ class PinnedValue:
 
     def view(self) -> memoryview:
         if self._store is None:
-            raise ValueError("this value was given back")
+            raise ValueError("this value was released")
         return self._store.view(self.address, self.nbytes).toreadonly()
 
     def release(self) -> None:
@@ -95,12 +95,12 @@ class PinnedValue:
 
 
 class LruStore:
-    """Belongs to the event loop it was opened on. None of its methods waits, apart from opening and closing.
+    """A store on the event loop on which it was opened. No method waits, except opening and closing.
 
     Attributes:
         capacity: bytes of the whole pages.
-        evicted: values that gave way to others.
-        on_room: called when memory came back, or a value may be evicted again.
+        evicted: values that were evicted.
+        on_room: called when memory was released, or a value can be evicted again.
     """
 
     def __init__(self, device: Device, memory: Memory, name: str, config: PoolConfig) -> None:
@@ -112,20 +112,20 @@ class LruStore:
         self._name = name
         self._pages = PagePool(name, memory.address, config)
         self._entries: dict[PoolKey, _Entry] = {}
-        self._idle: OrderedDict[PoolKey, _Entry] = OrderedDict()  # not in use; the least recently used is first
+        self._idle: OrderedDict[PoolKey, _Entry] = OrderedDict()  # unpinned; the least recently used is first
         self._lent = 0
 
     @classmethod
     async def open(cls, name: str, nbytes: int, device_id: int) -> LruStore:
-        """Take ``nbytes``, rounded up to pages, of the host.
+        """Allocate ``nbytes`` of host memory, rounded up to pages.
 
         Raises:
-            EmsInvalidArgument: this machine has not so much memory.
-            LLMException: there is no such device, or not so much memory just now.
+            EmsInvalidArgument: if this machine has less memory.
+            LLMException: if there is no such device, or not enough memory now.
         """
         most = min(machine_bytes(), (MAX_PAGES - 1) << PAGE_SHIFT)
         if nbytes > most:
-            raise EmsInvalidArgument(f"the {name} has {nbytes} bytes: must have at most {most}, on this machine")
+            raise EmsInvalidArgument(f"the {name} has {nbytes} bytes: must have at most {most} on this machine")
         config = PoolConfig(memory_size=in_pages(nbytes), page_shift=PAGE_SHIFT)
         device = await Device.open(device_id)
         try:
@@ -136,20 +136,22 @@ class LruStore:
         return cls(device, memory, name, config)
 
     async def aclose(self) -> None:
-        """Give the memory back, unless some of it is still lent: that is a leak then, and no crash."""
+        """Release the memory. If some of it is still lent it leaks, because freeing it would crash its users."""
         if self._lent:
-            logger.warning("%s: closed while %d values or stages are lent; its memory stays", self._name, self._lent)
+            logger.warning(
+                "%s: closed while %d values or stages are lent; its memory is not freed", self._name, self._lent
+            )
             self._memory.is_stuck = True
         await self._device.aclose()
 
     @property
     def is_lent(self) -> bool:
-        """A reservation or a pinned value is out."""
+        """True if a reservation or a pinned value is in use."""
         return self._lent > 0
 
     @property
     def used(self) -> int:
-        """Bytes of pages that are taken."""
+        """Bytes of allocated pages."""
         return self.capacity - self._pages.usage().free
 
     def __len__(self) -> int:
@@ -159,13 +161,14 @@ class LruStore:
         return key in self._entries
 
     def view(self, address: int, nbytes: int) -> memoryview:
+        """Return the bytes of a range, writable."""
         start = address - self._memory.address
         return self._memory.view()[start : start + nbytes]
 
     # ---- storing ----
 
     def make_room(self, nbytes: int) -> Reservation | None:
-        """Memory for a value; others are evicted for it. None: it is larger than all, or what is lent is in its way."""
+        """Return memory for a value, evicting others. Return None if it is too large, or lent values are in its way."""
         if not 0 < nbytes <= self.capacity:
             return None
         while True:
@@ -186,7 +189,7 @@ class LruStore:
         self.evicted += 1
 
     def store(self, key: PoolKey, reservation: Reservation) -> bool:
-        """Keep a filled reservation under a key; False, and it is given back, if there is a value already."""
+        """Keep a filled reservation under a key. Return False, and release it, if the key has a value already."""
         if reservation._store is not self:
             raise ValueError("this memory is not lent by this pool, or was stored or released before")
         if key in self._entries:
@@ -200,7 +203,7 @@ class LruStore:
         return True
 
     def returned(self, address: int) -> None:
-        """A reservation was not used."""
+        """Take back a reservation that was not used."""
         self._lent -= 1
         self._pages.free(address)
         self.on_room()
@@ -208,7 +211,7 @@ class LruStore:
     # ---- reading ----
 
     def lend(self, key: PoolKey) -> PinnedValue | None:
-        """A value, pinned; or None."""
+        """Return a value, pinned, or None."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -219,7 +222,7 @@ class LruStore:
         return PinnedValue(self, key, entry)
 
     def unpinned(self, key: PoolKey, entry: _Entry) -> None:
-        """A loan came back. It counts as used until now."""
+        """Take back a pinned value. It counts as used until now."""
         self._lent -= 1
         entry.pins -= 1
         if entry.pins:
@@ -231,14 +234,14 @@ class LruStore:
         self.on_room()
 
     def touch(self, key: PoolKey) -> bool:
-        """Whether there is a value; if so it counts as used now."""
+        """Return True if there is a value; it counts as used now."""
         if key in self._idle:
             self._idle.move_to_end(key)
             return True
         return key in self._entries
 
     def touch_all(self, keys: Sequence[PoolKey]) -> list[bool]:
-        """The same of each, at the speed of C when all are there and none is in use."""
+        """Touch many keys, at the speed of C if all are there and none is in use."""
         try:
             deque(map(self._idle.move_to_end, keys), 0)
         except KeyError:
@@ -246,7 +249,7 @@ class LruStore:
         return [True] * len(keys)
 
     def drop(self, key: PoolKey) -> bool:
-        """Forget a value; whether there was one. Those who have it keep it."""
+        """Remove a value; return True if there was one. Callers that hold it keep it."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return False

@@ -1,4 +1,4 @@
-"""From a URL to a pool. Engines are imported when a URL names them."""
+"""The way from a URL to a pool. An engine is imported only if a URL names it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ _ENGINES: Final = {
 
 
 async def open_pool(url: str) -> KVPool:
-    """Open what a URL names; the caller closes it.
+    """Open the pool that a URL names. The caller closes it.
 
     ``memory:`` is a pool of this process of 256 MiB, ``memory:?bytes=1GiB`` one of 1 GiB. ``redis://``, ``rediss://``
-    and ``mooncake://`` are engines with extras of their own; see their modules for what may follow.
+    and ``mooncake://`` need extras; their modules list the options.
 
     Raises:
-        EmsInvalidArgument: no such kind of pool, a wrong option, an extra that is not installed, or no event loop here.
-        PoolUnreachable, PoolTimeout: the engine does not answer.
-        LLMException: the memory cannot be had.
+        EmsInvalidArgument: if there is no such kind of pool, an option is wrong, an extra is not installed, or no event
+            loop runs here.
+        PoolUnreachable, PoolTimeout: if the engine does not answer.
+        LLMException: if the memory cannot be allocated.
     """
     rules.on_a_loop("a pool")
     if not isinstance(url, str):
@@ -60,7 +61,7 @@ async def open_pool(url: str) -> KVPool:
 
 
 def _missing(problem: ImportError) -> str:
-    """The package that is not there, whichever import said so first."""
+    """Return the name of the missing package, whichever import failed first."""
     while isinstance(problem.__cause__, ImportError):
         problem = problem.__cause__
     package = (problem.name or "").partition(".")[0]

@@ -1,7 +1,7 @@
-"""Work of many calls, one call after another, between which the event loop goes round.
+"""Work of many calls, one call after another, with turns for other tasks in between.
 
-Calls that begin at the same moment would all prepare themselves in one round of the loop. No timer runs in a round: with some
-hundred calls each learnt of its deadline seconds late.
+Calls that start at the same moment would all prepare their requests in one round of the loop. No timer runs during a
+round: with some hundred calls each would notice its deadline seconds late.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 AT_ONCE: Final = 32
-"""Items that are made before the clock is looked at."""
+"""Items that are made between two looks at the clock."""
 
 
 class Turns:
-    """A line of calls. The first of it makes what it needs, and gives way whenever the loop was held for a millisecond."""
+    """A queue of calls. The first makes its items, and gives way once it has held the loop for a millisecond."""
 
     def __init__(self) -> None:
         self._line = anyio.Lock(fast_acquire=True)
 
     async def make(self, function: Callable[[S], T], items: Iterable[S], into: list[T], at_once: int = AT_ONCE) -> None:
-        """Append ``function(item)`` for each item, in their order. Cancelled, ``into`` has what was made until then."""
+        """Append ``function(item)`` for each item, in order. If cancelled, ``into`` has what was made until then."""
         async with self._line:
             for number, item in enumerate(items):
                 if number % at_once == 0:

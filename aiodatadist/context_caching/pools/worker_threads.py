@@ -1,8 +1,8 @@
-"""Blocking calls of an engine, in a few threads of our own.
+"""Blocking calls of an engine, in a few threads of the pool's own.
 
-Such a call cannot be stopped. A caller that waits for it may give up, and it goes on: it keeps its thread, and the memory
-that it works on, until it returns. So that a peer which hangs does not get all threads, each has a share of them; and once
-all of a share are with calls that no caller waits for any more, further calls are refused at once.
+Such a call cannot be stopped. If its caller gives up, it continues, and keeps its thread and the memory that it works
+on until it returns. So that a hanging peer does not take all threads, each peer has a share of them; if only abandoned
+calls use a share, further calls are refused at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Refused(Exception):
-    """All that this peer may have is taken by calls that hang."""
+    """All threads that this peer may use are taken by hanging calls."""
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class _Share:
 
 
 async def _until_done(future: asyncio.Future[Any], work: Callable[[], Awaitable[object]]) -> None:
-    """Await work, but no longer than until the future is done."""
+    """Await the work, but only until the future is done."""
     with anyio.CancelScope() as scope:
 
         def stop(_: object) -> None:
@@ -54,8 +54,8 @@ class WorkerThreads:
     """Threads for blocking calls. They start when they are first needed.
 
     Args:
-        threads: how many at most.
-        share: how many of them are busy for one peer at most.
+        threads: most threads.
+        share: most threads that one peer may use.
     """
 
     def __init__(self, threads: int, share: int) -> None:
@@ -81,15 +81,17 @@ class WorkerThreads:
         look: Callable[[], Awaitable[object]] | None = None,
         every: float = 0.5,
     ) -> T:
-        """What ``call`` returns or raises.
+        """Return or raise what ``call`` returns or raises.
 
         Args:
-            over: called once, on the event loop, when the call returned or was never made; perhaps after a cancelled wait.
-            look: awaited when the call has not returned for another ``every`` seconds. What it raises ends the wait.
+            over: called once, on the event loop, when the call has returned or was never made; perhaps after a
+                cancelled wait.
+            look: awaited whenever another ``every`` seconds have passed without a return. An exception from it ends the
+                wait.
 
         Raises:
-            Refused: nothing was started.
-            PoolUnreachable: nor was it, because there are no threads any more.
+            Refused: if too many calls hang. Nothing was started.
+            PoolUnreachable: if the threads are closed. Nothing was started.
         """
         share = self._shares[peer]
         try:
@@ -104,7 +106,7 @@ class WorkerThreads:
             while not (await asyncio.wait([future], timeout=every if look is not None else None))[0]:
                 assert look is not None
                 await _until_done(future, look)
-        except BaseException:  # cancelled, or the look has failed: the call goes on without us
+        except BaseException:  # cancelled, or the look failed: the call itself continues
             if not future.done():
                 share.abandoned += 1
                 self.abandoned += 1
@@ -118,7 +120,7 @@ class WorkerThreads:
         return future.result()
 
     async def _admit(self, share: _Share) -> None:
-        """Wait for a thread, and for the share's turn. Raises PoolUnreachable: closed, perhaps meanwhile."""
+        """Wait for the share's turn and a thread. Raises PoolUnreachable if the threads are closed, also meanwhile."""
         self._check_open()
         with anyio.CancelScope() as wait:
             self._waiting.add(wait)
@@ -126,7 +128,7 @@ class WorkerThreads:
                 await share.permits.acquire()
                 try:
                     await self._permits.acquire()
-                except BaseException:  # cancelled: by our caller, or because this closes
+                except BaseException:  # cancelled by the caller, or by aclose()
                     share.permits.release()
                     raise
             finally:
@@ -179,7 +181,7 @@ class WorkerThreads:
     def _tell(self, what: Callable[..., object], *args: object) -> None:
         try:
             self._loop.call_soon_threadsafe(what, *args)
-        except RuntimeError:  # the loop is closed: no caller waits any more
+        except RuntimeError:  # the loop is closed: no caller waits any longer
             logger.debug("a call of the engine returned after its event loop")
 
     def _thread_ended(self) -> None:
@@ -188,9 +190,9 @@ class WorkerThreads:
             self._all_ended.set()
 
     async def aclose(self, seconds: float) -> bool:
-        """End the threads: whether all ended within this time. Those whose calls hang end when these return.
+        """End the threads; return True if all ended in time. Threads with hanging calls end when these return.
 
-        What waits for a thread does not get one.
+        Calls that wait for a thread are refused.
         """
         self._is_closed = True
         for wait in list(self._waiting):
@@ -203,5 +205,5 @@ class WorkerThreads:
             if not self._all_ended.is_set():
                 return False
         for thread in self._threads:
-            thread.join()  # has said that it ends
+            thread.join()  # returns at once: each thread has reported its end
         return True

@@ -1,1 +1,1 @@
-"""How values move between the caller's memory and a pool."""
+"""Movement of values between the caller's memory and a pool."""

@@ -1,7 +1,7 @@
-"""Bytes between caches and stages: grids on a stream, as every other transfer.
+"""Bytes between caches and stages: grids on a stream, like every other transfer.
 
-Loads and saves have a stream each, because a caller waits for a load. Which kind of copy it is follows from where the memory
-is: stages and values are the host's, caches are wherever they were made.
+Loads and saves have a stream each, because a caller waits for a load. The kind of a copy follows from the place of the
+memory: stages and values are in host memory, caches wherever they were made.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CopyStreams:
         self._is_closed = False
 
     async def open(self) -> Device:
-        """Raises LLMException: there is no such device."""
+        """Return the device; open it if necessary. Raises LLMException if there is no such device."""
         if self._device is None:
             async with self._opening:
                 if self._is_closed:
@@ -41,14 +41,14 @@ class CopyStreams:
         return self._device
 
     async def move(self, name: StreamName, steps: Sequence[CopyStep], deadline: float, loans: LoanSet) -> None:
-        """Copy, and return when the last byte has landed; or, if it raises, when no byte lands any more.
+        """Copy, and return once the last byte has landed. If it raises, no more bytes land.
 
         Args:
-            hold: told when not even that is sure, because the device does not let go.
+            loans: marked as stuck if even that is uncertain, because the device does not release the memory.
 
         Raises:
-            TransferTimeout: it took longer than until the deadline, counted from when it began to run.
-            LLMException: the device refused, for instance because memory is not the device's that its placement says to be.
+            TransferTimeout: if it was not done by the deadline, counted from its start on the device.
+            LLMException: if the device refused, for instance because memory is not where its placement says.
         """
         if not steps:
             return
@@ -67,14 +67,14 @@ class CopyStreams:
             loans.is_stuck |= transfer.state is TransferState.STUCK
 
     async def placements(self) -> PlacementsOf:
-        """What says where addresses are."""
+        """Return the function that tells the placements of addresses."""
         return (await self.open()).placements_of
 
     async def aclose(self) -> None:
-        """Cancel what is left, and give the device back.
+        """Cancel remaining copies, and close the device.
 
         Raises:
-            StuckError: the device did not let go.
+            StuckError: if the device did not release memory.
         """
         self._is_closed = True
         async with self._opening:  # a call may be opening the device: it is closed below

@@ -1,4 +1,4 @@
-"""Pieces of work in two halves: the first halves one after the other, and behind them the second halves."""
+"""Work in two halves: the first halves run one after the other, and behind them the second halves."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from aiodatadist.concurrency.signal import Signal
 
 
 class Sequential:
-    """One half after the other, and nothing beside anything: where there is nothing to gain."""
+    """Halves that run one after the other, for calls that gain nothing from overlap."""
 
     @property
     def is_busy(self) -> bool:
-        """Something goes on."""
+        """True while something runs behind."""
         return False
 
     async def go_on(self, work: Callable[[], Awaitable[object]], *, is_last: bool) -> None:
+        """Do the work now."""
         await work()
 
     async def room(self) -> None:
-        """Not more than one thing is going on."""
+        """Wait until at most one thing runs."""
 
     async def done(self) -> None:
-        """Nothing is going on."""
+        """Wait until nothing runs."""
 
 
 class DoubleBuffer(Sequential):
-    """What goes on beside its owner: one thing, or two."""
+    """Work that runs behind its owner, at most two pieces at a time."""
 
     def __init__(self, group: anyio.abc.TaskGroup) -> None:
         self._group = group
@@ -46,13 +47,13 @@ class DoubleBuffer(Sequential):
         return self._going > 0
 
     async def go_on(self, work: Callable[[], Awaitable[object]], *, is_last: bool) -> None:
-        """Begin this, even if all has been cancelled, and return, unless it is the last."""
+        """Start this work, even if everything has been cancelled. Wait for it only if it is the last."""
         if is_last:
             await work()
         else:
             self._going += 1
             self._group.start_soon(self._run, work)
-            await anyio.lowlevel.checkpoint()  # here it begins
+            await anyio.lowlevel.checkpoint()  # the work starts here
 
     async def _run(self, work: Callable[[], Awaitable[object]]) -> None:
         try:
@@ -68,11 +69,11 @@ class DoubleBuffer(Sequential):
             self._ended.wake()
 
     async def room(self) -> None:
-        """Wait until not more than one thing is going on. Raises what one of them raised."""
+        """Wait until at most one piece of work runs. Raises what one of them raised."""
         await self._at_most(1)
 
     async def done(self) -> None:
-        """Wait until nothing is going on. Raises what that raised."""
+        """Wait until no work runs. Raises what it raised."""
         await self._at_most(0)
 
     async def _at_most(self, count: int) -> None:
@@ -80,25 +81,26 @@ class DoubleBuffer(Sequential):
             await self._ended.wait()
         if self.error is not None:
             raise self.error
-        if self._is_cut_short:  # and we are not, or not yet, because what we waited for came first
+        if self._is_cut_short:  # the work was cancelled, but this task not, or not yet
             await anyio.lowlevel.checkpoint_if_cancelled()
             raise asyncio.CancelledError("what went on behind was cancelled")
 
 
 @asynccontextmanager
 async def double_buffer() -> AsyncIterator[DoubleBuffer]:
-    """Things go on behind the body, and nothing any more when this has ended.
+    """Let work run behind the body; none runs once this has ended.
 
     Raises:
-        Exception: what went on beside the body raised, which cancels the body; or what the body raised, once that is done.
+        Exception: what the work behind the body raised, which cancels the body; or what the body raised, once the work
+            is done.
     """
     problem: Exception | None = None
     async with anyio.create_task_group() as group:
         buffer = DoubleBuffer(group)
         try:
             yield buffer
-            await buffer.done()  # the end of a task group is silent about a cancellation
-        except Exception as error:  # a task group would raise a group of one
+            await buffer.done()  # leaving a task group does not report a cancelled child
+        except Exception as error:  # raised below: leaving the task group would wrap it in an ExceptionGroup
             problem = error
     if (first := buffer.error or problem) is not None:
         raise first

@@ -1,7 +1,7 @@
-"""What stands in front of a value in memory that is not ours alone: proof that it is whole, and the one that was asked for.
+"""The header of a value in memory that others share: proof that the value is complete, and the one that was asked for.
 
-A header of 64 bytes: magic, version, a hash of the key, payload length, a checksum of the payload. Stale, foreign and
-half-written values do not pass, and count as absent. Many bytes are hashed in a thread, without the interpreter lock.
+A header has 64 bytes: magic, version, a hash of the key, payload length, a checksum of the payload. Stale, foreign and
+half-written values do not pass, and count as missing. Long payloads are hashed in a thread, without the GIL.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ _HEADER = struct.Struct("<8sIIQQQ24x")
 _MAGIC = b"addvalue"
 _VERSION = 1
 ON_THE_LOOP = 256 << 10
-"""Bytes that are hashed where they are: that takes 30 us, and a thread more than that."""
+"""Most bytes that are hashed on the event loop: that takes 30 us, less than handing them to a thread."""
 THREADS = 2
-"""That hash at the same time."""
+"""Number of hashing threads."""
 
 T = TypeVar("T")
 
 
 class Wrapping(Protocol):
-    """How payloads stand in a pool's memory.
+    """The form of payloads in a pool's memory.
 
     Attributes:
-        nbytes: in front of each payload.
+        nbytes: bytes in front of each payload.
     """
 
     nbytes: int
 
     async def seal(self, keys: Sequence[PoolKey], stages: Sequence[Stage]) -> None:
-        """The payloads are in place: complete what stands in front of them."""
+        """Complete the headers; the payloads are in place."""
 
     async def proven(self, keys: Sequence[PoolKey], values: Sequence[Value]) -> list[bool]:
-        """Which of them are what was asked for."""
+        """Return for each value True if it is what was asked for."""
 
     def close(self) -> None:
-        """Nothing is wrapped any more."""
+        """Release the resources: nothing is wrapped after this."""
 
 
 class Bare:
-    """Memory of this process: payloads and nothing else."""
+    """Memory of this process: payloads without headers."""
 
     nbytes = 0
 
     async def seal(self, keys: Sequence[PoolKey], stages: Sequence[Stage]) -> None:
-        """There is nothing in front of them."""
+        """Do nothing: there are no headers."""
 
     async def proven(self, keys: Sequence[PoolKey], values: Sequence[Value]) -> list[bool]:
         return [True] * len(values)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there are no resources."""
 
 
 class Envelope:
@@ -67,7 +67,7 @@ class Envelope:
     nbytes = _HEADER.size
 
     def __init__(self) -> None:
-        """Raises FeatureNotEnabled: xxhash is not installed."""
+        """Load the hash. Raises FeatureNotEnabled if xxhash is not installed."""
         try:
             self._hash: Any = importlib.import_module("xxhash").xxh3_64_intdigest
         except ImportError as problem:
@@ -87,7 +87,7 @@ class Envelope:
         self._threads.shutdown(wait=False)
 
     async def _apart(self, work: Callable[[Sequence[PoolKey], Any], T], keys: Sequence[PoolKey], memory: Any) -> T:
-        """Off the loop, when it is much. Cancelled, it is over when this returns."""
+        """Do the work in a thread if it is long. If cancelled, it has ended when this returns."""
         if sum(each.nbytes for each in memory) <= ON_THE_LOOP:
             return work(keys, memory)
         return await in_thread(work, keys, memory, threads=self._threads)

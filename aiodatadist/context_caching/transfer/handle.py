@@ -1,4 +1,4 @@
-"""The handle of a save or load under way."""
+"""The handle of a running save or load."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from aiodatadist.device import StreamLimits, give_way
 logger = logging.getLogger(__name__)
 
 QUIESCE_SECONDS = 2 * StreamLimits().quiesce
-"""Seconds that a device has for letting go after a cancellation, twice what its stream gives it."""
+"""Seconds in which a device must release memory after a cancellation: twice the limit of its stream."""
 
 
 class BlockTransfer(Completion, StartedCoroutine[CcResult]):
-    """It has started when you get it: ``await`` it for its :class:`CcResult`, give it to a task group, or keep it and ask.
+    """A save or load that has started: ``await`` it for its :class:`CcResult`, give it to a task group, or poll it.
 
-    It ends when no byte can land any more, however it ends. Dropping it leaks nothing; a failure that no caller asked for is
-    logged, with the line that started it. Cancelling the task that awaits it cancels it, and the cancellation is delivered
-    only when it has ended. It belongs to the event loop it was started on: to await or to cancel it on another one raises
-    EmsInvalidArgument, and in a forked child EmsInternalError.
+    It ends once no more bytes can land, whatever the outcome. Dropping it leaks nothing; a failure that no caller
+    retrieved is logged, with the line that started the transfer. Cancelling the task that awaits it cancels the
+    transfer, and the cancellation is delivered only once the transfer has ended. It belongs to the event loop on which
+    it was started: awaiting or cancelling it on another loop raises EmsInvalidArgument, and in a forked child
+    EmsInternalError.
 
     Attributes:
-        seconds: that the caller allowed for it, infinite without a limit.
-        scope: of the task that carries it out.
-        is_asked_to_stop: it was cancelled.
+        seconds: time limit that the caller gave, infinite without one.
+        scope: cancel scope of the task that carries it out.
+        is_asked_to_stop: True if it was cancelled.
     """
 
     quiesce_seconds = QUIESCE_SECONDS
@@ -66,15 +67,16 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
             log_unretrieved(logger, self.what, self._error, self._origin)
 
     def done(self) -> bool:
-        """It has ended, one way or another."""
+        """Return True if it has ended, with any outcome."""
         return self.is_done
 
     def cancelled(self) -> bool:
+        """Return True if it ended by cancellation."""
         return self.is_cancelled
 
     @property
     def is_stuck(self) -> bool:
-        """It has ended, but the device does not let go of the memory."""
+        """True if it has ended, but the device does not release its memory."""
         return self.state is TransferState.STUCK
 
     def _cancel(self) -> bool:
@@ -85,21 +87,21 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
 
     @property
     def error(self) -> EmsException | None:
-        """Why it failed, for what counts it: a caller who wants to know asks :meth:`result`."""
+        """The reason of its failure, for counters. Callers get it from :meth:`result`."""
         return self._error
 
     @property
     def outcome(self) -> CcResult | None:
-        """What was done, likewise; None where it failed or was cancelled."""
+        """The result, for counters; None if it failed or was cancelled."""
         return self._result
 
     def result(self) -> CcResult:
-        """What was done.
+        """Return the result.
 
         Raises:
-            EmsTimeout, EmsIoError, EmsInternalError: it failed; ``partial`` says what was done.
-            asyncio.CancelledError: it was cancelled.
-            asyncio.InvalidStateError: it still runs.
+            EmsTimeout, EmsIoError, EmsInternalError: if it failed; ``partial`` is the result up to the failure.
+            asyncio.CancelledError: if it was cancelled.
+            asyncio.InvalidStateError: if it is still running.
         """
         if not self.done():
             raise asyncio.InvalidStateError(f"{self!r} is not done")
@@ -111,15 +113,15 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
         return self._result
 
     async def quiesced(self) -> None:
-        """Wait, without raising for a failure, until its memory is the caller's again. Cancels nothing.
+        """Wait until its memory is the caller's again. Cancels nothing, and does not raise if the transfer failed.
 
         Raises:
-            EmsInternalError: the device never let go of it: the memory must not be used again.
+            EmsInternalError: if the device never released the memory: it must not be used again.
         """
         self._check_loop()
         await (anyio.lowlevel.checkpoint() if self.is_done else self._settled())
         if self.is_stuck:
-            raise EmsInternalError(f"{self.what}: the device did not let go of the memory")
+            raise EmsInternalError(f"{self.what}: the device did not release the memory")
 
     def _check_loop(self) -> None:
         if self._pid != os.getpid():
@@ -130,14 +132,14 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
             raise EmsInvalidArgument(f"{where}: use {self.what} on the one that started it")
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """Call it on the loop when this has ended; at once if it has. What it raises is logged."""
+        """Call ``callback`` on the loop once this has ended, or at once. Exceptions from it are logged."""
         if self.is_done:
             self._tell(callback)
         else:
             super().add_done_callback(callback)
 
     def finish(self, result: CcResult | None, error: EmsException | None, *, is_stuck: bool = False) -> None:
-        """Once; neither means cancelled."""
+        """End the transfer, once. Neither result nor error means that it was cancelled."""
         if self.is_done:
             return
         self._result, self._error = result, error
@@ -149,10 +151,10 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
             self._end(TransferState.CANCELLED if result is None else TransferState.DONE)
 
     def _unanswered(self) -> None:
-        """The task that carries it out goes on, and ends it."""
+        """Do nothing: the task that carries it out continues, and ends it."""
 
     def _let_go(self) -> None:
-        """It keeps nothing: what it was lent is its task's, and its slots are the cache's."""
+        """Do nothing: loans belong to the transfer's task, and slots to the cache."""
 
     def _what(self) -> str:
         return self.what

@@ -1,4 +1,4 @@
-"""What a call has been lent, and gives back in the end: except when a device will not let go of it."""
+"""Memory that was lent to a call. It is released at the end, unless a device may still write into it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol, TypeVar
 logger = logging.getLogger(__name__)
 
 _lost: list[object] = []
-"""What a device did not let go of: never freed, since some of it is memory of the heap."""
+"""Loans that a device did not release. Never freed, because some are memory of the heap."""
 
 
 class Lent(Protocol):
-    """A stage, a value, a reservation."""
+    """A stage, a value or a reservation."""
 
     def release(self) -> None: ...
 
@@ -21,10 +21,10 @@ T = TypeVar("T", bound=Lent)
 
 
 class LoanSet:
-    """``with LoanSet() as loans``: all that was added is released at the end. What was taken meanwhile is not affected.
+    """A context that releases everything added to it at its end. Loans taken elsewhere meanwhile are unaffected.
 
     Attributes:
-        is_stuck: the device did not let go. Nothing is released then: a byte may still land there.
+        is_stuck: True if the device did not release the memory. Then nothing is released: a byte may still land there.
     """
 
     def __init__(self) -> None:
@@ -32,6 +32,7 @@ class LoanSet:
         self._lent: list[Lent] = []
 
     def add(self, lent: T) -> T:
+        """Add a loan, and return it."""
         self._lent.append(lent)
         return lent
 
@@ -41,7 +42,7 @@ class LoanSet:
     def __exit__(self, *exc: object) -> None:
         if self.is_stuck:
             _lost.extend(self._lent)
-            logger.error("the device did not let go of %d stages and values: they are lost", len(self._lent))
+            logger.error("the device did not release %d stages and values: their memory is lost", len(self._lent))
             return
         for lent in self._lent:
             lent.release()

@@ -1,8 +1,8 @@
-"""Saving and loading, in waves: so many bytes of host memory at a time, whatever a call asks for.
+"""Saves and loads in waves: a limited number of bytes of host memory at a time, whatever a call asks for.
 
-To save, the pool lends stages, the stream gathers the caller's bytes into them, and the pool takes them. To load, the pool
-lends values and the stream scatters them. An engine never sees the caller's memory: whatever it does after a deadline or a
-cancellation, it does to memory of the pool's.
+To save, the pool lends stages, the stream gathers the caller's bytes into them, and the pool takes them. To load, the
+pool lends values, and the stream scatters them. A pool's engine never sees the caller's memory: whatever it does after
+a deadline or a cancellation, it does to the pool's memory.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from aiodatadist.counting.callbacks import current_task, is_delivered, shown
 logger = logging.getLogger(__name__)
 
 WAVE = 32 << 20
-"""Bytes that a call handles at a time; a value that is larger goes alone."""
+"""Bytes that a call handles at a time; a larger value goes alone."""
 FOREIGN_WAVE = 16 << 20
-"""The same, for a pool outside this process: while one wave travels, the next is gathered, or the one before scattered."""
+"""The same for a pool outside this process: one wave is gathered or scattered while another travels."""
 WHOLE = 8 << 20
-"""Bytes of a call that go there in one wave, since more waves cost more than they hide. A larger call has two at least."""
+"""Bytes of a call that go to such a pool in one wave, because more waves cost more than they hide."""
 AT_ONCE = 512
 """Values that the pool is asked for at a time."""
 DAMAGED = 65536
-"""Keys that are remembered at most because their values are damaged."""
+"""Most keys that are remembered because their values are damaged."""
 HEALTH_TIMEOUT = 1.0
 """Seconds that a health check may take."""
 LATE_TOLERANCE = 0.02
-"""Seconds that a pool may be late with saying that it missed a deadline, before it is not waited for any longer."""
+"""Seconds by which a pool may report a missed deadline late, before the caller stops waiting for it."""
 
 _PUT = {
     PutStatus.STORED: CcStatus.OK,
@@ -78,7 +78,7 @@ T = TypeVar("T")
 
 
 async def in_time(work: Coroutine[Any, Any, T], deadline: float) -> T:
-    """Raises PoolTimeout: it was not done a little after the deadline."""
+    """Return the result of the work. Raises PoolTimeout if it is not done shortly after the deadline."""
     with anyio.CancelScope(deadline=deadline + LATE_TOLERANCE):
         return await work
     raise PoolTimeout("not done by the deadline")
@@ -86,14 +86,14 @@ async def in_time(work: Coroutine[Any, Any, T], deadline: float) -> T:
 
 @dataclass
 class _Found:
-    """What a wave found, from its first value without a gap.
+    """The values that a wave found, from its first one without a gap.
 
     Attributes:
-        hold: of all that was lent for it.
-        removals: from the local read cache, before it looked.
-        addresses: of the payloads.
-        remote: those of them that the pool lent.
-        is_damaged: they end before one that is.
+        loans: everything that was lent for it.
+        removals: the local read cache's count of removals before the search.
+        addresses: addresses of the payloads.
+        remote: those of the values that the pool lent.
+        is_damaged: True if the values end in front of a damaged one.
     """
 
     loans: LoanSet
@@ -103,6 +103,7 @@ class _Found:
     is_damaged: bool = False
 
     def end_before(self, value: int) -> None:
+        """Drop this value and all behind it, because it is damaged."""
         self.is_damaged = True
         self.addresses = {v: address for v, address in self.addresses.items() if v < value}
         self.remote = {v: lent for v, lent in self.remote.items() if v < value}
@@ -110,18 +111,7 @@ class _Found:
 
 @dataclass
 class SaveLoadCall:
-    """One save or load.
-
-    Attributes:
-        keys: of the values that have bytes.
-        memory: the caller's side of them.
-        total: keys of the caller's.
-        deadline: of all that waits for the pool, a time of the loop's clock.
-        copying: of the copies. Not limited where there is no time at all: what takes no waiting is done then.
-        write_local, local_only: the local read cache gets a copy of what is written; nothing else is read.
-        statuses: of each value, as far as known.
-        is_stuck: the device did not let go of its memory.
-    """
+    """A save or load."""
 
     keys: list[PoolKey]
     memory: Memory
@@ -137,7 +127,7 @@ class SaveLoadCall:
         self.statuses = [None] * len(self.keys)
 
     def result(self, unknown: CcStatus = CcStatus.SKIPPED) -> CcResult:
-        """By key of the caller's: the first thing that went wrong with one of its values. Without values all is well."""
+        """Return the result by the caller's keys: for each key the first failure of its values, or OK."""
         details = [CcStatus.OK] * self.total
         for owner, status in zip(self.memory.owners, self.statuses, strict=True):
             if details[owner] is CcStatus.OK:
@@ -145,11 +135,12 @@ class SaveLoadCall:
         return CcResult.of(details)
 
     def size(self, value: int) -> int:
+        """Return the bytes of a value's payload."""
         return self.memory.sizes[value]
 
 
 class TransferPipeline:
-    """What all calls of a cache share."""
+    """The state that all calls of a cache share."""
 
     def __init__(
         self, pool: KVPool, local: LocalReadCache, copy_streams: CopyStreams, budget: ByteBudget, *, fill_on_read: bool
@@ -163,15 +154,16 @@ class TransferPipeline:
         self._fill_on_read = fill_on_read
         self._is_here = pool.capabilities.in_process
         self.wrapping: Wrapping = Bare() if self._is_here else Envelope()
-        self._damaged: dict[PoolKey, None] = {}  # the oldest first
+        self._damaged: dict[PoolKey, None] = {}  # in order of age: the oldest is dropped first
         self._writes = WriteWatch()
 
     async def ask(self, question: Coroutine[Any, Any, T], deadline: float) -> T:
-        """A question to the pool, by a caller whose own scope ends a little after the deadline. If that has passed already,
-        only what takes no waiting is done.
+        """Await an answer of the pool; the caller's own scope ends shortly after the deadline.
+
+        If the deadline has passed already, the pool only does what needs no waiting.
 
         Raises:
-            PoolTimeout, PoolUnreachable: no answer; also for whatever else a pool raises.
+            PoolTimeout, PoolUnreachable: if there is no answer, and for everything else that a pool raises.
         """
         task = current_task()
         try:
@@ -181,7 +173,7 @@ class TransferPipeline:
                 return await question
         except (PoolTimeout, PoolUnreachable):
             raise
-        except BaseException as error:  # a pool may be the caller's
+        except BaseException as error:  # whatever it is: a pool may be the caller's own class
             if is_delivered(error, task):
                 raise
             told = "the %s pool failed", self.pool.capabilities.name
@@ -213,17 +205,18 @@ class TransferPipeline:
     # ---- saving ----
 
     async def save(self, call: SaveLoadCall, beside: int = 0) -> None:
-        """Sets the statuses. What there is no room for beside the rest of its wave gets another chance after it. What is
-        there already stays, but for values that a load of this cache found to be damaged: those are replaced. What the pool
-        cannot keep together with the values before it is rejected: it would take their place, and without them it is not
-        read.
+        """Store values, and set their statuses.
+
+        Values without room beside the rest of their wave are tried again after it. Values that are there stay, except
+        those that a load of this cache found damaged: they are replaced. A value that the pool cannot keep together
+        with the values before it is rejected: it would evict them, and without them it is never read.
 
         Args:
-            beside: bytes that have to find room, too.
+            beside: bytes that must find room, too.
 
         Raises:
-            EmsInvalidArgument: an address is no memory. Nothing was started.
-            PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte of the caller's is read any more.
+            EmsInvalidArgument: if an address is no memory. Nothing was started.
+            PoolTimeout, PoolUnreachable, LLMException: if the save failed; no more of the caller's bytes are read.
         """
         await self._look(call)
         sizes = [self._wire_size(call, v) for v in range(len(call.keys))]
@@ -247,7 +240,7 @@ class TransferPipeline:
                             await buffer.go_on(put, is_last=len(stages) == len(wave) and not waiting)
                     if not stages and is_alone:
                         self._reject(call, wave)
-                    elif len(stages) < len(wave):  # there may be room once all others have been put
+                    elif len(stages) < len(wave):  # there may be room once the other waves have been put
                         await buffer.done()
                         waiting.extendleft(v for v in reversed(wave) if v not in stages)
         rejected = [size for size, status in zip(sizes, call.statuses, strict=True) if status is CcStatus.REJECTED]
@@ -269,7 +262,7 @@ class TransferPipeline:
         self.counts["rejected"] += len(values)
 
     async def _absent(self, call: SaveLoadCall, values: Sequence[int]) -> list[int]:
-        """Those that are not there yet, or damaged."""
+        """Return the values that are not there yet, or damaged."""
         keys = [call.keys[v] for v in values]
         present = await self.ask(self.pool.exists_many(keys, deadline=call.deadline), call.deadline)
         damaged = {key for key, is_there in zip(keys, present, strict=True) if is_there and key in self._damaged}
@@ -283,15 +276,17 @@ class TransferPipeline:
                 call.statuses[value] = CcStatus.OK
             else:
                 absent.append(value)
-                self._damaged.pop(call.keys[value], None)  # what is stored now is another value
+                self._damaged.pop(call.keys[value], None)  # the damaged value will be replaced now
         self.counts["present"] += len(values) - len(absent)
         return absent
 
     async def _fill(
         self, call: SaveLoadCall, wave: list[int], loans: LoanSet
     ) -> tuple[dict[int, Stage], dict[int, Reservation]]:
-        """Stages with the values, ready to be put: for all of them, for those that there is room for, or for none. And copies
-        for the local read cache, which may have them when the pool has."""
+        """Fill stages with the values that find room: all, some or none. Fill copies for the local read cache, too.
+
+        The local read cache may keep its copies once the pool has stored the values.
+        """
         stages = await self._stages(call, wave, loans)
         if not stages:
             return {}, {}
@@ -336,11 +331,13 @@ class TransferPipeline:
     # ---- loading ----
 
     async def load(self, call: SaveLoadCall) -> None:
-        """Sets the statuses, up to the first value that is not there. Behind one that failed others may have landed.
+        """Read values, and set their statuses, up to the first that is missing.
+
+        If a value fails, values behind it may have landed.
 
         Raises:
-            EmsInvalidArgument: an address is no memory. Nothing was started.
-            PoolTimeout, PoolUnreachable, LLMException: nothing more can be said; no byte lands any more.
+            EmsInvalidArgument: if an address is no memory. Nothing was started.
+            PoolTimeout, PoolUnreachable, LLMException: if the load failed; no more bytes land.
         """
         await self._look(call)
         waiting = deque(range(len(call.keys)))
@@ -353,7 +350,8 @@ class TransferPipeline:
                 with ExitStack() as lent:
                     await self._take_budget(call, wave, lent)
                     found = await self._find(call, wave, lent.enter_context(LoanSet()))
-                    if not self._is_here:  # else two wait behind each other on the stream, and it never runs dry
+                    # a pool in this process answers at once: two waves queue on the stream, which never idles
+                    if not self._is_here:
                         await buffer.done()
                     if before is not None and before.is_damaged:
                         return
@@ -363,7 +361,7 @@ class TransferPipeline:
                     await buffer.go_on(partial(self._land, call, found, lent.pop_all()), is_last=is_last)
                 if is_last:
                     return
-                if left:  # the pool had no memory for them beside the others
+                if left:  # the pool had no memory left for these
                     await buffer.done()
                     waiting.extendleft(reversed(left))
 
@@ -411,7 +409,10 @@ class TransferPipeline:
         return values
 
     async def _land(self, call: SaveLoadCall, found: _Found, lent: ExitStack) -> None:
-        """Into the caller's memory, and what is new into the local read cache; up to the first that is damaged."""
+        """Copy a wave into the caller's memory, up to the first damaged value.
+
+        Values from the pool go into the local read cache, too.
+        """
         with lent:
             await self._prove(call, found)
             fresh = {v: found.addresses[v] for v in found.remote}
@@ -427,7 +428,7 @@ class TransferPipeline:
         self.counts["local"] += len(found.addresses) - len(fresh)
 
     async def _prove(self, call: SaveLoadCall, found: _Found) -> None:
-        """Leave those before the first that is damaged."""
+        """Keep only the values in front of the first damaged one."""
         proven = await self.wrapping.proven([call.keys[v] for v in found.remote], list(found.remote.values()))
         damaged = [v for v, is_proven in zip(found.remote, proven, strict=True) if not is_proven]
         for value in damaged:
@@ -445,7 +446,7 @@ class TransferPipeline:
     # ---- a few bytes of our own ----
 
     async def read_layout_record(self, key: PoolKey, nbytes: int, deadline: float) -> bytes | None:
-        """A small value, or None."""
+        """Return a small value, or None if it is missing or damaged."""
         header = self.wrapping.nbytes
         with LoanSet() as loans:
             (answer,) = await self.ask(self.pool.get_many([key], [nbytes + header], deadline=deadline), deadline)
@@ -458,16 +459,17 @@ class TransferPipeline:
                 return bytes(view[header:])
 
     async def has_layout_record(self, key: PoolKey, deadline: float) -> bool:
-        """Whether there is any."""
+        """Return True if the pool has a record under this key."""
         (is_there,) = await self.ask(self.pool.exists_many([key], deadline=deadline), deadline)
         return is_there
 
     async def write_layout_record(self, key: PoolKey, record: bytes, deadline: float) -> bool:
-        """Leave a small value in place of any other; whether it is there now."""
+        """Store a small value in place of any other; return True if it is there now."""
         if await self.has_layout_record(key, deadline):
             if await self.read_layout_record(key, len(record), deadline) == record:
                 return True
-            await self.ask(self.pool.remove_many([key], deadline=deadline), deadline)  # of another layout, or damaged
+            # it is another layout's, or damaged
+            await self.ask(self.pool.remove_many([key], deadline=deadline), deadline)
         return await self._put_small(key, record, deadline) is PutStatus.STORED
 
     async def _put_small(self, key: PoolKey, contents: bytes, deadline: float) -> PutStatus:
@@ -493,12 +495,15 @@ class TransferPipeline:
             call.memory.look(range(first, min(first + AT_ONCE, len(call.keys))), placements_of)
 
     def _wave_bytes(self, call: SaveLoadCall) -> int:
-        """Payload of a wave, so that there is room for two, and something to do beside the first."""
+        """Return the payload of a wave, so that there is room for two waves, and work behind the first."""
         most = WAVE if self._is_here else min(FOREIGN_WAVE, max(WHOLE, sum(call.memory.sizes) // 2))
         return min(most, self.budget.limit // 2)
 
     def _buffer(self, call: SaveLoadCall, wave_bytes: int) -> AbstractAsyncContextManager[Sequential]:
-        """Nothing goes on behind the only wave; or where there is no time to wait for the memory that it has, too."""
+        """Return the way in which waves overlap.
+
+        They do not if there is only one wave, or no time to wait for the memory of a second one.
+        """
         is_alone = sum(call.memory.sizes) <= wave_bytes or call.deadline <= anyio.current_time()
         return nullcontext(Sequential()) if is_alone else double_buffer()
 
@@ -540,7 +545,7 @@ class TransferPipeline:
             call.is_stuck |= loans.is_stuck
 
     def _local_room(self, call: SaveLoadCall, addresses: Mapping[int, int], loans: LoanSet) -> dict[int, Reservation]:
-        """Memory of the local read cache for those that it has not yet."""
+        """Reserve memory of the local read cache for values that it does not have."""
         reservations = {v: self.local.make_room(call.keys[v], call.size(v)) for v in addresses}
         return {v: loans.add(reservation) for v, reservation in reservations.items() if reservation is not None}
 

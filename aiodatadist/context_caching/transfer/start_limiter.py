@@ -1,4 +1,4 @@
-"""Fairness to the event loop: when very many calls begin at once, they begin a few at a time, and it breathes in between."""
+"""Fairness to the event loop: if very many calls start at once, a few start in each round of the loop."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import math
 from collections import deque
 
 PER_ROUND = 16
-"""Each takes about 100 us before it waits for something."""
+"""Calls that start in one round. Each takes about 100 us before it first waits."""
 
 
 class StartLimiter:
-    """``await start_limiter.wait()`` goes on at once for the first few in a round of the loop, for others in a later one."""
+    """A gate that lets the first few calls in a round of the loop pass at once, and the others in later rounds."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._left = PER_ROUND
         self._is_counting = False
-        self._waiting: deque[tuple[float, asyncio.Future[bool]]] = deque()  # with a deadline
-        self._earliest = math.inf  # or earlier than any
+        self._waiting: deque[tuple[float, asyncio.Future[bool]]] = deque()  # each with its deadline
+        self._earliest = math.inf  # at most the earliest deadline that waits
 
     async def wait(self, seconds: float = 0.0) -> float | None:
-        """What is left of the seconds when the turn comes; None: it does not come within them. 0: no limit, and 0 is left."""
+        """Wait for a turn; return the seconds that are left, or None if the turn does not come in time.
+
+        With 0 seconds there is no limit, and 0 is returned.
+        """
         if not self._is_counting:
             self._is_counting = True
             self._loop.call_soon(self._begin_round)
@@ -39,14 +42,18 @@ class StartLimiter:
         return left if has_come and left > 0 else None
 
     def _begin_round(self) -> None:
-        """Every round while callers wait: that saves them timers, of which a thousand may begin in one."""
+        """Let the next few calls start.
+
+        This runs in every round while calls wait. It replaces a timer for each, of which a thousand could fire in one
+        round.
+        """
         now = self._loop.time()
         if self._earliest <= now:
             self._give_up(now)
         self._left = PER_ROUND
         while self._waiting and self._left:
             _, turn = self._waiting.popleft()
-            if not turn.done():  # else its caller was cancelled, or has no more time
+            if not turn.done():  # a done turn's caller was cancelled, or has run out of time
                 turn.set_result(True)
                 self._left -= 1
         self._is_counting = bool(self._waiting) or self._left < PER_ROUND

@@ -1,1 +1,1 @@
-"""Where callers of EMS find its exceptions, too."""
+"""A package that exists because EMS's exceptions are in ``ems.common.exception``."""

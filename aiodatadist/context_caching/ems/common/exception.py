@@ -1,4 +1,4 @@
-"""EMS's exceptions and their codes, under the name that EMS has for this module."""
+"""EMS's exceptions and their codes, under EMS's name for this module."""
 
 from aiodatadist.context_caching.errors import (
     EmsErrorCode,

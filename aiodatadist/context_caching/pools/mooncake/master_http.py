@@ -1,4 +1,4 @@
-"""As much HTTP as it takes to ask a Mooncake master how it is."""
+"""The little HTTP that it takes to ask a Mooncake master."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Final
 from aiodatadist.values.foreign import printable, shown
 
 LIMIT: Final = 1 << 20
-"""Bytes of an answer."""
+"""Most bytes of an answer."""
 
 
 async def get(host: str, port: int, path: str) -> bytes:
-    """The body of a successful answer.
+    """Return the body of a successful answer.
 
     Raises:
-        OSError: no master is there, or what is there answers anything else. Cancelled: the connection is dropped.
+        OSError: if there is no master, or it gives any other answer.
+
+    If cancelled, the connection is dropped.
     """
     reader, writer = await asyncio.open_connection(host, port, limit=LIMIT)
     try:
@@ -34,13 +36,13 @@ async def get(host: str, port: int, path: str) -> bytes:
 
 
 async def listens(host: str, port: int) -> None:
-    """Raises OSError: none does."""
+    """Raise OSError if nothing listens there."""
     _, writer = await asyncio.open_connection(host, port)
     writer.transport.abort()
 
 
 async def local_host(host: str, port: int) -> str:
-    """The address by which this machine talks to that one. Raises OSError: it cannot be reached."""
+    """Return the address by which this machine reaches the other. Raises OSError if it cannot be reached."""
     _, writer = await asyncio.open_connection(host, port)
     try:
         return str(writer.get_extra_info("sockname")[0])

@@ -1,4 +1,4 @@
-"""Where Mooncake's master is, how much of this process a pool has, and whether there is a master at all."""
+"""The address of Mooncake's master, a pool's share of this process, and a check that the master is there."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from aiodatadist.context_caching.pools.mooncake.store import Settings
 
 OPTIONS: Final = frozenset({"metrics", "segment", "memory", "protocol", "device", "replicas", "threads", "hostname"})
 RPC_PORT: Final = 50051
-"""Of a master that was started without saying which."""
+"""Port of a master that was started without one."""
 PROTOCOLS: Final = ("tcp", "rdma")
 LEAST: Final = 16 << 20
-"""Bytes of memory that a pool needs for values on their way. Mooncake does not take a segment of less, either."""
+"""Fewest bytes of memory for values on their way. Mooncake refuses smaller segments, too."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the master is, and how much of this process the pool has."""
+    """The address of the master, and the pool's share of this process."""
 
     host: str
     rpc: int
@@ -32,7 +32,7 @@ class Place:
 
 
 def read_url(url: str) -> tuple[Place, Settings]:
-    """Raises TypeError, ValueError: it cannot be right."""
+    """Return what the URL says. Raises TypeError or ValueError if it cannot be right."""
     address = addresses.parse(url, ("mooncake",), RPC_PORT, OPTIONS, others=False)
     options = address.options
     place = Place(
@@ -65,7 +65,10 @@ def read_url(url: str) -> tuple[Place, Settings]:
 
 
 async def find_master(place: Place, deadline: float) -> str:
-    """Whether both of its ports answer; this machine's address towards it. Raises PoolTimeout, PoolUnreachable."""
+    """Check that both ports of the master answer; return this machine's address towards it.
+
+    Raises PoolTimeout or PoolUnreachable if one of them does not.
+    """
     http, rpc = f"{place.host}:{place.metrics}", f"{place.host}:{place.rpc}"
     with lending.until(deadline, f"asking Mooncake's master at {http}"):
         try:

@@ -1,11 +1,12 @@
 """Mooncake Store as a pool.
 
-Its calls block, know no deadline and cannot be stopped. So they run in threads of their own (``worker_threads``), and see no
-memory but that of a registered arena (``arena``): when a caller gives up, what the engine may still write to is set aside
-until its call has returned, and nothing of the caller's is ever shown to it.
+Its calls block, know no deadline and cannot be stopped. So they run in the pool's own threads (``worker_threads``), and
+see only the memory of a registered arena (``arena``): if a caller gives up, the memory that the engine may still write
+to is set aside until its call has returned, and the caller's own memory is never shown to it.
 
-All values of one distribute key go to one *segment* (the memory that one process lends), chosen here; a reader asks the
-master. The master's own state is asked over HTTP: the client library says that all is well when its master is dead.
+All values of one distribute key go to one *segment* (the memory that one process lends), which is chosen here; a reader
+asks the master. The master's own state is asked over HTTP, because the client library reports success when its master
+is dead.
 """
 
 from __future__ import annotations
@@ -62,34 +63,38 @@ T = TypeVar("T")
 MASTER: Final = "the master"
 ANY_SEGMENT: Final = "any segment"
 REFUSED: Final = -1
-"""Our own code for a key that was not asked for, because its peer hangs; no code of Mooncake's."""
+"""Our own code for a key that was not asked for because its peer hangs. Not one of Mooncake's."""
 NOT_THERE: Final = -2
-"""Our own code for a key that was put and is not there: another process is putting it at this moment, or it was evicted at
-once, as the youngest are that no reader has asked for. Mooncake does not say which; neither is a fault."""
+"""Our own code for a key that was put and is not there.
+
+Either another process is putting it now, or it was evicted at once, as happens to young values that no reader has asked
+for. Mooncake does not say which; neither is a fault.
+"""
 BATCH_BYTES: Final = (8 << 20) + (64 << 10)
 BATCH_KEYS: Final = 8
-"""What one call of the engine moves at most: a peer that hangs holds it for 3 seconds, and nearly one more for each value."""
+"""Most values in one call of the engine: a hanging peer blocks it for 3 seconds, and nearly one more for each value."""
 AT_ONCE: Final = max(1, (os.cpu_count() or 1) // 2)
-"""Batches of one call that are under way at a time: each keeps a core busy here, and one at the other end."""
+"""Batches of one call that run at a time: each keeps one core busy here, and one at the other end."""
 FRESH_SECONDS: Final = 2.0
-"""Seconds for which the list of segments is good enough."""
+"""Seconds for which the list of segments is used without asking again."""
 WATCH: Final = 0.5
-"""Seconds after which a call that is under way asks whether the master is still there."""
+"""Seconds after which a running call checks that the master is still there."""
 SUSPECT_SECONDS: Final = 10.0
-"""Seconds for which a segment that refused a value is not given others, and a key that could not be read counts as absent:
-the master's own patience with an owner.
+"""Seconds for which a segment that refused a value gets no others, and an unreadable key counts as absent.
+
+It is the master's own patience with an owner.
 """
 MAX_HEALTH: Final = 4096
-"""Bytes of a master's answer when it is asked for its health."""
+"""Most bytes of a master's answer about its health."""
 CLOSE_TIMEOUT: Final = 30.0
-"""Seconds that closing waits for calls which hang in the engine."""
+"""Seconds that closing waits for calls that hang in the engine."""
 
 _kept: list[Arena] = []
-"""Memory of pools that were closed while calls hung in the engine: it is never freed."""
+"""Memory of pools that were closed while calls hung in the engine. It is never freed."""
 
 
 class _Health(BaseModel):
-    """How a master is, as far as it is looked at."""
+    """A master's health, as far as it is checked."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -99,16 +104,17 @@ class _Health(BaseModel):
 
 @dataclass(eq=False)
 class _Batch:
-    """Values that travel in one call of the engine, to or from one peer. Its pieces are free once that returned, and no
-    caller wants them.
+    """Values that travel in one call of the engine, to or from one peer.
+
+    Its pieces are free once that call has returned and no caller wants them.
     """
 
     peer: str
-    places: list[int]  # in the caller's lists
+    places: list[int]  # positions in the caller's lists
     keys: list[str]
     pieces: list[Piece]
     groups: list[str]
-    segments: list[str]  # where each belongs
+    segments: list[str]  # the segment of each
     codes: list[int] = field(default_factory=list)
     proven: set[str] = field(default_factory=set)  # keys that were put, read or removed while this read hung
     is_over: bool = False
@@ -159,7 +165,7 @@ class MooncakeValue:
 
 
 class MooncakePool(KVPool):
-    """Made by :meth:`open`."""
+    """A pool over Mooncake Store, opened with :meth:`open`."""
 
     capabilities = Capabilities("mooncake", lease=True, placement=True, cancel_is_immediate=False)
 
@@ -170,30 +176,31 @@ class MooncakePool(KVPool):
         self._arena = arena
         self._calls = WorkerThreads(place.threads, max(1, place.threads // 2))
         self._segments: list[str] = []
-        self._seen = -math.inf  # when the master answered the last time
+        self._seen = -math.inf  # time of the master's last answer
         self._suspects: dict[str, float] = {}  # segment: until when
         self._lost = mooncake_store.Lost(SUSPECT_SECONDS)
         self._incidents = Incidents()
-        self._hung: set[_Batch] = set()  # reads that no caller waits for any more
+        self._hung: set[_Batch] = set()  # reads that no caller waits for any longer
         self._is_closed = False
 
     @classmethod
     async def open(cls, url: str, *, timeout: float = 10.0) -> MooncakePool:
         """Connect to ``mooncake://host[:port]``, the master's RPC address.
 
-        Options in the query: ``metrics=9003`` (its HTTP port), ``segment=0`` (bytes that this process lends to the pool),
-        ``memory=256MiB`` (registered memory for values on their way), ``threads=8`` (calls at a time), ``replicas=1``,
-        ``protocol=tcp``, ``device=`` (of RDMA), ``hostname=`` (this machine's, where the others reach it).
+        Options in the query: ``metrics=9003`` (the master's HTTP port), ``segment=0`` (bytes that this process lends to
+        the pool), ``memory=256MiB`` (registered memory for values on their way), ``threads=8`` (concurrent calls),
+        ``replicas=1``, ``protocol=tcp``, ``device=`` (for RDMA), ``hostname=`` (this machine's, by which others reach
+        it).
 
         Args:
-            timeout: seconds for finding the master. The set-up of the engine, which cannot be stopped, takes its own time: a
-                minute and more if something else listens at the RPC port.
+            timeout: seconds for finding the master. The set-up of the engine cannot be stopped and takes its own time:
+                a minute or more if something else listens at the RPC port.
 
         Raises:
-            TypeError, ValueError: the URL.
-            ImportError: the engine, or a library that it needs, is not installed.
-            ParamInvalid: this process has a pool with other settings.
-            PoolTimeout, PoolUnreachable: no master, or it refuses.
+            TypeError, ValueError: if the URL is wrong.
+            ImportError: if the engine, or a library that it needs, is not installed.
+            ParamInvalid: if this process has a pool with other settings.
+            PoolTimeout, PoolUnreachable: if no master answers, or it refuses.
         """
         place, settings = read_url(url)
         module = await in_thread(mooncake_store.load)
@@ -228,7 +235,7 @@ class MooncakePool(KVPool):
                 stage.release()
         batches = self._batches(keys, pieces, self._segments_to_write())
         for batch in batches:
-            batch.unwanted()  # once it is over its pieces are free
+            batch.unwanted()  # its pieces are freed when the call returns
         await self._run(batches, self._put, deadline, "put", self._was_put)
         statuses = [PutStatus.FAILED] * len(keys)
         for batch in batches:
@@ -266,10 +273,11 @@ class MooncakePool(KVPool):
         return found
 
     async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
-        """Looking protects what is found for the master's ``default_kv_lease_ttl``, whatever ``lease_ms`` says.
+        """Return for each key True if it is there.
 
-        The master lists what was on a dead node, for some seconds: what this pool has failed to read in the last 10 is absent
-        until it is put again, or read.
+        What is found is protected for the master's ``default_kv_lease_ttl``, whatever ``lease_ms`` says. For some
+        seconds the master also lists what was on a dead node: values that this pool failed to read in the last 10
+        seconds count as absent until they are put again or read.
         """
         await self._look(deadline)
         batch = _Batch(MASTER, list(range(len(keys))), [flat(key) for key in keys], [], [], [])
@@ -303,7 +311,7 @@ class MooncakePool(KVPool):
             for segment in segments:
                 try:
                     await look(segment)
-                except (PoolUnreachable, ValueError):  # gone since
+                except (PoolUnreachable, ValueError):  # it has gone meanwhile
                     found[segment] = NodeInfo(segment, is_alive=False)
         return [found[segment] for segment in segments]
 
@@ -318,8 +326,10 @@ class MooncakePool(KVPool):
         return answer.status == "ok" and answer.service_ready is not False
 
     async def aclose(self) -> None:
-        """Let go. Calls that hang in the engine are waited for, 30 seconds; if they do not return, their threads, the memory
-        that they work on and the process's store object are kept for ever, and the log says so.
+        """Close the pool. Waits up to 30 seconds for calls that hang in the engine.
+
+        If they do not return, their threads, their memory and the process's store object are kept for ever, and the log
+        says so.
         """
         if self._is_closed:
             return
@@ -328,7 +338,7 @@ class MooncakePool(KVPool):
             await in_thread(_let_go, self._arena, self._store)
         else:
             _kept.append(self._arena)
-            logger.warning("%d calls hang in Mooncake: its memory and threads are kept", self._calls.running)
+            logger.warning("%d calls hang in Mooncake: their memory and threads are not released", self._calls.running)
 
     # ---- calls of the engine ----
 
@@ -343,8 +353,8 @@ class MooncakePool(KVPool):
         """Fill in the codes of batches, and ``learn`` from each.
 
         Raises:
-            PoolTimeout, PoolUnreachable: see :class:`KVPool`. Batches whose call had begun are over when that returns.
-            Exception: what the engine raised first, of however many batches.
+            PoolTimeout, PoolUnreachable: see :class:`KVPool`. Started batches are over when their call returns.
+            Exception: the first exception of the engine.
         """
         batches = [batch for batch in batches if batch.keys]
         begun: set[_Batch] = set()
@@ -358,7 +368,7 @@ class MooncakePool(KVPool):
                     begun.add(batch)
                     await self._fill_in(batch, partial(call, batch))
                     learn(batch)
-            except Exception as error:  # not in a group of exceptions
+            except Exception as error:  # raised below: leaving the task group would wrap it in an ExceptionGroup
                 failure = failure or error
                 if others is not None:
                     others.cancel()
@@ -385,7 +395,10 @@ class MooncakePool(KVPool):
             raise PoolUnreachable(f"no answer from Mooncake's master at {self._place.host}")
 
     async def _fill_in(self, batch: _Batch, call: Callable[[], list[int]]) -> None:
-        """Raises PoolUnreachable: the master is gone, or the pool closed, and the call is not waited for any longer."""
+        """Make the call of a batch.
+
+        Raises PoolUnreachable if the master has gone or the pool is closed; then the call is not waited for.
+        """
 
         def called() -> None:
             batch.codes = call()
@@ -405,8 +418,9 @@ class MooncakePool(KVPool):
             self._was_read(batch)
 
     def _was_read(self, batch: _Batch) -> None:
-        pairs = list(zip(batch.keys, batch.codes, strict=False))  # without codes: the call has failed
-        gone = OWNER_GONE if batch.peer == ANY_SEGMENT else OWNER_GONE | {REFUSED}  # whichever it was that refused
+        pairs = list(zip(batch.keys, batch.codes, strict=False))  # a failed call has no codes
+        # a refusal does not tell which segment hangs
+        gone = OWNER_GONE if batch.peer == ANY_SEGMENT else OWNER_GONE | {REFUSED}
         self._lost.add(key for key, code in pairs if code in gone and key not in batch.proven)
         self._known(key for key, code in pairs if code >= 0)
 
@@ -417,18 +431,19 @@ class MooncakePool(KVPool):
         self._known(batch.keys)
 
     def _known(self, keys: Iterable[str]) -> None:
-        """The master says the truth of these again."""
+        """Trust the master about these keys again."""
         keys = set(keys)
         self._lost.forget(keys)
         for batch in self._hung:
-            batch.proven |= keys  # whatever it finds out is out of date
+            batch.proven |= keys  # its outcome is out of date for these
 
     def _put(self, batch: _Batch) -> list[int]:
-        """In a thread. 1: it was there.
+        """Store a batch, in a thread; return a code for each key, 1 if it was there already.
 
-        To put a key that Mooncake knows does nothing, and says that it was done. It knows keys whose only copy is on a dead
-        node, for some seconds: so of what is listed a byte has to arrive, or it is removed and put anew. And it knows keys
-        that another process has only begun to put: so what was put has to be listed afterwards.
+        Putting a key that Mooncake knows does nothing and reports success. For some seconds Mooncake also knows keys
+        whose only copy is on a dead node: so one byte of each listed key is read, and what cannot be read is removed
+        and put again. And Mooncake knows keys that another process has only begun to put: so what was put must be
+        listed afterwards.
         """
         store, codes = self._store, [1] * len(batch.keys)
         listed = [i for i, code in enumerate(store.batch_is_exist(batch.keys)) if code == 1]
@@ -452,16 +467,16 @@ class MooncakePool(KVPool):
         keys, pieces = [batch.keys[i] for i in places], [batch.pieces[i] for i in places]
         addresses, sizes = [piece.address for piece in pieces], [piece.nbytes for piece in pieces]
         codes = self._store.batch_put_from(keys, addresses, sizes, config)
-        there = self._store.batch_is_exist(keys)  # at once: it may be evicted, too
+        there = self._store.batch_is_exist(keys)  # at once, before it can be evicted
         return [NOT_THERE if code == 0 and is_there != 1 else code for code, is_there in zip(codes, there, strict=True)]
 
     def _unreadable(self, keys: list[str]) -> list[str]:
-        """Those whose owners do not give a byte of one of their keys. In a thread: to ask a dead owner takes a second."""
+        """Return the keys whose owners do not answer for one of their keys. In a thread: a dead owner costs a second."""
         by_owners = self._by_owners(keys)
         return [key for owners, theirs in by_owners.items() if owners and not self._gives(theirs[0]) for key in theirs]
 
     def _by_owners(self, keys: list[str]) -> dict[tuple[str, ...], list[str]]:
-        """Keys by the peer that has them in memory, as the master says. In a thread."""
+        """Group keys by the peers that have them in memory, as the master says. In a thread."""
         found: dict[tuple[str, ...], list[str]] = {}
         for key, replicas in self._store.batch_get_replica_desc(keys).items() if keys else ():
             memory = [replica.get_memory_descriptor() for replica in replicas if replica.is_memory_replica()]
@@ -474,10 +489,10 @@ class MooncakePool(KVPool):
         return bool(ranges == [[[1]]])
 
     def _get(self, batch: _Batch) -> list[int]:
-        """In a thread. Lengths, or codes.
+        """Read a batch, in a thread; return lengths, or codes.
 
-        One dead owner fails a call for all owners, or holds it up until the read leases of the others have expired; and one
-        dead copy is not replaced by another. So what failed is read again, each owner's by itself.
+        One dead owner fails a call for all owners, or delays it until the read leases of the others have expired; and a
+        dead copy is not replaced by another. So what failed is read again, each owner's values by themselves.
         """
         codes = self._read(batch, range(len(batch.keys)))
         if NODE_GONE not in codes:
@@ -502,7 +517,7 @@ class MooncakePool(KVPool):
     # ---- who is where ----
 
     def _take(self, stages: Sequence[Stage]) -> list[Piece]:
-        """All of them, or none."""
+        """Take over all of the stages, or none."""
         pieces: list[Piece] = []
         try:
             for stage in stages:
@@ -516,8 +531,10 @@ class MooncakePool(KVPool):
         return pieces
 
     def _batches(self, keys: Sequence[PoolKey], pieces: Sequence[Piece], segments: Sequence[str]) -> list[_Batch]:
-        """Parts that are not large. If some peer hangs, or may, what goes to one segment together, and holds up no other
-        call; else whatever comes together, because fewer calls are faster.
+        """Cut a call into batches that are not large.
+
+        If a peer hangs, or may hang, each batch is for one segment, so that it delays no others. Otherwise the values
+        stay in order, because fewer calls are faster.
         """
         is_well = not self._calls.abandoned and not self._suspects
         batches: list[_Batch] = []
@@ -547,7 +564,7 @@ class MooncakePool(KVPool):
                 self._suspects[segment] = anyio.current_time() + SUSPECT_SECONDS
 
     async def _look(self, deadline: float) -> None:
-        """Know the segments, and that the master is there. Raises PoolTimeout, PoolUnreachable."""
+        """Learn the segments, and check the master. Raises PoolTimeout or PoolUnreachable if it does not answer."""
         with lending.until(deadline, "asking for the segments"):
             await anyio.lowlevel.checkpoint_if_cancelled()
             self._check_open()
@@ -570,7 +587,7 @@ class MooncakePool(KVPool):
 
 
 def _set_up(settings: mooncake_store.Settings, arena: Arena) -> Any:
-    """In a thread. The store, which knows the arena."""
+    """Return the store, with the arena registered. In a thread."""
     store = mooncake_store.borrow(settings)
     if (code := store.register_buffer(arena.address, arena.nbytes)) != 0:
         mooncake_store.give_back()
@@ -579,7 +596,7 @@ def _set_up(settings: mooncake_store.Settings, arena: Arena) -> Any:
 
 
 def _let_go(arena: Arena, store: Any) -> None:
-    """In a thread."""
+    """Unregister the arena and give the store back. In a thread."""
     store.unregister_buffer(arena.address)
     mooncake_store.give_back()
 

@@ -1,4 +1,4 @@
-"""Mooncake's store object: one of a process, since its threads, ports and settings are the process's.
+"""Mooncake's store object: one for the process, because its threads, ports and settings are the process's.
 
 Every pool that is opened in the process shares it; the last to be closed closes it.
 """
@@ -18,28 +18,28 @@ from aiodatadist.context_caching.pools.extras import how_to_install
 from aiodatadist.errors import ParamInvalid
 
 ENVIRONMENT: Final = {
-    "MC_TCP_STATUS_TIMEOUT_SEC": "3",  # a peer that hangs holds a call for 30 seconds otherwise
+    "MC_TCP_STATUS_TIMEOUT_SEC": "3",  # by default a hanging peer blocks a call for 30 seconds
     "MC_RPC_TIMEOUT_MS": "3000",
     "MC_RPC_CONNECT_TIMEOUT_MS": "1000",
-    "MC_LOG_LEVEL": "ERROR",  # its log goes to our standard error
+    "MC_LOG_LEVEL": "ERROR",  # its log goes to this process's standard error
 }
-"""Set when Mooncake is loaded, where they are not set."""
+"""Variables that are set when Mooncake is loaded, unless they are set already."""
 
 NODE_GONE: Final = -800
 NOT_FOUND: Final = -704
 NOT_READY: Final = -703
 MISSES: Final = frozenset({NOT_READY, NOT_FOUND, -707, -710, -712, NODE_GONE})
 OWNER_GONE: Final = MISSES - {NOT_READY, NOT_FOUND}
-"""Misses of keys that the master may go on listing."""
+"""Misses of keys that the master may continue to list."""
 NO_ROOM: Final = -200
 LOST_KEYS: Final = 1 << 16
-"""How many keys are remembered that could not be read."""
+"""Most unreadable keys that are remembered."""
 WRONG_LENGTH: Final = -600
 NO_MASTER: Final = frozenset({-900, -901, -1010})
 
 
 class Settings(NamedTuple):
-    """What the store object of a process is set up with. ``segment``: bytes that this process lends to the pool."""
+    """The settings of a process's store object. ``segment``: bytes that this process lends to the pool."""
 
     host: str
     master: str
@@ -48,17 +48,17 @@ class Settings(NamedTuple):
     device: str
 
     def described(self, *names: str) -> str:
-        """Those with these names, as they are in words; all, if none is named."""
+        """Return the settings with these names, or all, in words."""
         return ", ".join(
             f"{name} {value!r}" for name, value in self._asdict().items() if name in (names or self._fields)
         )
 
 
 def load() -> Any:
-    """Mooncake's module, with our defaults in the environment.
+    """Return Mooncake's module, with our defaults in the environment.
 
     Raises:
-        ImportError: the message names the package that is missing.
+        ImportError: if a package or library is missing; the message names it.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -79,11 +79,11 @@ def load() -> Any:
 
 
 class Lost:
-    """Keys that are listed and cannot be read: each for some seconds, and no more than ``LOST_KEYS``, the last ones."""
+    """Keys that are listed and cannot be read: each for some seconds, and the last ``LOST_KEYS`` at most."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._until: dict[str, float] = {}  # the oldest first
+        self._until: dict[str, float] = {}  # in order of age: the oldest is dropped first
 
     def add(self, keys: Iterable[str]) -> None:
         until = time.monotonic() + self._seconds
@@ -102,6 +102,8 @@ class Lost:
 
 
 class Shared:
+    """The process's store object and its users."""
+
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.store: Any = None
@@ -113,12 +115,12 @@ shared = Shared()
 
 
 def borrow(settings: Settings) -> Any:
-    """The store object, set up. Blocks.
+    """Return the store object, set up. Blocks.
 
     Raises:
         ImportError: see :func:`load`.
-        ParamInvalid: another pool of this process has it with other settings.
-        PoolUnreachable: the master refuses.
+        ParamInvalid: if another pool of this process uses it with other settings.
+        PoolUnreachable: if the master refuses.
     """
     with shared.lock:
         if shared.store is None:
@@ -149,7 +151,7 @@ def _set_up(settings: Settings) -> Any:
 
 
 def give_back() -> None:
-    """Blocks, about a second for the last user."""
+    """Close the store object if this was its last user. Blocks, then for about a second."""
     with shared.lock:
         shared.users -= 1
         if shared.users == 0:

@@ -1,8 +1,8 @@
-"""Redis servers: one connection for one caller at a time, and which server has which slot.
+"""Redis servers: their connections, each for one caller at a time, and the server of each slot.
 
-Connections are :mod:`.wire`'s. redis-py's cluster client is not used: after an error of one server no next call begins
-before the cluster has been learnt anew, and a cluster that is down closes the connections of all calls. Here a server that
-does not answer costs the calls that wanted it, and no others.
+Connections are :mod:`.wire`'s. redis-py's cluster client is not used: after an error of one server it learns the whole
+cluster again before the next call, and a cluster that is down closes the connections of all calls. Here a server that
+does not answer affects only the calls that need it.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ logger = logging.getLogger(__name__)
 
 SLOTS: Final = 16384
 REFUSALS: Final = (Refused, NotRedis)
-"""Raised where a server answers, and that is the end of it."""
+"""Errors of a server that answers, for which trying again does not help."""
 SMALL: Final = 2
-"""Connections to a server beyond those for values: a question never waits behind these."""
+"""Connections to a server beyond those for values, so that a question never waits behind values."""
 
 
 class NodeDown(ConnectionError):
-    """This server does not answer."""
+    """The server does not answer."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """How to talk to each server of a pool; ``connections`` are those for values."""
+    """The way to talk to each server of a pool; ``connections`` is the number of those for values."""
 
     options: Mapping[str, Any]
     is_tls: bool
@@ -64,8 +64,8 @@ class Account:
     _settings: dict[tuple[str, int], Connection] = field(default_factory=dict, compare=False, repr=False)
 
     def wire(self, host: str, port: int) -> Wire:
-        """Raises TypeError: redis-py does not know an option."""
-        if (host, port) not in self._settings:  # to make them takes some milliseconds
+        """Return a new connection. Raises TypeError if redis-py does not know an option."""
+        if (host, port) not in self._settings:  # kept, because making them takes some milliseconds
             self._settings[host, port] = self._new_settings(host, port)
         return Wire(self._settings[host, port])
 
@@ -84,14 +84,14 @@ class Account:
 
 
 class Node:
-    """One server, with at most ``connections + SMALL`` connections.
+    """A server, with at most ``connections + SMALL`` connections.
 
-    Requests with values have ``connections`` of them, and wait for these. Others, which are small, have ``SMALL`` that no
-    value ever takes; they use one of the rest only when it is free.
+    Requests with values wait for one of ``connections``. Small requests have ``SMALL`` connections that values never
+    take; they use one of the others only if it is free.
 
     Attributes:
         name: ``host:port``.
-        is_down: it did not answer the last time.
+        is_down: True if it did not answer the last time.
     """
 
     def __init__(self, host: str, port: int, account: Account) -> None:
@@ -104,33 +104,37 @@ class Node:
         self._is_closed = False
         self._is_over = False
         self._busy: set[Wire] = set()
-        self._turn = 0  # that a request begins, or a connection becomes idle: the order in which they did
+        self._turn = 0  # counts starts of requests and connections that become idle: their order in time
         self._for_values = anyio.Semaphore(account.connections, fast_acquire=True)
         self._for_small = anyio.Semaphore(SMALL, fast_acquire=True)
 
     async def ask(self, *requests: Request, answers: Sequence[object] = ()) -> list[Reply]:
-        """Send requests at once; their replies, in this order. A refusal is an instance of ``ResponseError`` among them.
+        """Send requests together; return their replies in order. A refusal is an instance of ``ResponseError``.
 
-        A cancelled call drops its connection, so no other call reads what it did not. If that one had been idle, those go
-        with it that were idle when the call began: what forgot the one in silence (a firewall, say) has forgotten them.
+        A cancelled call drops its connection, so that no other call reads its replies. If that connection had been
+        idle, all connections that were idle when the call started are dropped, too: whatever silently forgot one of
+        them (for instance a firewall) has forgotten the others.
 
         Args:
-            answers: of other servers that were asked the same. If there is one, to be cancelled is no sign of anything.
+            answers: replies of other servers to the same question. If there is one, a cancellation does not mean that
+                this server is silent.
 
         Raises:
-            NodeDown: the server is gone, or went in the middle.
+            NodeDown: if the server cannot be reached, or its connection breaks.
         """
         async with self._permits(requests):
             try:
                 if (wire := self._idle_wire()) is not None:
                     try:
                         return await self._talk_again(wire, requests, answers)
-                    except OSError as error:  # closed just now: the server was restarted, perhaps
+                    except OSError as error:
+                        # it was closed meanwhile, for instance by a restart of the server: try a new one
                         logger.debug("redis at %s: %s", printable(self.name), printable(error))
                 if self._is_over:
                     raise ConnectionResetError("this pool is closed")
                 return await self._talk(self._account.wire(self.host, self.port), requests)
-            except (OSError, UnicodeError, OverflowError) as error:  # the last two: of what is no address
+            except (OSError, UnicodeError, OverflowError) as error:
+                # the last two are raised for a host that is no address
                 self.is_down = True
                 raise NodeDown(printable(f"redis at {self.name}: {error}")) from error
 
@@ -152,7 +156,7 @@ class Node:
         return None
 
     async def _talk_again(self, wire: Wire, requests: Sequence[Request], answers: Sequence[object]) -> list[Reply]:
-        """On a connection that was idle."""
+        """Send requests on a connection that was idle."""
         began = self._next_turn()
         try:
             return await self._talk(wire, requests)
@@ -162,7 +166,7 @@ class Node:
             raise
 
     def _drop_idle(self, before: int) -> None:
-        """Those that are idle since before that turn."""
+        """Drop the connections that have been idle since before that turn."""
         for wire in self._idle:
             if wire.idle_since < before:
                 wire.drop()
@@ -187,14 +191,14 @@ class Node:
             self._busy.discard(wire)
 
     def drop(self) -> None:
-        """It is not part of the pool any more: no connection is kept. Calls that are under way come to their end."""
+        """Close idle connections: the server has left the pool. Running calls continue."""
         self._is_closed = True
         for wire in self._idle:
             wire.drop()
         self._idle.clear()
 
     async def aclose(self) -> None:
-        """Drop all connections, and wait until their sockets are closed. Calls that are under way fail."""
+        """Drop all connections, and wait until their sockets are closed. Running calls fail."""
         wires = [*self._idle, *self._busy]
         self._is_over = True
         self.drop()
@@ -204,7 +208,7 @@ class Node:
 
 @dataclass(frozen=True)
 class View:
-    """What a cluster says of itself.
+    """A cluster's description of itself.
 
     Attributes:
         owners: address of the server of each slot, or None.
@@ -216,7 +220,7 @@ class View:
 
 
 def parse_nodes(text: str, asked: str) -> View:
-    """The answer to ``CLUSTER NODES`` of the server at host ``asked``."""
+    """Return the view in the answer to ``CLUSTER NODES`` from the server at host ``asked``."""
     view = View([None] * SLOTS)
     for line in text.splitlines():
         _, place, flags, _, _, _, _, _, *ranges = line.split()
@@ -229,7 +233,7 @@ def parse_nodes(text: str, asked: str) -> View:
         if "fail" in kinds:
             view.failed.add(address)
         for part in ranges:
-            if not part.startswith("["):  # a slot on its way: it is still at home
+            if not part.startswith("["):  # "[": a slot that is being migrated, which its owner lists as well
                 first, _, last = part.partition("-")
                 for slot in range(int(first), int(last or first) + 1):
                     view.owners[slot] = address

@@ -1,11 +1,12 @@
-"""Redis and Valkey as a pool: one server or a cluster, every call exactly as long as its deadline allows.
+"""Redis and Valkey as a pool: one server or a cluster. No call takes longer than its deadline allows.
 
-The key of a value is ``namespace:{distribute_key}:attribute_key``. What stands in braces is a *hash tag*: a cluster routes by
-it alone, so one distribute key is one slot on one node. A value is stored with ``SET NX``, so the first writer wins, and read
-with ``GETRANGE`` of one byte more than it should have: its length is proven, and one of another length costs no memory.
+The key of a value is ``namespace:{distribute_key}:attribute_key``. The part in braces is a *hash tag*: a cluster routes
+by it alone, so one distribute key is one slot on one node. A value is stored with ``SET NX``, so the first writer wins,
+and read with ``GETRANGE`` of one byte more than expected: that proves its length, and a value of another length costs
+no memory.
 
-Calls are coroutines down to the socket. One that is cancelled or late drops its connection, and the memory that it sent from
-is not used again: nothing that such a call left behind, here or at the server, can meet a later one.
+Calls are coroutines down to the socket. A cancelled or late call drops its connection, and the memory that it sent from
+is not reused: nothing that such a call left behind, here or at the server, can meet a later one.
 """
 
 from __future__ import annotations
@@ -90,19 +91,19 @@ SILENT: Final = frozenset(
         "socket_timeout",
     }
 )
-"""Options of redis-py that are ours to decide."""
+"""Options of redis-py that this pool decides."""
 LEAST: Final = 1 << 20
-"""Bytes of memory that a pool needs for values on their way."""
+"""Fewest bytes of memory for values on their way."""
 ASKED: Final = 4
-"""Servers that are asked at the same time what the cluster looks like: one that hangs holds up no other."""
+"""Servers that are asked for the cluster's view at the same time: one that hangs does not delay the others' answers."""
 MAP_AGE_SECONDS: Final = 1.0
-"""Seconds for which the view of a cluster is good enough while one of its servers is missing."""
+"""Seconds for which the view of a cluster is used without asking again while one of its servers is missing."""
 REDIRECTS: Final = 3
-"""How often a command follows a slot that moves."""
+"""Most times that a command follows a moving slot."""
 TOLD: Final = 3
-"""Refusals of one call that a message repeats, if they differ."""
+"""Most different refusals of one call that a message repeats."""
 PROBE: Final = "?writes"
-"""Behind a key that was refused: no value has that name, and it is on the same server under the same rules."""
+"""Suffix of a refused key for the probe: no value has that name, and it is on the same server under the same rules."""
 NO_SERVER: Final = "no server of the cluster has a slot"
 
 
@@ -122,7 +123,7 @@ class RedisValue:
 
 
 class RedisPool(KVPool):
-    """Made by :meth:`open`."""
+    """A pool over Redis or Valkey, opened with :meth:`open`."""
 
     def __init__(self, account: Account, seed: Node, *, is_cluster: bool, memory: int) -> None:
         self.capabilities = Capabilities(
@@ -135,7 +136,7 @@ class RedisPool(KVPool):
         self._is_cluster = is_cluster
         self._nodes: dict[tuple[str, int], Node] = {(seed.host, seed.port): seed}
         self._view = View([(seed.host, seed.port)] * SLOTS)
-        self._seen = -math.inf  # when the view was asked for
+        self._seen = -math.inf  # time of the last question for the view
         self._is_doubtful = is_cluster
         self._learning = anyio.Lock(fast_acquire=True)
         self._buffers = Buffers(memory)
@@ -143,23 +144,23 @@ class RedisPool(KVPool):
         self._is_closed = False
         self.refusals = Refusals()
         self._incidents = Incidents()
-        self._refusing: dict[str, str] = {}  # servers that refused to write, each with a key that it refused
+        self._refusing: dict[str, str] = {}  # a refused key for each server that refused to write
 
     @classmethod
     async def open(cls, url: str, *, timeout: float = 5.0) -> RedisPool:
         """Connect to ``redis://[[user]:password@]host[:port][/db]``, or with TLS to ``rediss://...``.
 
-        Options of this library in the query: ``cluster=yes|no`` (asked for if absent), ``connections=8`` for values to each
-        server at most (and two more for all else), ``memory=256MiB`` for stages and values at most. Others are redis-py's,
-        for instance ``ssl_ca_certs``, of ``rediss://``.
+        Options of this library in the query: ``cluster=yes|no`` (the server is asked by default), ``connections=8``
+        (most connections to each server for values; two more for everything else), and ``memory=256MiB`` (most memory
+        for stages and values). Other options are redis-py's, for instance ``ssl_ca_certs`` of ``rediss://``.
 
         Args:
             timeout: seconds.
 
         Raises:
-            TypeError, ValueError: the URL.
-            PoolTimeout, PoolUnreachable: no server answers.
-            PoolRefused: the account is refused; it is no Redis, or expects TLS; a cluster was named that is none.
+            TypeError, ValueError: if the URL is wrong.
+            PoolTimeout, PoolUnreachable: if no server answers.
+            PoolRefused: if the account is refused, the server is no Redis or expects TLS, or ``cluster=`` is wrong.
         """
         account, host, port, memory, wanted = _read_url(url)
         seed = Node(host, port, account)
@@ -208,7 +209,8 @@ class RedisPool(KVPool):
             self._note_refusals("put", requests, replies)
             statuses = [_put_status(reply) for reply in replies]
             for buffer, status in zip(buffers, statuses, strict=True):
-                buffer.is_idle = status >= PutStatus.STORED  # the server has read all of it
+                # True if the server has read all of it: then the memory can be reused
+                buffer.is_idle = status >= PutStatus.STORED
             return statuses
         finally:
             for stage in stages:
@@ -247,7 +249,7 @@ class RedisPool(KVPool):
         unlink = keyed("UNLINK")
         requests = await self._prepared(lambda key: unlink(flat(key)), keys, deadline, "remove")
         replies = await self._run(requests, deadline, "remove", at_once=True)
-        if failed := [reply for reply in replies if not isinstance(reply, int)]:  # they may be found again
+        if failed := [reply for reply in replies if not isinstance(reply, int)]:  # they can still be found
             raise PoolUnreachable(f"{len(failed)} of {len(keys)} keys were not removed: {_in_words(failed)}")
         return sum(reply == 1 for reply in replies)
 
@@ -285,11 +287,11 @@ class RedisPool(KVPool):
                 await self._first_answer(self._owners(), request("PING"))
                 return await self._takes_writes()
         except (PoolTimeout, PoolUnreachable):
-            self._is_doubtful = self._is_cluster  # a caller that does nothing but ask this has to find out, too
+            self._is_doubtful = self._is_cluster  # a caller that only checks health must notice a moved slot, too
             return False
 
     def _note_refusals(self, what: str, requests: Sequence[Request], replies: Sequence[Any]) -> None:
-        """Count and log what servers refused, and remember which of them refuse to write."""
+        """Count and log refused commands, and remember the servers that refuse to write."""
         for asked, reply in zip(requests, replies, strict=True):
             if not isinstance(reply, ResponseError) and not (self._refusing and what == "put"):
                 continue
@@ -302,9 +304,9 @@ class RedisPool(KVPool):
                 self._refusing.pop(server, None)
 
     async def _takes_writes(self) -> bool:
-        """Ask each server that refused to write whether it still does, with a ``SET`` that can store nothing.
+        """Ask each server that refused to write again, with a ``SET`` that can store nothing; return True if none refuses.
 
-        A full server counts as healthy: it has what it has.
+        A full server counts as healthy: it keeps what it has.
         """
         refusing = dict(self._refusing)
         probes = [request("SET", f"{key}{PROBE}", "", "XX") for key in refusing.values()]
@@ -325,17 +327,17 @@ class RedisPool(KVPool):
     async def _prepared(
         self, make: Callable[[S], Request], items: Iterable[S], deadline: float, what: str
     ) -> list[Request]:
-        """Make the requests of a call when its turn has come. Raises PoolTimeout."""
+        """Make the requests of a call when its turn has come. Raises PoolTimeout at the deadline."""
         made: list[Request] = []
         with lending.until(deadline, f"redis: preparing {what}"):
             await self._turns.make(make, items, made)
         return made
 
     async def _run(self, requests: list[Request], deadline: float, what: str, *, at_once: bool = False) -> list[Any]:
-        """A reply for each request; a ``NodeDown`` where its server is gone, a ``ResponseError`` where it refused.
+        """Return a reply for each request: a ``NodeDown`` if its server has gone, a ``ResponseError`` if it refused.
 
         Args:
-            at_once: the requests for one server travel together; for small ones.
+            at_once: if true, the requests for one server travel together; for small requests.
 
         Raises:
             PoolTimeout, PoolUnreachable: see :class:`KVPool`.
@@ -351,7 +353,7 @@ class RedisPool(KVPool):
                     for i, reply in zip(again, await self._send([requests[i] for i in again]), strict=True):
                         replies[i] = reply
                 return replies
-        except BaseException:  # a server may hang: the others may have noticed by the next call
+        except BaseException:  # a server may hang, and the cluster may have replaced it by the next call
             self._is_doubtful = self._is_cluster
             raise
 
@@ -389,7 +391,7 @@ class RedisPool(KVPool):
         return replies
 
     async def _follow(self, node: Node, wanted: Request) -> Any:
-        """One request, wherever its slot goes meanwhile."""
+        """Send one request, and follow its slot if that moves meanwhile."""
         before: tuple[Request, ...] = ()
         reply: Any = None
         for _ in range(REDIRECTS):
@@ -406,15 +408,18 @@ class RedisPool(KVPool):
         return reply
 
     async def _mend(self, failures: list[Any], *, is_all: bool) -> None:
-        """Something is not where it was, or a connection broke. Raises PoolUnreachable: there is no other server.
+        """Look at the cluster again if slots moved or connections broke.
 
         Args:
-            is_all: nothing else was answered.
+            is_all: True if no request was answered.
+
+        Raises:
+            PoolUnreachable: if there is no other server.
         """
         if not self._is_cluster:
             if is_all:
                 raise PoolUnreachable(str(failures[0])) from failures[0]
-            return  # others were answered: it was the connection
+            return  # other requests were answered: only a connection broke
         redirects = [_redirect(failure) for failure in failures]
         is_old = anyio.current_time() > self._seen + MAP_AGE_SECONDS
         if any(r.has_moved if r else is_all or is_old for r in redirects):
@@ -448,7 +453,7 @@ class RedisPool(KVPool):
             await self._refresh()
 
     async def _refresh(self) -> None:
-        """Ask what the cluster looks like now. Raises PoolUnreachable: no server answers."""
+        """Ask for the cluster's view. Raises PoolUnreachable if no server answers."""
         if not self._is_cluster:
             return
         asked = anyio.current_time()
@@ -468,10 +473,10 @@ class RedisPool(KVPool):
                 self._nodes.pop(address).drop()
 
     async def _first_answer(self, nodes: list[Node], wanted: Request) -> tuple[Node, Any]:
-        """Ask some servers, those first that are known to work, and take the first answer.
+        """Ask several servers, working ones first, and return the first answer.
 
         Raises:
-            PoolUnreachable: none of them answers, and none of the others; or there are none.
+            PoolUnreachable: if no server answers, or there is none.
         """
         if not nodes:
             raise PoolUnreachable(NO_SERVER)
@@ -505,11 +510,11 @@ class RedisPool(KVPool):
 
 
 def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
-    """Account, host, port, bytes for stages, and whether a cluster is wanted."""
+    """Return account, host, port, bytes for stages, and ``cluster=`` (None if absent)."""
     address = addresses.parse(url, ("redis", "rediss"), 6379, OPTIONS, others=True)
     path = unquote(urlsplit(address.url).path)
     if not re.fullmatch(r"/?|/[0-9]+/?", path):
-        raise ValueError(f"the path of the URL is {path}: must be the number of a database, as /0")
+        raise ValueError(f"the path of the URL is {path}: must be the number of a database, for instance /0")
     options: dict[str, Any] = dict(parse_url(address.url))
     is_tls = options.pop("connection_class", None) is SSLConnection
     options.pop("host", None)
@@ -545,7 +550,7 @@ def _buffer(stage: Stage) -> Buffer:
 
 
 class _Redirect(NamedTuple):
-    """Where a slot is: for good, or for this one key. Without a host: the same as that of the server which says so."""
+    """The new place of a slot, for good or for one key. An empty host means the host of the server that says so."""
 
     has_moved: bool
     host: str
@@ -553,7 +558,7 @@ class _Redirect(NamedTuple):
 
 
 def _redirect(reply: Any) -> _Redirect | None:
-    """None: it is no redirect, or none that could be followed."""
+    """Return the redirect in a reply, or None if there is none that can be followed."""
     if not isinstance(reply, ResponseError):
         return None
     found = re.match(r"(MOVED|ASK) [0-9]+ (\S*):([0-9]{1,5})(?!\S)", str(reply))
@@ -563,12 +568,12 @@ def _redirect(reply: Any) -> _Redirect | None:
 
 
 def _in_words(failures: Iterable[object]) -> str:
-    """What a server said, or why it did not."""
+    """Return the different reasons why servers failed."""
     return "; ".join(list(dict.fromkeys(map(str, failures)))[:TOLD])
 
 
 def _fact(info: bytes, name: bytes) -> int | None:
-    """A number among those that ``INFO`` tells, if it is there."""
+    """Return a number from an answer to ``INFO``, or None if it is missing."""
     found = re.search(rb"^%b:([0-9]+)\r?$" % name, info, re.MULTILINE)
     return None if found is None else int(found[1])
 

@@ -1,7 +1,7 @@
-"""Commands that servers refuse: counted by kind, and logged once per server and kind, then at most once a minute.
+"""Refused commands: counted by kind, and logged once per server and kind, then at most once a minute.
 
-A read-only replica, a full disk or a missing permission refuses each write and answers all else. Without a word about it a
-cache stores nothing for days.
+A read-only replica, a full disk or a missing permission refuses each write and answers everything else. Without a word
+in the log a cache would store nothing for days.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from aiodatadist.values.foreign import printable
 logger = logging.getLogger(__name__)
 
 REPEAT_SECONDS: Final = 60.0
-"""Seconds until a refusal of the same kind by the same server is logged again."""
+"""Seconds before a refusal of the same kind by the same server is logged again."""
 SHOWN_KIND: Final = 32
-"""Characters of a kind; Redis's own have 14 at most."""
+"""Most characters of a kind; Redis's own have at most 14."""
 KINDS: Final = 64
-"""Kinds that are told apart; a server that invents more of them shares the last count."""
+"""Most kinds that are told apart; a server that invents more of them shares the last count."""
 OTHERS: Final = "others"
 
 
 class Refusals:
-    """What the servers of a pool refused.
+    """The refusals of a pool's servers.
 
     Attributes:
-        counts: refused commands, by what was asked for (``put``, ``get``) and the first word of the refusal.
+        counts: refused commands, by request (``put``, ``get``) and the first word of the refusal.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Refusals:
         self._told: dict[tuple[str, str, str], float] = {}
 
     def note(self, what: str, server: str, words: str, now: float) -> None:
-        """Count a refusal, and log it if it is time."""
+        """Count a refusal, and log it if it is due."""
         kind = printable(words.partition(" ")[0], SHOWN_KIND)
         if (what, kind) not in self.counts and len(self.counts) >= KINDS:
             kind = OTHERS
@@ -47,7 +47,7 @@ class Refusals:
             self._told.clear()
         self._told[what, server, kind] = now
         logger.warning(
-            "redis at %s refuses %s: %s (%d commands so far; told again at most every %g s)",
+            "redis at %s refuses %s: %s (%d commands so far; logged again after %g s at the earliest)",
             printable(server),
             what,
             printable(words),

@@ -1,6 +1,6 @@
-"""Redis's protocol (RESP 2) on a connection that stands: values go from and into memory given to it, with no copy on the way.
+"""Redis's protocol (RESP 2) on an open connection: values travel from and into the caller's memory without a copy.
 
-redis-py copies a value five times between socket and caller, which costs more than all else that a load does.
+redis-py copies a value five times between socket and caller, which costs more than everything else that a load does.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from aiodatadist.context_caching.pools.buffers import TAIL, Buffer
 from aiodatadist.values.foreign import printable
 
 LARGEST: Final = 512 << 20
-"""Bytes that a value may have (``proto-max-bulk-len``)."""
+"""Most bytes of a value (``proto-max-bulk-len``)."""
 PLAIN: Final = 16 << 20
-"""Bytes that a reply may have for which the request had no memory: what a server says of itself."""
+"""Most bytes of a reply for which the request has no memory, for instance what a server says of itself."""
 SCRATCH: Final = 1 << 16
-"""Bytes for replies of one line, for what stands in front of a value, and for a value that is not wanted."""
+"""Bytes for one-line replies, for the length line of a value, and for unwanted values."""
 SLICE: Final = 1 << 20
-"""Bytes that the transport gets at a time, and the loop is kept for."""
+"""Bytes that are handed to the transport at a time, before other tasks get a turn."""
 KINDS: Final = b"+-:$"
 """First bytes of a reply."""
 SMALL: Final = 1 << 12
-"""Bytes up to which a piece is copied next to the others, instead of being sent from where it is."""
+"""Bytes up to which a piece is copied beside the others, instead of being sent from its place."""
 
 
 class NotRedis(ConnectionError):
-    """What came is not Redis's protocol. The connection is closed."""
+    """The answer is not Redis's protocol. The connection is closed."""
 
 
 class Filled(Enum):
@@ -41,7 +41,7 @@ class Filled(Enum):
 
 
 class OtherLength(NamedTuple):
-    """The reply is a value of another length than the memory that the request had for it. Its bytes are gone."""
+    """The reply is a value of another length than the request's memory. Its bytes were dropped."""
 
     nbytes: int
 
@@ -54,10 +54,10 @@ class Request(NamedTuple):
     """A command.
 
     Attributes:
-        pieces: as it is sent.
-        key: that it is about, if any: a cluster routes by it.
-        into: memory for a value and the end of line behind it. Of a value of another length nothing is kept.
-        has_value: one goes with it, or comes back: it may take as long as that.
+        pieces: its bytes, as they are sent.
+        key: its key, if it has one: a cluster routes by it.
+        into: memory for a value and the end of line behind it. A value of another length is dropped.
+        has_value: True if it carries a value or its reply does, so that it may take long.
     """
 
     pieces: Sequence[bytes | memoryview]
@@ -70,19 +70,19 @@ Reply: TypeAlias = bytes | int | ResponseError | Filled | OtherLength | None
 
 
 def words(*texts: str | int | bytes) -> bytes:
-    """Arguments of a command."""
+    """Return encoded arguments of a command."""
     raw = (text if isinstance(text, bytes) else str(text).encode() for text in texts)
     return b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in raw)
 
 
 def request(*texts: str | int, into: memoryview | None = None) -> Request:
-    """A command as one would type it; the second word is its key."""
+    """Return a command as one would type it; its second word is the key."""
     key = str(texts[1]).encode() if len(texts) > 1 else b""
     return Request([b"*%d\r\n%b" % (len(texts), words(*texts))], key, into, into is not None)
 
 
 def keyed(command: str) -> Callable[[str], Request]:
-    """What makes ``command name`` of a name: for very many of them."""
+    """Return a function that makes ``command name`` of a name, for very many names."""
     head = b"*2\r\n" + words(command)
 
     def about(name: str) -> Request:
@@ -93,14 +93,14 @@ def keyed(command: str) -> Callable[[str], Request]:
 
 
 def reading(name: str, buffer: Buffer) -> Request:
-    """``GETRANGE name 0 n``: of a value that is too long, one byte more than there is room for."""
+    """Return ``GETRANGE name 0 n``, which reads one byte more of a value that is too long."""
     key, last = name.encode(), b"%d" % buffer.nbytes
     command = b"*4\r\n$8\r\nGETRANGE\r\n$%d\r\n%b\r\n$1\r\n0\r\n$%d\r\n%b\r\n" % (len(key), key, len(last), last)
     return Request([command], key, buffer.with_tail(), has_value=True)
 
 
 def storing(name: str, buffer: Buffer) -> Request:
-    """``SET name value NX``: in one piece, if the name is not so long that it has no room in front of the value."""
+    """Return ``SET name value NX``, in one piece unless the name is too long for the room in front of the value."""
     key = name.encode()
     head = b"*4\r\n%b$%d\r\n" % (words("SET", key), buffer.nbytes)
     tail = b"\r\n" + words("NX")
@@ -109,7 +109,7 @@ def storing(name: str, buffer: Buffer) -> Request:
 
 
 def packed(requests: Sequence[Request]) -> Iterator[bytes | bytearray | memoryview]:
-    """What is sent: what is large where it is, all else together."""
+    """Yield the bytes to send: large pieces from their place, small ones together."""
     small = bytearray()
     for asked in requests:
         for piece in asked.pieces:
@@ -125,7 +125,7 @@ def packed(requests: Sequence[Request]) -> Iterator[bytes | bytearray | memoryvi
 
 
 class Exchange(asyncio.BufferedProtocol):
-    """Asks, and reads the answers; one caller at a time. Its transport's protocol from the beginning.
+    """Questions and answers on one connection, for one caller at a time. It is its transport's protocol from the start.
 
     Raises:
         ConnectionError: from every call, once the connection is lost.
@@ -134,21 +134,21 @@ class Exchange(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport
         self._loop = asyncio.get_running_loop()
-        self._room: asyncio.Future[None] | None = None  # of a writer that waits for the socket
+        self._room: asyncio.Future[None] | None = None  # a writer waits here for room in the socket
         self._answer: asyncio.Future[list[Reply]] | None = None
         self._lost: asyncio.Future[None] = self._loop.create_future()
-        self._places: deque[memoryview | None] = deque()  # of the replies that are still to come
+        self._places: deque[memoryview | None] = deque()  # memory for the replies that are still to come
         self._replies: list[Reply] = []
         self._scratch = memoryview(bytearray(SCRATCH))
-        self._farewell = ""  # what the server said before it was asked anything: then it closes the connection
-        self._have = 0  # bytes in it that were not looked at
-        self._nbytes = 0  # of the value that is coming in
-        self._skip = 0  # of these, still to come and not wanted
-        self._value = memoryview(b"")  # what is wanted of it, with its tail
-        self._rest: memoryview | None = None  # of it
+        self._farewell = ""  # what the server said unasked before it closed the connection
+        self._have = 0  # bytes in it that are not parsed yet
+        self._nbytes = 0  # length of the value that is coming in
+        self._skip = 0  # unwanted bytes of it that are still to come
+        self._value = memoryview(b"")  # its wanted bytes, with the end of line
+        self._rest: memoryview | None = None  # the part of that which is still to come
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send, and wait for as many replies. Cancelled, it has to be dropped, since what was still to come is not read."""
+        """Send requests and return their replies. If cancelled, drop the connection: unread replies are left."""
         if self._lost.done():
             raise ConnectionResetError(self._farewell or "the connection was lost")
         self._places.extend(asked.into for asked in requests)
@@ -163,9 +163,9 @@ class Exchange(asyncio.BufferedProtocol):
 
     async def _write(self, piece: memoryview) -> None:
         for start in range(0, len(piece), SLICE):
-            if start:  # others want the loop, too
+            if start:  # other tasks get a turn
                 await anyio.lowlevel.checkpoint()
-            if self._lost.done():  # the answer says why
+            if self._lost.done():  # the reply's future has the reason
                 return
             self._transport.write(piece[start : start + SLICE])
             if self._room is not None:
@@ -173,15 +173,16 @@ class Exchange(asyncio.BufferedProtocol):
 
     @property
     def is_lost(self) -> bool:
+        """True once the connection is lost."""
         return self._lost.done()
 
     def drop(self) -> None:
-        """Close it at once. No byte is read or sent any more."""
+        """Close the connection at once. No more bytes are read or sent."""
         if not self._lost.done():
             self._transport.abort()
 
     async def closed(self) -> None:
-        """Wait until its socket is closed."""
+        """Wait until the socket is closed."""
         await asyncio.wait([self._lost])
 
     # ---- what the transport calls ----
@@ -208,7 +209,7 @@ class Exchange(asyncio.BufferedProtocol):
         for waiting in (self._room, self._answer):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(exc or ConnectionResetError(self._farewell or "the server closed the connection"))
-                waiting.exception()  # only one of them has a waiter
+                waiting.exception()  # marks it as retrieved: only one of the two has a waiter
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._skip:
@@ -229,10 +230,10 @@ class Exchange(asyncio.BufferedProtocol):
             self.connection_lost(NotRedis(f"not Redis's protocol: {error}"))
 
     def _parse(self) -> None:
-        """Take replies off the front of the scratch memory, and leave what is not whole yet."""
+        """Take complete replies off the front of the scratch memory, and leave the rest."""
         raw = bytes(self._scratch[: self._have])
         at = 0
-        if raw[0] not in KINDS:  # an alert of TLS, for instance, in which no line may ever end
+        if raw[0] not in KINDS:  # for instance a TLS alert, which may never contain an end of line
             raise ValueError(f"a line that begins with {raw[:16]!r}")
         while self._rest is None and (end := raw.find(b"\r\n", at)) >= 0:
             line, at = raw[at:end], end + 2
@@ -246,7 +247,7 @@ class Exchange(asyncio.BufferedProtocol):
         self._scratch[: self._have] = raw[at:]
 
     def _begin(self, nbytes: int, raw: bytes, at: int) -> int:
-        """A value of that length comes in, as much of it as is there from ``at`` on; where that ends."""
+        """Start to receive a value with what is there from ``at`` on; return where that ends."""
         place = self._places[0]
         limit = PLAIN if place is None else LARGEST
         if not 0 <= nbytes <= limit:
@@ -268,7 +269,7 @@ class Exchange(asyncio.BufferedProtocol):
         return at + len(there)
 
     def _take(self, nbytes: int) -> None:
-        """So many more bytes of the value are there."""
+        """Count bytes of the value that have arrived."""
         assert self._rest is not None
         self._rest = self._rest[nbytes:]
         if self._rest:
@@ -276,7 +277,7 @@ class Exchange(asyncio.BufferedProtocol):
         self._rest = None
         if (tail := bytes(self._value[-TAIL:])) != b"\r\n":
             raise ValueError(f"{tail!r} behind a value")
-        value, self._value = self._value, memoryview(b"")  # its memory is used elsewhere now
+        value, self._value = self._value, memoryview(b"")  # forgotten here: its memory is the caller's now
         if (place := self._places[0]) is None:
             self._reply(bytes(value[:-TAIL]))
         else:
@@ -295,7 +296,7 @@ class Exchange(asyncio.BufferedProtocol):
 
 
 def _simple(line: bytes) -> Reply:
-    """A reply of one line. Raises ValueError: there is no such kind."""
+    """Return a reply of one line. Raises ValueError if there is no such kind."""
     kind, rest = line[:1], line[1:]
     if kind == b"+":
         return rest

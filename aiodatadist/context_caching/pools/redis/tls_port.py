@@ -1,7 +1,7 @@
-"""TLS in a URL: options that belong to it, and a port that expects it although the URL does not.
+"""TLS and the URL: options that need TLS, and a port that expects TLS although the URL does not say so.
 
-Without TLS such a server takes the first command for the beginning of a TLS record. Some reset the connection, some send
-an alert, and some wait for the rest of the record, until the caller's time is over.
+Without TLS such a server takes the first command for the beginning of a TLS record. Some servers reset the connection,
+some send an alert, and some wait for the rest of the record until the caller's time is up.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from aiodatadist.context_caching.pools.redis.wire import Refused
 T = TypeVar("T")
 
 QUIET_SECONDS: Final = 1.0
-"""Seconds without an answer after which a server is asked whether it speaks TLS."""
+"""Seconds without an answer after which a server is tested for TLS."""
 HELLO_SECONDS: Final = 2.0
-"""Seconds that it has for the answer to that."""
+"""Seconds in which it must answer that test."""
 TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-"""Options of redis-py that name a file. If there is none, it says so without the name, and only when it connects."""
+"""Options of redis-py that name a file. redis-py reports a missing file only when it connects, and without its name."""
 RECORDS: Final = (b"\x16\x03", b"\x15\x03")
-"""How a record of TLS begins: a handshake, or an alert."""
+"""The first bytes of a TLS record: a handshake, or an alert."""
 
 
 class SpeaksTLS(ConnectionError):
-    """The server expects TLS, and the URL says that there is none."""
+    """The server expects TLS, but the URL does not ask for it."""
 
 
 async def or_tls(ask: Callable[[], Awaitable[T]], host: str, port: int, name: str) -> T:
-    """Return what ``ask`` does, unless the server turns out to speak TLS.
+    """Return what ``ask`` returns, unless the server turns out to speak TLS.
 
     Raises:
-        NodeDown: ``ask`` failed, and the server speaks no TLS either.
-        SpeaksTLS: it does.
+        NodeDown: if ``ask`` failed, and the server speaks no TLS either.
+        SpeaksTLS: if the server speaks TLS.
     """
     answers: list[T] = []
     failures: list[NodeDown] = []
@@ -68,9 +68,9 @@ async def or_tls(ask: Callable[[], Awaitable[T]], host: str, port: int, name: st
 
 
 async def speaks_tls(host: str, port: int) -> bool:
-    """Begin a handshake on a connection of its own, and look at the first two bytes that come back."""
+    """Start a handshake on a new connection, and return True if the first two bytes of the answer are TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent behind the first message
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # safe: nothing is sent after the first message
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
         context.wrap_bio(incoming, outgoing).do_handshake()
@@ -86,12 +86,12 @@ async def speaks_tls(host: str, port: int) -> bool:
 
 
 def check_tls_options(options: Mapping[str, Any], *, is_tls: bool) -> None:
-    """Raises ValueError: options of TLS without it, or a file that is none."""
+    """Raise ValueError if there are TLS options without TLS, or a file of theirs cannot be read."""
     for name, value in options.items():
         if name.startswith("ssl_") and not is_tls:
-            raise ValueError(f"option {name} is of TLS: the URL must begin with rediss://")
+            raise ValueError(f"option {name} needs TLS: the URL must begin with rediss://")
         if name in TLS_FILES:
             try:
                 Path(value).open("rb").close()
             except OSError as error:
-                raise ValueError(f"{name} is {value!r}: must be a file that can be read ({error.strerror})") from error
+                raise ValueError(f"{name} is {value!r}: must be a readable file ({error.strerror})") from error

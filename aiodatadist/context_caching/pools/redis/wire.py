@@ -1,4 +1,4 @@
-"""A connection to a Redis server, from connecting to its end: TLS, account and database; requests are :mod:`.resp`'s.
+"""A connection to a Redis server from start to end: TLS, account and database. Requests are :mod:`.resp`'s.
 
 redis-py takes the options of a URL apart and checks them. Nothing else of it is used, and no private name.
 """
@@ -22,21 +22,21 @@ except ImportError as missing:
     raise ImportError(f"RedisPool needs the package redis ({missing}): {how_to_install('redis')}") from missing
 
 CLOSE_TIMEOUT = 1.0
-"""Seconds that closing a connection may take."""
+"""Most seconds that closing a connection may take."""
 
 
 class Refused(ConnectionError):
-    """The server answers, and does not let us in."""
+    """The server answers, and refuses this account."""
 
 
 class Wire:
-    """A connection that is made when it is first used, and is never made again.
+    """A connection that is established on first use, and never again.
 
     Args:
-        settings: whereto, and as whom. Never connected itself.
+        settings: address and account. These settings are never connected themselves.
 
     Attributes:
-        idle_since: turn of its node.
+        idle_since: turn of its node at which it became idle.
     """
 
     idle_since = 0
@@ -47,16 +47,16 @@ class Wire:
         self._is_dropped = False
 
     async def talk(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests at once; their replies, in this order.
+        """Send requests together; return their replies in order.
 
         Raises:
-            Refused: the account or the database is not accepted.
-            OSError: the connection cannot be made, or is lost. It has to be dropped.
+            Refused: if the account or the database is refused.
+            OSError: if the connection cannot be established or is lost. It must be dropped.
         """
         if self._exchange is None:
             exchange = await self._connect()
             self._exchange = exchange
-            if self._is_dropped:  # while it was under way, when there was nothing to close
+            if self._is_dropped:  # dropped while it connected, when there was nothing to close yet
                 exchange.drop()
                 raise ConnectionResetError("the connection was dropped")
             await self._greet(exchange)
@@ -75,11 +75,15 @@ class Wire:
         return exchange
 
     async def _greet(self, exchange: Exchange) -> None:
-        """There is always an answer to wait for: a server that has too many clients says so instead of the first one."""
+        """Sign in and select the database.
+
+        There is always an answer to wait for: a server with too many clients says so instead of the first answer.
+        """
         settings = self._settings
         if settings.username or settings.password:
             await self._sign_in(exchange, settings.username or "", settings.password or "")
-        greeting = [request("CLIENT", "SETINFO", "LIB-NAME", "aiodatadist")]  # Redis 7.2 and newer know it
+        # older servers than 7.2 refuse it; that is ignored
+        greeting = [request("CLIENT", "SETINFO", "LIB-NAME", "aiodatadist")]
         if settings.client_name:
             greeting.append(request("CLIENT", "SETNAME", settings.client_name))
         if settings.db:
@@ -92,18 +96,18 @@ class Wire:
     async def _sign_in(self, exchange: Exchange, user: str, password: str) -> None:
         replies = await exchange.ask([request("AUTH", user, password) if user else request("AUTH", password)])
         if user and isinstance(replies[0], ResponseError) and "wrong number of arguments" in str(replies[0]):
-            replies = await exchange.ask([request("AUTH", password)])  # before Redis 6 there were no users
+            replies = await exchange.ask([request("AUTH", password)])  # servers before Redis 6 have no users
         _check(replies[0])
 
     def drop(self) -> None:
-        """Close it at once; what is buffered is not sent."""
+        """Close it at once; buffered bytes are not sent."""
         self._is_dropped = True
         if self._exchange is not None:
             self._exchange.drop()
 
     @property
     def is_lost(self) -> bool:
-        """It was closed since it was last used."""
+        """True if it was closed since it was last used."""
         return self._exchange is None or self._exchange.is_lost
 
     async def aclose(self) -> None:
@@ -115,13 +119,13 @@ class Wire:
 
 
 def _check(reply: Reply) -> None:
-    """Raises Refused."""
+    """Raise Refused if the reply is an error."""
     _check_room(reply)
     if isinstance(reply, ResponseError):
         raise Refused(printable(reply))
 
 
 def _check_room(reply: Reply) -> None:
-    """Raises ConnectionResetError: the server has so many clients that it closes this connection."""
+    """Raise ConnectionResetError if the server closes this connection because it has too many clients."""
     if isinstance(reply, ResponseError) and "max number of clients" in str(reply):
         raise ConnectionResetError(printable(reply))
