@@ -1,7 +1,7 @@
-"""LLM-DataDist, v2 and v1, for code that does not await: names, parameters, return values and exceptions of ``llm_datadist``.
+"""LLM-DataDist, v2 and v1, for code that does not await: the names, parameters and exceptions of ``llm_datadist``.
 
 The engine is the awaitable one, on an event loop in a thread that the first ``LLMDataDist.init`` starts and the last
-``finalize`` ends. Beside upstream's calls, which wait, there are calls for busy loops, which do not::
+``finalize`` ends. Upstream's calls wait. For busy loops there are calls that do not::
 
     handle = manager.submit_pull_blocks(BlocksCacheKey(1), cache, [3, 9], [0, 1], tag=request)
     for ended in manager.drain():

@@ -12,9 +12,9 @@ from aiodatadist.blocking import stand_ins
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the script as ``python script.py args...`` would, where ``import llm_datadist`` finds :mod:`aiodatadist.blocking`.
+    """Run the script as ``python script.py args...`` would, with :mod:`aiodatadist.blocking` as ``llm_datadist``.
 
-    What it raises, and SystemExit, comes through.
+    Exceptions of the script, SystemExit included, are not caught.
     """
     parser = argparse.ArgumentParser(prog="python -m aiodatadist.blocking", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)

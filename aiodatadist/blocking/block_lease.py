@@ -11,10 +11,10 @@ from aiodatadist.values.lease_ticket import LeaseTicket
 
 
 class BlockLease:
-    """As :class:`aiodatadist.BlockLease`. May be used from any thread but the loop's own.
+    """A lease of blocks, like :class:`aiodatadist.BlockLease`. May be used from any thread but the loop's own.
 
     Attributes:
-        name: what peers call it.
+        name: the name under which peers claim it.
     """
 
     def __init__(self, thread: LoopThread, inner: awaitable.BlockLease) -> None:
@@ -24,11 +24,11 @@ class BlockLease:
 
     @property
     def ended(self) -> LeaseEnd | None:
-        """Why it ended; None: the blocks are to be left alone. Never waits."""
+        """The reason why it ended; None while the blocks must be left alone. Never waits."""
         return self._inner.ended
 
     def ticket(self) -> LeaseTicket:
-        """What a peer needs to pull them. Raises ParamInvalid: no peer may claim them any more."""
+        """Return the ticket with which a peer pulls the blocks. Raises ParamInvalid if no peer can claim them now."""
 
         async def make() -> LeaseTicket:
             return self._inner.ticket()
@@ -36,7 +36,10 @@ class BlockLease:
         return self._thread.call(make)
 
     def wait_ended(self, timeout: float | None = None) -> LeaseEnd | None:
-        """Wait until the blocks may be used again, at most ``timeout`` seconds, and why; None: they may not."""
+        """Wait until the blocks may be used again, at most ``timeout`` seconds.
+
+        Returns the reason why the lease ended, or None if the blocks must still be left alone.
+        """
 
         async def wait() -> None:
             with anyio.move_on_after(timeout):
@@ -47,7 +50,7 @@ class BlockLease:
         return self._inner.ended
 
     def withdraw(self) -> LeaseEnd:
-        """Take the blocks back, and wait for a pull that is under way, as long as it may take."""
+        """Take the blocks back. Waits for a running pull, as long as that may take; returns the reason of the end."""
         return self._thread.call(self._inner.withdraw)
 
     def __repr__(self) -> str:

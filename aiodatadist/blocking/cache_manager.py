@@ -1,4 +1,4 @@
-"""CacheManager without await: calls that wait, and submissions that do not."""
+"""The CacheManager without await: calls that wait, and submissions that do not."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from aiodatadist.values.transfer_priority import TransferPriority, check_deadlin
 
 
 class CacheManager:
-    """Obtained from ``LLMDataDist.cache_manager``. May be used from any thread but the loop's own.
+    """The caches and transfers of a cluster, without await: ``LLMDataDist.cache_manager``.
 
-    Calls with upstream's names return when all is done. ``submit_*`` return a :class:`Handle` at once; :meth:`drain` gives
-    it back when it has ended, however it ended. What is certainly wrong with the arguments is raised by ``submit_*`` itself,
-    and then nothing was submitted; all else is in the handle.
+    Usable from any thread but the loop's own. Calls with upstream's names return when everything is done. ``submit_*``
+    returns a :class:`Handle` at once, and :meth:`drain` returns the handle once it has ended, with any outcome.
+    Arguments that are certainly wrong make ``submit_*`` itself raise, and then nothing was submitted; every other error
+    is in the handle.
 
-    Transfers that are called or submitted from one thread to one peer begin in that order. A ``synchronize_layer`` is called
-    in a thread of its own, and may block.
+    Transfers that one thread calls or submits to one peer start in that order. A ``synchronize_layer`` is called in its
+    own thread, and may block.
     """
 
     def __init__(self, thread: LoopThread, inner: awaitable.CacheManager, submissions: Submissions) -> None:
@@ -83,7 +84,7 @@ class CacheManager:
         pull_timeout_in_millis: int | None = None,
         prompt_digest: bytes | None = None,
     ) -> BlockLease:
-        """Keep blocks of a cache for one peer, as :meth:`aiodatadist.CacheManager.lease_blocks`."""
+        """Reserve blocks of a cache for one peer, like :meth:`aiodatadist.CacheManager.lease_blocks`."""
 
         async def make() -> BlockLease:
             inner = self._inner.lease_blocks(
@@ -99,9 +100,10 @@ class CacheManager:
         return self._thread.call(make)
 
     def receive_layers(self, cluster_id: int, cache: Cache) -> LayerReceiver:
-        """``with manager.receive_layers(1, cache) as receiver:`` watch a cache being filled by a peer's layered transfer.
+        """Return a context in which a cache is watched while a peer's layered transfer fills it.
 
-        Open it before the peer's transfer can be over. Errors as the awaitable one, when it is opened.
+        Use it as ``with manager.receive_layers(1, cache) as receiver:``. Enter it before the peer's transfer can have
+        ended. Entering raises what the awaitable one raises.
         """
         return LayerReceiver(self._thread, self._inner.receive_layers(cluster_id, cache))
 
@@ -109,7 +111,10 @@ class CacheManager:
 
     @property
     def max_submitted(self) -> int:
-        """Handles that may be submitted and not drained; one more is :class:`~aiodatadist.blocking.QueueFull`."""
+        """The most handles that may be submitted and not drained.
+
+        One more raises :class:`~aiodatadist.blocking.QueueFull`.
+        """
         return self._submissions.limit
 
     @max_submitted.setter
@@ -134,13 +139,15 @@ class CacheManager:
         priority: TransferPriority = TransferPriority.NORMAL,
         deadline: float | None = None,
     ) -> Handle:
-        """Submit a ``pull_blocks``. The lists are copied. ``tag`` is for the caller: the handle has it. ``deadline`` counts
-        from this call.
+        """Submit a ``pull_blocks``. Never waits.
+
+        The lists are copied. ``tag`` is the caller's own, and an attribute of the handle. ``deadline`` is seconds from
+        this call.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is certainly wrong. Nothing was submitted.
-            QueueFull: too many handles are not drained. Nothing was submitted.
-            LLMException: ``LLM_ENGINE_FINALIZED``: the cluster is finalized.
+            TypeError, ValueError, ParamInvalid: if an argument is certainly wrong. Nothing was submitted.
+            QueueFull: if too many handles are not drained. Nothing was submitted.
+            LLMException: with ``LLM_ENGINE_FINALIZED`` if the cluster is finalized.
         """
         checks.instance(src_cache_key, "src_cache_key", (BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex))
         sources, targets = blocks_to_pull(src_cache_key, src_blocks, dst_blocks)
@@ -168,7 +175,7 @@ class CacheManager:
         priority: TransferPriority = TransferPriority.NORMAL,
         deadline: float | None = None,
     ) -> Handle:
-        """Submit a ``pull_cache``. As :meth:`submit_pull_blocks`; the handle's block is ``batch_index``."""
+        """Submit a ``pull_cache``, like :meth:`submit_pull_blocks`. The handle's block is ``batch_index``."""
         checks.instance(cache_key, "cache_key", (CacheKey, CacheKeyByIdAndIndex))
         checks.integer(size, "size", checks.INT64)
         _check_slot(cache, "cache", batch_index, "batch_index")
@@ -195,7 +202,7 @@ class CacheManager:
         priority: TransferPriority = TransferPriority.NORMAL,
         deadline: float | None = None,
     ) -> Handle:
-        """Submit a ``push_blocks``. As :meth:`submit_pull_blocks`; the handle's blocks are the peer's."""
+        """Submit a ``push_blocks``, like :meth:`submit_pull_blocks`. The handle's blocks are the peer's."""
         checks.instance(dst_cache_key, "dst_cache_key", (BlocksCacheKey, CacheKeyByIdAndIndex))
         sources, targets = blocks_to_push(src_blocks, dst_blocks)
         _check_blocks(sources, src_cache, "src_cache", "src_blocks", "source")
@@ -222,7 +229,7 @@ class CacheManager:
         priority: TransferPriority = TransferPriority.NORMAL,
         deadline: float | None = None,
     ) -> Handle:
-        """Submit a ``push_cache``. As :meth:`submit_pull_blocks`; the handle's block is the peer's slot."""
+        """Submit a ``push_cache``, like :meth:`submit_pull_blocks`. The handle's block is the peer's slot."""
         checks.instance(dst_cache_key, "dst_cache_key", CacheKeyByIdAndIndex)
         checks.integer(size, "size", checks.INT64)
         _check_slot(src_cache, "src_cache", src_batch_index, "src_batch_index")
@@ -246,9 +253,9 @@ class CacheManager:
         priority: TransferPriority = TransferPriority.NORMAL,
         deadline: float | None = None,
     ) -> LayersHandle:
-        """Submit a ``transfer_cache_async`` whose layers the caller calls ready: ``handle.layer_ready(i, event)``.
+        """Submit a ``transfer_cache_async`` whose layers the caller declares ready with ``handle.layer_ready(i, event)``.
 
-        As :meth:`submit_pull_blocks`; the handle's blocks are the peers'.
+        Works like :meth:`submit_pull_blocks`. The handle's blocks are the peers'.
         """
         kind = (TransferConfig, TransferWithCacheKeyConfig)
         for i, config in enumerate(checks.sequence(transfer_configs, "transfer_configs", object)):
@@ -268,16 +275,17 @@ class CacheManager:
         return handle
 
     def drain(self, max_items: int | None = None) -> list[Handle]:
-        """Handles that have ended since the last call, oldest first, at most ``max_items``; each comes out once. Never waits.
+        """Return handles that have ended since the last call, oldest first, at most ``max_items``. Never waits.
 
-        Also after the cluster was finalized: then all that were submitted and not drained have ended.
+        Each handle is returned once. This also works after the cluster was finalized; then all submitted handles have
+        ended.
         """
         return self._submissions.drain(max_items)
 
     def _push_cache(
         self, key: CacheKeyByIdAndIndex, cache: Cache, slot: int, size: int, **terms: Any
     ) -> awaitable_task.CacheTask:
-        """With its arguments in the order of the other calls."""
+        """Call ``push_cache`` with its arguments in the order of the other calls."""
         return self._inner.push_cache(key, cache, slot, size=size, **terms)
 
     def _submit(
@@ -314,7 +322,7 @@ def _start(
     priority: TransferPriority,
     end: _End | None,
 ) -> awaitable_task.CacheTask:
-    """Call it, on the loop."""
+    """Start the transfer, on the loop."""
     return call(
         key, cache, source, target, src_layer_range=src_layers, dst_layer_range=dst_layers, tensor_num_per_layer=tensors,
         notify=notify, checksum=checksum, priority=priority, deadline=_time_left(end),
@@ -322,20 +330,20 @@ def _start(
 
 
 class _End(NamedTuple):
-    """Of a deadline: when it is, and how many seconds after the call that was."""
+    """The end of a deadline, and the seconds that it had from the call."""
 
     at: float
     seconds: float
 
 
 def _end_of(deadline: float | None) -> _End | None:
-    """Of one that counts from now. Raises TypeError, ParamInvalid: it is none."""
+    """Return the end of a deadline that starts now. Raises TypeError or ParamInvalid if it is no deadline."""
     seconds = check_deadline(deadline)
     return None if seconds is None else _End(monotonic() + seconds, seconds)
 
 
 def _time_left(end: _End | None) -> float | None:
-    """Raises TransferTimeout: there is none."""
+    """Return the seconds until the end. Raises TransferTimeout if there are none."""
     if end is None:
         return None
     rest = end.at - monotonic()
@@ -345,7 +353,7 @@ def _time_left(end: _End | None) -> float | None:
 
 
 def _pieces(cache: Cache, name: str, blocks: bool) -> int:
-    """How many blocks, or slots, a cache has. Raises TypeError, ParamInvalid: it is none of this kind."""
+    """Return the number of blocks or slots of a cache. Raises TypeError or ParamInvalid if it is not of this kind."""
     if checks.instance(cache, name, Cache).is_blocks_cache is not blocks:
         kind, other = ("blocks", "contiguous") if blocks else ("contiguous", "blocks")
         raise ParamInvalid(f"{name} is a {other} cache: must be a {kind} cache here")
@@ -354,7 +362,7 @@ def _pieces(cache: Cache, name: str, blocks: bool) -> int:
 
 def _check_blocks(numbers: array[int], cache: Cache, name: str, numbers_name: str, whose: str) -> None:
     blocks = _pieces(cache, name, True)
-    if max(numbers) >= blocks:  # C would find it sooner, and let go of the interpreter lock for that
+    if max(numbers) >= blocks:  # in Python: a check in C would release the GIL for a list this short
         check_below(numbers, blocks, numbers_name, whose)
 
 

@@ -1,4 +1,4 @@
-"""The CacheTask that upstream's transfer_cache_async returns: ask it, or wait for it."""
+"""The task that upstream's transfer_cache_async returns: poll it, or wait for it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.errors import LLMException, LLMStatusCode
 
 LET_GO_MILLISECONDS = 30_000
-"""Milliseconds that a cancelled transfer has for ending; it is bounded by its own deadlines, which are shorter."""
+"""Milliseconds in which a cancelled transfer must end. Its own deadlines are shorter."""
 
 
 class CacheTask:
-    """A layered transfer under way. Dropping it leaks nothing: the transfer goes on."""
+    """A running layered transfer. Dropping it leaks nothing: the transfer continues."""
 
     def __init__(self, thread: LoopThread, inner: awaitable.CacheTask) -> None:
         self._thread = thread
         self._inner = inner
 
     def synchronize(self, timeout_in_millis: int | None = None) -> LLMStatusCode:
-        """Wait; the first destination's failure, or success. ``LLM_TIMEOUT`` when the wait is over first.
+        """Wait for the end; return the first destination's failure, or success.
 
-        ``LLM_FAILED`` also if it was cancelled: :meth:`cancelled` says so. An interrupt cancels the transfer, and is
-        re-raised when no byte can land any more.
+        Returns ``LLM_TIMEOUT`` if the transfer does not end in time. ``LLM_FAILED`` can also mean that it was
+        cancelled: see :meth:`cancelled`. An interrupt cancels the transfer, and is raised again once no more bytes can
+        land.
         """
         return awaitable.first_failure(self.get_results(timeout_in_millis))
 
     def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode | None]:
-        """Wait like :meth:`synchronize`, and return one status per destination, in the order in which they were given. None
-        stands for a destination that was cancelled."""
+        """Wait like :meth:`synchronize`; return a status for each destination, in the order of the call.
+
+        A cancelled destination has None.
+        """
         return self._thread.call(lambda: self._wait(timeout_in_millis))
 
     async def _wait(self, timeout_in_millis: int | None) -> list[LLMStatusCode | None]:
@@ -48,28 +51,29 @@ class CacheTask:
             await self._inner.get_results(LET_GO_MILLISECONDS)
 
     def _stop(self) -> None:
-        """Cancel it, and wait until no byte can land any more."""
-        with suppress(LLMException):  # the loop is over, and the transfer with it
-            self.cancel()  # no further interrupt prevents that
+        """Cancel it, and wait until no more bytes can land."""
+        with suppress(LLMException):  # the loop has ended, and the transfer with it
+            self.cancel()  # posted first: a further interrupt cannot prevent it
             self._thread.call(self._end)
 
     def done(self) -> bool:
-        """It has ended, one way or another."""
+        """Return True if it has ended, with any outcome."""
         return self._inner.done()
 
     def cancel(self) -> None:
-        """Ask it to stop, without waiting. Its memory is free to use when it is done.
+        """Ask it to stop, without waiting. Its memory may be reused once it is done.
 
-        Raises ForkError: it is under way, and this is a child of the process that began it.
+        Raises ForkError if it is running and this is a child of the process that started it.
         """
         if not self.done():
             self._thread.post(self._inner.cancel)
 
     def cancelled(self) -> bool:
+        """Return True if it ended by cancellation."""
         return self._inner.cancelled()
 
     def exception(self) -> LLMException | None:
-        """Why it failed; None while it runs, when it succeeded, and when it was cancelled."""
+        """Return why it failed; None while it runs, if it succeeded, and if it was cancelled."""
         return self._inner.exception()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""LLMConfig with upstream's defaults: a mode that was not switched on is off."""
+"""The LLMConfig with upstream's defaults: a mode that was not switched on is off."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY_FILE: Final = "AIODATADIST_AUTH_KEY_FILE"
 
 
 class LLMConfig(config.LLMConfig):
-    """Upstream's options; see :class:`aiodatadist.LLMConfig`, which has both modes on unless they were switched off.
+    """Upstream's options; see :class:`aiodatadist.LLMConfig`, in which both modes are on unless they are switched off.
 
     Here they read as off until they are set, and are in the option dictionary only then.
     """
@@ -34,7 +34,7 @@ class LLMConfig(config.LLMConfig):
         self.model_fields_set.difference_update(_MODES.keys() - options.keys())
 
     def generate_options(self) -> dict[str, str]:
-        """The option dictionary that ``LLMDataDist.init`` takes; a fresh one each time."""
+        """Return a new option dictionary for ``LLMDataDist.init``."""
         unset = {key for field, key in _MODES.items() if field not in self.model_fields_set}
         return {key: value for key, value in super().generate_options().items() if key not in unset}
 
@@ -43,13 +43,13 @@ LlmConfig = LLMConfig
 
 
 def config_of(options: Mapping[str, str] | config.LLMConfig) -> config.LLMConfig:
-    """What a cluster is initialised with.
+    """Return the configuration with which a cluster is initialised.
 
-    In a dictionary a mode that is absent is off, unless another option implies it. The key for listening on a network, which
-    no dictionary has, is read from the file that ``AIODATADIST_AUTH_KEY_FILE`` names.
+    In a dictionary a missing mode is off, unless another option implies it. The key that is needed to listen on a
+    network is in no dictionary: it is read from the file that ``AIODATADIST_AUTH_KEY_FILE`` names.
 
     Raises:
-        TypeError, ValueError, ParamInvalid: an option is wrong, or the file cannot be read.
+        TypeError, ValueError, ParamInvalid: if an option is wrong, or the file cannot be read.
     """
     if isinstance(options, config.LLMConfig):
         return options
@@ -66,5 +66,5 @@ def _key_in(file: str) -> bytes:
     except OSError as error:
         raise ParamInvalid(f"{KEY_FILE} is {file!r}, which cannot be read: {error}") from error
     if not key:
-        raise ParamInvalid(f"{KEY_FILE} is {file!r}, which is empty: must hold the key")
+        raise ParamInvalid(f"{KEY_FILE} is {file!r}, which is empty: must contain the key")
     return key

@@ -1,4 +1,4 @@
-"""LLMDataDist without await. Its engine lives on the process's loop thread, with those of all others."""
+"""The LLMDataDist without await. Its engine runs on the process's loop thread, with those of all others."""
 
 from __future__ import annotations
 
@@ -45,23 +45,26 @@ def finalize_all() -> None:
 
 
 class _Cluster(legacy.LLMDataDist):
-    """The awaitable cluster, as strict as upstream where that asks for more than is needed."""
+    """The awaitable cluster, as strict as upstream where upstream asks for more than is needed."""
 
     def _check_unlink(self, info: LLMClusterInfo, force: bool) -> None:
-        """Without force upstream's HCCL backend goes to the peer's address, also where there is no link. Its hixl backend
-        asks for no address."""
+        """Check that the cluster has one address, as upstream's HCCL backend does without force, even if it is not linked.
+
+        Upstream's hixl backend needs no address.
+        """
         if not force and not self._is_v1 and not self.config.links_have_owners:
             awaitable.only_address(info)
 
 
 class LLMDataDist:
-    """One cluster, for code that does not await. May be used from several threads; several may be in one process.
+    """A cluster, for code that does not await. May be used from several threads; one process may have several.
 
-    :meth:`init` starts the process's loop thread if it is the first, :meth:`finalize` and :meth:`close` end it if they are
-    the last.
+    :meth:`init` starts the process's loop thread if this is the first cluster; :meth:`finalize` and :meth:`close` end
+    the thread with the last one.
 
-    The options choose the mode, as upstream: with ``llm.EnableCacheManager`` there is a ``cache_manager``; where it is absent
-    or 0, a ``kv_cache_manager``, and roles, links and models are as :class:`aiodatadist.legacy.LLMDataDist` has them.
+    The options choose the mode, as upstream: with ``llm.EnableCacheManager`` there is a ``cache_manager``. If that is
+    missing or 0 there is a ``kv_cache_manager``, and roles, links and models work as in
+    :class:`aiodatadist.legacy.LLMDataDist`.
 
     Args:
         role: informational with a ``cache_manager``, enforced with a ``kv_cache_manager``.
@@ -80,19 +83,19 @@ class LLMDataDist:
     # ---- life ----
 
     def init(self, options: Mapping[str, str] | config.LLMConfig) -> None:
-        """Open the device and start listening. A second call on an initialised object, with the same options, does nothing.
+        """Open the device and start listening. Does nothing on an initialised object if the options are the same.
 
         Args:
-            options: of ``LLMConfig.generate_options()``. A mode that is absent is off, as upstream.
+            options: from ``LLMConfig.generate_options()``. A missing mode is off, as upstream.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an option is wrong, or not that of the first call; or another cluster of this
-                process has the same id, and is not finalized.
-            LLMException: the device cannot be opened, or the port is in use. Nothing is left behind.
+            TypeError, ValueError, ParamInvalid: if an option is wrong or differs from the first call's, or another
+                cluster of this process has the same id and is not finalized.
+            LLMException: if the device cannot be opened, or the port is in use. Nothing is left behind.
         """
         self._check_process()
         if inside(self) is not None:
-            return  # initialised, and finalize() may be waiting for this thread
+            return  # called by a runner: it is initialised, and finalize() may be waiting for this thread
         with self._life:
             if self._running is not None:
                 self._running.check_usable()
@@ -106,10 +109,10 @@ class LLMDataDist:
                 self._manager = thread.call(lambda: self._open(thread, wanted, submissions))
                 self._submissions, self._running = submissions, thread
                 _initialised.add(self)
-            except BaseException:  # an interrupt, too: nothing is left behind
+            except BaseException:  # also an interrupt: nothing is left behind
                 self._manager = self._submissions = self._running = None
                 try:
-                    thread.call(self._inner.finalize)  # an interrupt may have come when it was open already
+                    thread.call(self._inner.finalize)  # an interrupt may have come after it was open
                 finally:
                     release(thread)
                 raise
@@ -123,21 +126,25 @@ class LLMDataDist:
         return KvCacheManager(thread, manager)
 
     def finalize(self) -> None:
-        """End all links and give everything back. Does nothing when not initialised; may be called twice, by any thread.
+        """End all links and release everything. Does nothing if not initialised. May be called twice, from any thread.
 
-        Calls under way in other threads end with an error, and what is submitted is cancelled. A model
-        that runs is waited for.
+        Running calls of other threads end with an error, and submitted transfers are cancelled. A running model is
+        waited for.
 
         Raises:
-            LLMException: it is called by a ``ModelRunner`` of this object, which it would wait for.
+            LLMException: if a ``ModelRunner`` of this object calls it, for which it would wait.
         """
         self._end(0, "finalize")
 
     def close(self, drain: float = 0) -> list[Handle]:
-        """Refuse what is new, let what was submitted finish for ``drain`` seconds, stop the rest, and finalize.
+        """Refuse new calls, let submitted transfers finish for ``drain`` seconds, stop the rest, and finalize.
 
         Returns:
-            The handles that were not drained. All have ended: what did not succeed is failed or cancelled.
+            The handles that were not drained. All have ended: those that did not succeed have failed or are cancelled.
+
+        Raises:
+            TypeError, ValueError: if ``drain`` is not a number of at least 0.
+            LLMException: if a ``ModelRunner`` of this object calls it, for which it would wait.
         """
         if not isinstance(drain, (int, float)):
             raise TypeError(f"drain is {drain!r} of type {type(drain).__name__}: must be a number of seconds")
@@ -149,11 +156,11 @@ class LLMDataDist:
     def _end(self, seconds: float, what: str) -> Submissions | None:
         thread, submissions = self._running, self._submissions
         if thread is None or submissions is None or thread.pid != os.getpid():
-            return None  # in a child: the parent has it
+            return None  # in a forked child: it is the parent's
         thread.check_usable()
         self._check_outside(what, "run_model", "on_cache_allocated", "on_cache_deallocated")
         if self._ending == threading.get_ident():
-            return None  # a signal handler, while this thread is at it: it goes on when that returns
+            return None  # a signal handler in this thread, which continues to finalize when the handler returns
         with self._life:
             if self._running is not thread:
                 return None
@@ -180,7 +187,7 @@ class LLMDataDist:
                     release(thread)
 
     def _check_outside(self, what: str, *methods: str) -> None:
-        """Raises LLMException: a runner's method, one of these, makes this call, which would wait for it."""
+        """Raise LLMException if one of these methods of a runner makes this call, which would wait for it."""
         method = inside(self)
         if method in methods:
             raise LLMException(f"{method}() of a model called {what}(), which would wait for it", operation=what)
@@ -200,47 +207,55 @@ class LLMDataDist:
 
     @property
     def cluster_id(self) -> int:
+        """The id of this cluster."""
         return self._inner.cluster_id
 
     @property
     def cache_manager(self) -> CacheManager:
-        """Raises RuntimeError: it is not initialised. ParamInvalid: ``llm.EnableCacheManager`` is off. ForkError: in a child
-        of the process that initialised it."""
+        """The caches and transfers, with ``llm.EnableCacheManager``.
+
+        Raises RuntimeError if not initialised, ParamInvalid if ``llm.EnableCacheManager`` is off, and ForkError in a
+        child of the process that initialised it.
+        """
         self._check_process()
         manager = self._manager
         return manager if isinstance(manager, CacheManager) else self._refuse("cache_manager")
 
     @property
     def kv_cache_manager(self) -> KvCacheManager:
-        """Raises RuntimeError: it is not initialised. ParamInvalid: ``llm.EnableCacheManager`` is on. ForkError: in a child
-        of the process that initialised it."""
+        """The caches and transfers, without ``llm.EnableCacheManager``.
+
+        Raises RuntimeError if not initialised, ParamInvalid if ``llm.EnableCacheManager`` is on, and ForkError in a
+        child of the process that initialised it.
+        """
         self._check_process()
         manager = self._manager
         return manager if isinstance(manager, KvCacheManager) else self._refuse("kv_cache_manager")
 
     def _refuse(self, name: str) -> NoReturn:
-        """There is no such manager, or none any more; the awaitable one says why."""
+        """Raise the reason why there is no such manager, or no longer. The awaitable cluster knows it."""
 
         async def ask() -> object:
             return getattr(self._inner, name)
 
         self._thread.call(ask)
-        raise RuntimeError(f"this LLMDataDist was initialised anew meanwhile: take its {name} again")
+        raise RuntimeError(f"this LLMDataDist was initialised again meanwhile: get its {name} again")
 
     def stats(self) -> Stats:
-        """What this cluster transferred since it was initialised, or, finalized, in its last life. Never waits."""
+        """Return counts of this cluster's transfers since ``init``; once finalized, of its last life. Never waits."""
         submissions = self._submissions
         return self._last_stats if submissions is None else submissions.counters.now
 
     def figures(self) -> Figures[PoolUsage]:
-        """All that was counted since this object was made, over all its links and lives: what a metrics endpoint needs. Never
-        waits."""
+        """Return all counts since this object was made, over all links and lives, for a metrics endpoint. Never waits."""
         return self._inner.figures()
 
     @property
     def observer(self) -> Observer | None:
-        """Is told of each transfer, on the loop's thread and in the context of the call that asked for it; see
-        :attr:`aiodatadist.LLMDataDist.observer`."""
+        """The observer that is notified of each transfer, on the loop's thread and in the context of the transfer's call.
+
+        See :attr:`aiodatadist.LLMDataDist.observer`.
+        """
         return self._inner.observer
 
     @observer.setter
@@ -263,14 +278,14 @@ class LLMDataDist:
     check_capacity = blocking(legacy.LLMDataDist.check_capacity)
 
     def add_model(self, model_options: dict[str, str], model_runner: ModelRunner | None = None) -> LLMModel:
-        """Make a model. Arguments and errors as :meth:`aiodatadist.legacy.LLMDataDist.add_model`, and:
+        """Add a model, as :meth:`aiodatadist.legacy.LLMDataDist.add_model` does.
+
+        The runner's methods are called in worker threads. Errors are those of the awaitable call, and the following.
 
         Raises:
-            TypeError: a method of the runner is ``async def``.
-            LLMException: ``on_cache_allocated`` of another model of this object calls it.
-            BaseException: whatever ``on_cache_allocated`` raises. There is no model then, and nothing of its memory is taken.
-
-        The runner's methods are called in worker threads.
+            TypeError: if a method of the runner is ``async def``.
+            LLMException: if ``on_cache_allocated`` of another model of this object calls it.
+            BaseException: whatever ``on_cache_allocated`` raises. Then there is no model, and no memory is taken.
         """
         self._check_outside("add_model", "on_cache_allocated")
         thread, runner = self._thread, runner_for(model_runner, self)
@@ -285,9 +300,9 @@ class LLMDataDist:
     notify = blocking(awaitable.LLMDataDist.notify)
 
     def next_notification(self, timeout: float | None = None) -> Notification | None:
-        """Take what a peer notified this cluster of, waiting at most ``timeout`` seconds; None if there was none.
+        """Take the next notification from a peer, waiting at most ``timeout`` seconds; return None if there is none.
 
-        None also when the cluster is finalized meanwhile.
+        Returns None also if the cluster is finalized meanwhile.
         """
 
         async def take() -> Notification | None:
@@ -301,7 +316,7 @@ class LLMDataDist:
 
     @property
     def listen_address(self) -> tuple[str, int] | None:
-        """Where peers can link to us, with the real port; None when not listening."""
+        """The address at which peers can link to this cluster, with the real port; None if it does not listen."""
 
         async def ask() -> tuple[str, int] | None:
             return self._inner.listen_address

@@ -1,4 +1,4 @@
-"""Blocking calls made of awaitable ones: the same parameters and errors, and a return value where upstream has one."""
+"""Blocking calls made from awaitable ones, with the same parameters and errors, and upstream's return values."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ R = TypeVar("R")
 
 
 class Facade(Protocol):
-    """What lives on the loop, for those who do not.
+    """An object for other threads, over one that lives on the loop.
 
-    To wrap a further class, give it these two and ``name = blocking(TheClass.name)`` for each call.
+    To wrap another class, give it these two properties, and ``name = blocking(TheClass.name)`` for each call.
     """
 
     @property
     def _inner(self) -> Any:
-        """The awaitable one."""
+        """The awaitable object."""
 
     @property
     def _thread(self) -> LoopThread:
-        """Where it lives. Raises RuntimeError: it does not live."""
+        """The thread of the loop. Raises RuntimeError if there is none."""
 
 
 class TransferFacade(Facade, Protocol):
-    """One that moves bytes."""
+    """A facade that moves bytes."""
 
     def _watched(self, task: awaitable.CacheTask) -> awaitable.CacheTask:
-        """Count what becomes of it."""
+        """Count the outcome of the task; return the task."""
 
 
 @overload
@@ -44,8 +44,8 @@ def blocking(
 @overload
 def blocking(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]: ...
 def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that runs the inner object's of this name on the loop, and waits for it."""
-    name = method.__name__  # not the function itself: the inner object's class may override it
+    """Return a method that runs the inner object's method of this name on the loop, and waits for it."""
+    name = method.__name__  # by name, because the inner object's class may override the function
 
     @wraps(method)
     def call(self: Facade, *args: Any, **kwargs: Any) -> Any:
@@ -61,7 +61,7 @@ def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def moving(method: Callable[Concatenate[Any, P], awaitable.CacheTask]) -> Callable[Concatenate[Any, P], None]:
-    """A method that waits until all bytes are there, and returns None, as upstream."""
+    """Return a method that waits until all bytes have landed, and returns None, as upstream."""
     name = method.__name__
 
     @wraps(method)
@@ -79,9 +79,9 @@ def moving(method: Callable[Concatenate[Any, P], awaitable.CacheTask]) -> Callab
 
 
 def starting(method: Callable[Concatenate[Any, P], awaitable.CacheTask]) -> Callable[Concatenate[Any, P], CacheTask]:
-    """A method that returns when it has begun, with a task to ask or to wait for, as upstream.
+    """Return a method that returns once the transfer has started, with a task to poll or wait for, as upstream.
 
-    An interrupt before the caller has that task stops the transfer, and is re-raised when no byte can land any more.
+    An interrupt before the caller has that task stops the transfer, and is raised again once no more bytes can land.
     """
     name = method.__name__
 

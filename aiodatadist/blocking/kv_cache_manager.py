@@ -1,4 +1,4 @@
-"""KvCacheManager without await."""
+"""The KvCacheManager without await."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from aiodatadist.legacy import kv_cache_manager as awaitable
 
 
 class KvCacheManager:
-    """Obtained from ``LLMDataDist.kv_cache_manager``. May be used from any thread but the loop's own.
+    """The caches and transfers of a v1 cluster, from ``LLMDataDist.kv_cache_manager``.
 
-    Rules, roles, statuses and what holds after a failure: :class:`aiodatadist.legacy.KvCacheManager`. Calls return when all
-    is done; an interrupt of one that waits stops the transfer, and is raised when no byte can land any more. A
-    ``synchronize_layer`` is called in a thread of its own, and may block.
+    Usable from any thread but the loop's own. Rules, roles, statuses and the state after a failure are those of
+    :class:`aiodatadist.legacy.KvCacheManager`. Calls return when everything is done; an interrupt stops the transfer,
+    and is raised once no more bytes can land. A ``synchronize_layer`` is called in its own thread, and may block.
 
-    A ``KvCache`` may be dropped, and collected, in any thread; its memory goes back as after ``deallocate_cache``.
+    A ``KvCache`` may be dropped and collected in any thread; its memory is released as after ``deallocate_cache``.
     """
 
     def __init__(self, thread: LoopThread, inner: awaitable.KvCacheManager) -> None:
@@ -27,12 +27,12 @@ class KvCacheManager:
         self._inner = inner
 
     def is_initialized(self) -> bool:
-        """False from the moment when its LLMDataDist is finalized, and in a child of its process. Never waits."""
+        """Return False once its LLMDataDist is being finalized, and in a child of its process. Never waits."""
         return self._thread.pid == os.getpid() and self._inner.is_initialized()
 
     @property
     def place(self) -> tuple[asyncio.AbstractEventLoop, CacheRegistry]:
-        """Where caches are given back."""
+        """The event loop and the registry that release caches."""
         return self._inner.place
 
     allocate_cache = blocking(awaitable.KvCacheManager.allocate_cache)
@@ -55,5 +55,5 @@ class KvCacheManager:
     pool_usage = blocking(awaitable.KvCacheManager.pool_usage)
 
     def _watched(self, task: CacheTask) -> CacheTask:
-        """The inner one has it counted, as it has what models begin."""
+        """Return the task: the inner manager counts it, as it counts the transfers of models."""
         return task

@@ -8,10 +8,10 @@ from typing import Final
 
 
 class LastResort(logging.Handler):
-    """Writes warnings and errors to stderr while no other handler would see them. Tracebacks are left out.
+    """A handler that writes warnings and errors to stderr while no other handler would see them, without tracebacks.
 
-    The package's NullHandler keeps Python's own last resort silent, which is right for a library; a script's user would never
-    see why something is slow, lost or without effect.
+    The package's NullHandler silences Python's own last resort, which is right for a library. But the user of a script
+    would never see why something is slow, lost or without effect.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class LastResort(logging.Handler):
             self.handleError(record)
 
     def _is_configured(self, name: str) -> bool:
-        """A logger that the record reaches has a handler of the script's."""
+        """Return True if a logger that the record reaches has a handler of the script's."""
         logger: logging.Logger | None = logging.getLogger(name)
         while logger is not None:
             if any(not isinstance(each, (logging.NullHandler, LastResort)) for each in logger.handlers):
@@ -36,7 +36,7 @@ class LastResort(logging.Handler):
 
 
 def one_line(record: logging.LogRecord) -> str:
-    """The message, and the exception without its traceback."""
+    """Return the message, and the exception without its traceback, as one line."""
     text = record.getMessage()
     error = record.exc_info[1] if record.exc_info else None
     if error is not None:
@@ -48,5 +48,5 @@ _handler: Final = LastResort()
 
 
 def install() -> None:
-    """For all loggers of the package; again: nothing."""
+    """Handle the records of all loggers of the package. Does nothing the second time."""
     logging.getLogger("aiodatadist").addHandler(_handler)

@@ -1,4 +1,4 @@
-"""The calls that are made inside attention: this layer is final; is that layer here?"""
+"""Layered transfers for attention code that does not await: it declares layers final, and waits for layers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from aiodatadist.link import LayerReceiver as AwaitableReceiver
 
 
 class LayerSynchronizer(ABC):
-    """Tells a layered transfer when a layer may be sent: for users to subclass."""
+    """The source of layers of a layered transfer, for users to subclass."""
 
     @abstractmethod
     def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
-        """Block until the layer is final: True. Or give it up: False.
+        """Block until the layer is final and return True, or return False to give it up.
 
-        Called in a thread of its own, with source layers in ascending order, those that some destination wants.
+        Called in its own thread, with the source layers that some destination wants, in ascending order.
         ``timeout_in_millis`` is always None.
         """
 
@@ -48,9 +48,10 @@ class _Announced(AwaitableLayerSynchronizer):
 
 
 def _wait_for(wait: Callable[[], object], layer_index: int) -> None:
-    """In a worker thread. SystemExit and the like would end the event loop that awaits this, and all clusters with it.
+    """Wait for an event, in a worker thread.
 
-    Raises TransferError in their place; Exception: whatever else the event's code raises.
+    SystemExit and the like would end the event loop that awaits this, and all clusters with it. TransferError is raised
+    in their place; every other exception of the event's code is raised as it is.
     """
     try:
         wait()
@@ -71,33 +72,34 @@ class LayersHandle(Handle):
         self._announced: _Announced | None = None
 
     def start_with(self, start: Callable[[_Announced], CacheTask]) -> None:
+        """Set the call that starts the transfer."""
         self._start = lambda: start(self._synchronizer())
 
     def _synchronizer(self) -> _Announced:
-        """On the loop: made for what needs it first, the transfer or the layer that is ready."""
+        """Return the announced layers. Made on the loop by whichever comes first, the transfer or a ready layer."""
         if self._announced is None:
             self._announced = _Announced(self._layers)
         return self._announced
 
     def layer_ready(self, layer_index: int, event: Any = None) -> None:
-        """The layer is final: now, or when ``event`` says so. Never blocks. Of a transfer that has ended it is of no account.
+        """Declare the layer final, now or once ``event`` has happened. Never blocks. Ignored if the transfer has ended.
 
         Args:
-            event: what a worker thread waits for: ``event.synchronize()`` of torch's and torch_npu's events, which have to be
-                recorded already, or ``event.wait()`` of ``threading.Event``. Whatever that raises, SystemExit too, is why
-                the transfer fails.
+            event: a worker thread waits for it: with ``event.synchronize()`` of torch's and torch_npu's events, which
+                must be recorded already, or ``event.wait()`` of ``threading.Event``. If that raises, SystemExit
+                included, the transfer fails.
 
         Raises:
-            ParamInvalid: there is no such layer.
-            TypeError: the event has neither method.
-            ForkError: this is a child of the process that submitted it.
+            ParamInvalid: if there is no such layer.
+            TypeError: if the event has neither method.
+            ForkError: if this is a child of the process that submitted it.
         """
         self._say(layer_index, True, _wait_of(event))
 
     def layer_failed(self, layer_index: int) -> None:
-        """The layer will not come: the transfer ends with ``LLM_PARAM_INVALID``. Never blocks.
+        """Declare that the layer will not come: the transfer ends with ``LLM_PARAM_INVALID``. Never blocks.
 
-        Raises ParamInvalid, ForkError: as :meth:`layer_ready`.
+        Raises ParamInvalid and ForkError like :meth:`layer_ready`.
         """
         self._say(layer_index, False, None)
 
@@ -148,22 +150,22 @@ class LayerReceiver:
         async def leave() -> None:
             await self._context.__aexit__(None, None, None)
 
-        with suppress(LLMException):  # the cluster was finalized meanwhile: nothing watches any more
+        with suppress(LLMException):  # the cluster was finalized meanwhile, and the watch ended with it
             self._thread.call(leave)
 
     @property
     def landed(self) -> list[int]:
-        """The layers that are here. Never waits."""
+        """The layers that have landed. Never waits."""
         return [] if self._receiver is None else self._receiver.landed
 
     def wait_layer(self, layer_index: int, timeout: float | None = None) -> None:
-        """Wait until all bytes of a layer are here, at most ``timeout`` seconds.
+        """Wait until all bytes of a layer have landed, at most ``timeout`` seconds.
 
         Raises:
-            ParamInvalid: there is no such layer, or the receiver is not opened.
-            TransferTimeout: it is not here yet. The transfer goes on.
-            TransferError: the peer's transfer failed, with its status.
-            LinkError: the link ended first.
+            ParamInvalid: if there is no such layer, or the receiver is not open.
+            TransferTimeout: if the layer has not landed in time. The transfer continues.
+            TransferError: if the peer's transfer failed, with its status.
+            LinkError: if the link ended first.
         """
         receiver = self._receiver
         if receiver is None:
@@ -177,4 +179,4 @@ async def _layer(receiver: AwaitableReceiver, layer_index: int, seconds: float |
     with anyio.move_on_after(seconds) as limit:
         await receiver.layer(layer_index)
     if limit.cancelled_caught:
-        raise TransferTimeout(f"layer {layer_index} is not here after {seconds:g} s")
+        raise TransferTimeout(f"layer {layer_index} has not landed within {seconds:g} s")

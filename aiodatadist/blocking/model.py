@@ -1,4 +1,4 @@
-"""LLMModel without await."""
+"""The LLMModel without await."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from aiodatadist.legacy import model as awaitable
 
 
 class LLMModel:
-    """Made by ``LLMDataDist.add_model``, and there until that is finalized. May be used from any thread but the loop's own.
+    """A model, from ``LLMDataDist.add_model`` until its cluster is finalized. Usable from any thread but the loop's own.
 
-    Rules, statuses and what holds after a failure: :class:`aiodatadist.legacy.LLMModel`.
+    Rules, statuses and the state after a failure are those of :class:`aiodatadist.legacy.LLMModel`.
     """
 
     def __init__(self, thread: LoopThread, inner: awaitable.LLMModel) -> None:
@@ -23,7 +23,7 @@ class LLMModel:
 
     @property
     def model_id(self) -> int:
-        """The number that its keys have."""
+        """The number of the model in its keys."""
         return self._inner.model_id
 
     pull_kv = blocking(awaitable.LLMModel.pull_kv)
@@ -32,21 +32,21 @@ class LLMModel:
     release_prompt_prefix = blocking(awaitable.LLMModel.release_prompt_prefix)
 
     def predict(self, llm_req: LLMReq | list[LLMReq] | tuple[LLMReq, ...], inputs: Any, **kwargs: Any) -> Any:
-        """Run the model over the KV cache of these requests, and return what it returns. Errors as the awaitable one.
+        """Run the model over the KV cache of these requests, and return what it returns. Errors as in the awaitable one.
 
-        ``run_model`` is called in a worker thread, with the caller's context variables, and may call whatever this
-        LLMDataDist has but ``finalize`` and ``close``. What it raises is raised here, SystemExit, too.
+        ``run_model`` is called in a worker thread, with the caller's context variables. It may call anything of this
+        LLMDataDist except ``finalize`` and ``close``. What it raises is raised here, SystemExit included.
 
-        A thread cannot be interrupted: after an interrupt this waits until ``run_model`` is over, and raises it then. Keys
-        and slots are as before, and on PROMPT the cache is gone.
+        A thread cannot be interrupted: after an interrupt this waits until ``run_model`` has returned, and raises the
+        interrupt then. Keys and slots are as before, and on PROMPT the cache has been released.
         """
         given = Given(inputs, kwargs)
         return call(self._thread, lambda: self._inner.predict(llm_req, given)).value
 
     def preload_prompt_prefix(self, llm_req: LLMReq, inputs: Any, **kwargs: Any) -> None:
-        """PROMPT: run the model once, as :meth:`predict` does, and keep that under ``llm_req.prefix_id``.
+        """Run the model once on PROMPT, like :meth:`predict`, and keep the cache as prefix ``llm_req.prefix_id``.
 
-        Errors as the awaitable one; after one, or an interrupt, there is no such prefix.
+        Errors as in the awaitable one. After an error or an interrupt there is no such prefix.
         """
         given = Given(inputs, kwargs)
         call(self._thread, lambda: self._inner.preload_prompt_prefix(llm_req, given))

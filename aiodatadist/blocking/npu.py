@@ -1,9 +1,9 @@
-"""``torch_npu`` for machines without one: names and calls of torch's npu, on the CPU.
+"""A stand-in for ``torch_npu`` on machines without one: names and calls of torch's npu, on the CPU.
 
-Memory of a tensor "on the npu" is a CPU tensor's, which softnpu takes for device memory. Moving between the two copies, as it
-would. Work is done when a call returns, so that streams and events have nothing to wait for. A tensor made with
-``device="npu"`` says that it is the CPU's. Where torch lets no backend be written in Python (2.13 does), that is understood
-in the thread that imported torch only.
+The memory of a tensor "on the npu" is a CPU tensor's, which softnpu accepts as device memory. Moving a tensor between
+the two copies it, as on an NPU. Work is done when a call returns, so streams and events have nothing to wait for. A
+tensor made with ``device="npu"`` reports the CPU as its device. If torch does not accept a backend written in Python
+(2.13 does), ``"npu"`` is understood only in the thread that imported torch.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ torch: Any = import_module("torch")  # optional, and installed if this module is
 TorchFunctionMode: Any = import_module("torch.overrides").TorchFunctionMode
 
 DEVICES = 8
-"""As many as softnpu shows."""
+"""Number of devices, the same as softnpu has."""
 
 
 class Event:
-    """What was submitted before it has happened when :meth:`record` returns."""
+    """An event: everything submitted before it has happened when :meth:`record` returns."""
 
     def __init__(self, enable_timing: bool = False, **_: Any) -> None:
         self._at = 0.0
@@ -48,12 +48,12 @@ class Event:
         pass
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds between the two records."""
+        """Return the milliseconds between the two records."""
         return (end_event._at - self._at) * 1000
 
 
 class Stream:
-    """Work on it is done when the call returns."""
+    """A stream, whose work is done when the call returns."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.device = device
@@ -77,13 +77,13 @@ class Stream:
 
 
 class _Devices:
-    """Which one is current: of no consequence but for being told so."""
+    """The current device, which only matters to those who ask for it."""
 
     current = 0
 
 
 def set_device(device: Any) -> None:
-    """Raises ParamInvalid: there is no such device."""
+    """Make a device current. Raises ParamInvalid if there is no such device."""
     number = torch.device("npu", device).index if isinstance(device, int) else torch.device(device).index or 0
     if not 0 <= number < DEVICES:
         raise ParamInvalid(f"device {device!r}: there are {DEVICES}")
@@ -107,7 +107,7 @@ def is_initialized() -> bool:
 
 
 def init() -> None:
-    """It is."""
+    """Do nothing: it is initialised."""
 
 
 def get_device_name(device: Any = None) -> str:
@@ -115,12 +115,12 @@ def get_device_name(device: Any = None) -> str:
 
 
 def get_device_capability(device: Any = None) -> None:
-    """As torch_npu: an NPU has none."""
+    """Return None, as torch_npu does: an NPU has no capability."""
 
 
 @dataclass(frozen=True)
 class _Properties:
-    """Of a device: those that torch_npu tells, too."""
+    """The properties of a device that torch_npu has, too."""
 
     name: str
     total_memory: int
@@ -132,26 +132,26 @@ def get_device_properties(device: Any = None) -> _Properties:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Bytes that are free, and bytes in all: the host's, where these tensors are."""
+    """Return the free and the total bytes of the host's memory, which these tensors use."""
     page, name = os.sysconf("SC_PAGE_SIZE"), "SC_AVPHYS_PAGES"
     return os.sysconf(name) * page, os.sysconf("SC_PHYS_PAGES") * page
 
 
 def _no_bytes(device: Any = None) -> int:
-    """There is no allocator of its own."""
+    """Return 0: there is no allocator."""
     return 0
 
 
 def _no_statistics(device: Any = None) -> None:
-    """There are none to be reset."""
+    """Do nothing: there are no statistics to reset."""
 
 
 def synchronize(device: Any = None) -> None:
-    """All work is done already."""
+    """Do nothing: all work is done."""
 
 
 def empty_cache() -> None:
-    """Nothing is kept."""
+    """Do nothing: nothing is cached."""
 
 
 def current_stream(device: Any = None) -> Stream:
@@ -163,12 +163,12 @@ def default_stream(device: Any = None) -> Stream:
 
 
 def set_stream(stream: Stream) -> None:
-    """Nothing changes."""
+    """Do nothing: all streams are alike."""
 
 
 @contextmanager
 def device(device: Any) -> Iterator[None]:
-    """Another one is current within."""
+    """Make another device current inside the context."""
     before = _Devices.current
     set_device(device)
     try:
@@ -179,12 +179,12 @@ def device(device: Any) -> Iterator[None]:
 
 @contextmanager
 def stream(stream: Stream | None) -> Iterator[None]:
-    """Nothing changes within."""
+    """Do nothing: all streams are alike."""
     yield
 
 
 def manual_seed(seed: int) -> None:
-    """Of the CPU's generator, which makes these tensors' numbers. ``torch.manual_seed`` calls this in turn."""
+    """Seed the CPU's generator, which makes these tensors' numbers. ``torch.manual_seed`` calls this in turn."""
     torch.default_generator.manual_seed(seed)
 
 
@@ -201,18 +201,18 @@ def get_amp_supported_dtype() -> list[Any]:
 
 
 def set_compile_mode(jit_compile: bool = False) -> None:
-    """Nothing is compiled."""
+    """Do nothing: nothing is compiled."""
 
 
 # ---- torch's own idea of an accelerator ----
 
 
 def _register() -> None:
-    """Torch understands ``device="npu"``, and that there is such an accelerator: barriers of torch.distributed ask for it,
-    pinned memory, and ``torch.accelerator``.
+    """Teach torch ``device="npu"`` and that there is such an accelerator.
 
-    A real torch_npu brings an implementation in C++ along. Newer versions of torch let Python give one; of all its calls
-    tensors need two, which make the CPU's. What ``torch.accelerator`` calls in C++ is replaced.
+    Barriers of torch.distributed ask for it, and so do pinned memory and ``torch.accelerator``. A real torch_npu brings
+    an implementation in C++. Newer versions of torch accept one in Python; tensors need only two of its calls, which
+    make CPU tensors. The parts of ``torch.accelerator`` that are C++ are replaced.
     """
     backend = getattr(torch._C, "_acc", None)
     if hasattr(backend, "register_python_privateuseone_hook"):
@@ -240,7 +240,7 @@ def _register() -> None:
 
 
 _kept: list[Any] = []
-"""What torch has by reference only."""
+"""Objects that torch holds without owning a reference."""
 
 
 def _register_backend(backend: Any) -> None:
@@ -269,7 +269,7 @@ def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> An
 
 
 def _exchange(index: int) -> int:
-    """The device that was current before; a negative one changes nothing."""
+    """Make a device current; return the one before. A negative number changes nothing."""
     before = _Devices.current
     if index >= 0:
         set_device(index)
@@ -283,7 +283,7 @@ _MAKERS = ("arange", "empty", "empty_like", "empty_strided", "eye", "full", "ful
 
 
 def _let_pin() -> None:
-    """``pin_memory`` everywhere: torch would ask the accelerator for an allocator."""
+    """Accept ``pin_memory`` everywhere, because torch would ask the accelerator for an allocator."""
     torch.Tensor.pin_memory = lambda self, *_args, **_kwargs: _pinned(self.clone())
     torch.Tensor.is_pinned = lambda self, *_args, **_kwargs: getattr(self, "_is_marked_pinned", False)
     for name in _MAKERS:
@@ -308,10 +308,10 @@ def _pinning(make: Any) -> Any:
 
 
 class _OnCpu(TorchFunctionMode):  # type: ignore[misc]
-    """``device="npu"`` means the CPU, whatever function is called with it; and moving is copying."""
+    """A mode in which ``device="npu"`` means the CPU in every call, and moving is copying."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.device:  # it may be asked about, and compared
+        if func is torch.device:  # left alone: scripts compare devices and ask for their type
             return func(*args, **(kwargs or {}))
         args = tuple(_on_cpu(value) for value in args)
         kwargs = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
@@ -336,14 +336,14 @@ _RESETS = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_accum
 
 
 def create_npu_tensors(shape: Sequence[int], dtype: Any, addresses: Sequence[int]) -> list[Any]:
-    """As torchair's: a tensor at each address, which the caller keeps allocated."""
+    """Return a tensor at each address, as torchair does. The caller keeps the memory allocated."""
     nbytes = math.prod(shape) * dtype.itemsize
     memory = [(ctypes.c_char * nbytes).from_address(address) for address in addresses]
     return [torch.frombuffer(each, dtype=dtype).reshape(tuple(shape)) for each in memory]
 
 
 def stand_in() -> dict[str, ModuleType]:
-    """Modules by name, ``torch_npu`` and ``torchair``; torch knows ``npu`` from now on."""
+    """Return the modules ``torch_npu`` and ``torchair`` by name. From now on torch knows ``npu``."""
     npu = ModuleType("torch.npu", __doc__)
     given = {name: globals()[name] for name in _NAMES}
     given |= dict.fromkeys(_COUNTS, _no_bytes) | dict.fromkeys(_RESETS, _no_statistics)
@@ -372,7 +372,7 @@ def stand_in() -> dict[str, ModuleType]:
 
 
 def _lacks(module: str, name: str) -> Any:
-    """What scripts look for with ``hasattr`` is not there; what they call says so, and why."""
+    """Raise AttributeError with the reason, so that ``hasattr`` is False and a call explains itself."""
     raise AttributeError(
         f"module {module!r} has no attribute {name!r}: it is a stand-in, for machines without torch_npu"
     )

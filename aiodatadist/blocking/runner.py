@@ -1,4 +1,4 @@
-"""A user's ModelRunner without an event loop: called in a worker thread; what it returns or raises is handed over."""
+"""A user's ModelRunner without an event loop: called in a worker thread, with results and exceptions handed over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METHODS: Final = ("run_model", "on_cache_allocated", "on_cache_deallocated")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a runner gets from the caller of ``predict``, and that caller's context variables."""
+    """The inputs of a runner from the caller of ``predict``, and that caller's context variables."""
 
     inputs: Any
     kwargs: Mapping[str, Any]
@@ -30,13 +30,13 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What ``run_model`` returned: it is not awaited on the way, even if it could be."""
+    """The result of ``run_model``, wrapped so that an awaitable result is not awaited on the way."""
 
     value: Any
 
 
 class Escaped(Exception):
-    """SystemExit, KeyboardInterrupt and the like of a runner's: they end the caller, and not the event loop."""
+    """A SystemExit, KeyboardInterrupt or the like of a runner's: it ends the caller, not the event loop."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(repr(error))
@@ -44,7 +44,7 @@ class Escaped(Exception):
 
 
 class _Here(threading.local):
-    """What a runner is doing in this thread: for which cluster, and in which of its methods."""
+    """The runner's method that this thread runs, and its cluster."""
 
     owner: object = None
     method: str | None = None
@@ -54,12 +54,12 @@ _here = _Here()
 
 
 def inside(owner: object) -> str | None:
-    """The method of a runner of ``owner``'s that this thread is in."""
+    """Return the method of a runner of ``owner``'s that this thread runs, or None."""
     return _here.method if _here.owner is owner else None
 
 
 class Runner(ModelRunner):
-    """What the engine has for a user's. Raises TypeError: a method of it is ``async def``."""
+    """The engine's runner for a user's. Raises TypeError if a method of the user's is ``async def``."""
 
     def __init__(self, inner: ModelRunner, owner: object) -> None:
         for name in METHODS:
@@ -82,7 +82,7 @@ class Runner(ModelRunner):
         self._call("on_cache_deallocated", partial(self._inner.on_cache_deallocated, kv_cache))
 
     def _call(self, method: str, function: Callable[[], Any]) -> Any:
-        """In the worker thread, which is there for this call only."""
+        """Call the user's function, in the worker thread, which exists for this call only."""
         _here.owner, _here.method = self._owner, method
         try:
             return function()
@@ -93,7 +93,7 @@ class Runner(ModelRunner):
 
 
 def call(thread: LoopThread, function: Callable[[], Awaitable[T]]) -> T:
-    """As :meth:`LoopThread.call`, for what runs a runner: raises whatever that raises."""
+    """Run a function on the loop, as :meth:`LoopThread.call` does; raise what its runner raises."""
     try:
         return thread.call(function)
     except Escaped as escaped:
@@ -101,9 +101,9 @@ def call(thread: LoopThread, function: Callable[[], Awaitable[T]]) -> T:
     try:
         raise error
     finally:
-        del error  # it has this frame in its traceback
+        del error  # breaks the cycle: the error's traceback has this frame
 
 
 def runner_for(model_runner: Any, owner: object) -> Any:
-    """What is no runner is left to ``add_model`` to refuse."""
+    """Return the engine's runner. An object that is no runner is returned as it is, for ``add_model`` to refuse."""
     return Runner(model_runner, owner) if isinstance(model_runner, legacy.ModelRunner) else model_runner

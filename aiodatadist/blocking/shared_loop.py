@@ -12,11 +12,11 @@ from aiodatadist.concurrency.loop_thread import LoopThread, Unusable
 from aiodatadist.errors import DeviceError, ForkError, LLMException, LLMStatusCode, TransferError
 
 LAST_CALLS_SECONDS = 30.0
-"""Seconds that calls which are under way have for ending, when the last cluster is finalized."""
+"""Seconds in which running calls must end when the last cluster is finalized."""
 
 
 def _refusal(pid: int, why: Unusable) -> LLMException:
-    """What is raised where a blocking call cannot be made, or did not end by itself."""
+    """Return the error for a blocking call that cannot be made, or that was ended from outside."""
     match why:
         case Unusable.NOT_STARTED:
             return DeviceError(why.value, hint="a limit of processes or memory is reached")
@@ -24,7 +24,7 @@ def _refusal(pid: int, why: Unusable) -> LLMException:
             return ForkError(f"this LLMDataDist was initialised {forks.since(pid)}", hint="start processes with spawn")
         case Unusable.OWN_THREAD:
             return LLMException(
-                "a blocking call on the thread that would have to carry it out",
+                "a blocking call on the thread that must carry it out",
                 hint="from an async LayerSynchronizer await aiodatadist's own calls, or make it a plain function",
             )
         case Unusable.OVER:
@@ -35,7 +35,7 @@ def _refusal(pid: int, why: Unusable) -> LLMException:
 
 
 class Warned:
-    """Whether it has been said that a blocking call was made on an event loop."""
+    """A note that the warning about a blocking call on an event loop has been given."""
 
     once = False
 
@@ -52,7 +52,7 @@ def _warn_on_event_loop() -> None:
 
 
 class _Shared:
-    """The thread of the process: there while a cluster uses it."""
+    """The thread of the process, which exists while a cluster uses it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -61,7 +61,7 @@ class _Shared:
 
 
 _shared = _Shared()
-os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]  # the child has no such thread, and an open lock
+os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]  # a child has no such thread, and needs an open lock
 
 
 def separate(name: str) -> LoopThread:
@@ -70,7 +70,7 @@ def separate(name: str) -> LoopThread:
 
 
 def acquire() -> LoopThread:
-    """The process's loop thread, started if it is not running. Each caller gives it back with :func:`release`."""
+    """Return the process's loop thread; start it if necessary. Each caller gives it back with :func:`release`."""
     with _shared.lock:
         if _shared.thread is None:
             _shared.thread = separate("aiodatadist loop")
@@ -79,7 +79,7 @@ def acquire() -> LoopThread:
 
 
 def release(thread: LoopThread) -> None:
-    """Give it back. The last one ends it, and waits for that."""
+    """Give the thread back. The last call ends the thread, and waits for its end."""
     with _shared.lock:
         _shared.users -= 1
         is_last = _shared.users == 0

@@ -1,4 +1,4 @@
-"""What scripts for an Ascend machine import, where there is none: ``llm_datadist`` is ours, npu tensors are the CPU's."""
+"""Stand-ins for the imports of scripts for an Ascend machine: ``llm_datadist`` is ours, npu tensors are the CPU's."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _PARTS = (
     "configs", "data_type", "status", "utils", "utils.utils",
     "v2", "v2.cache_manager", "v2.config", "v2.llm_datadist", "v2.llm_types", "v2.llm_utils", "v2_list",
 )  # fmt: skip
-"""Modules of upstream's from which scripts take names as well. Names that are no part of its interface are not there, but for
-``v2.llm_datadist._shutdown_handler``."""
+"""Modules of upstream from which scripts import names, too.
+
+Private names are missing, except ``v2.llm_datadist._shutdown_handler``.
+"""
 NAMES: dict[str, Any] = {
     **{
         f"{name}{part}": blocking
@@ -34,13 +36,13 @@ NAMES: dict[str, Any] = {
     "ems.common": ems,
     "ems.common.exception": exception,
 }
-"""Modules of the vendor's, each after the one that it is in; and what stands for them."""
+"""Modules of the vendor's, each after its package, and the modules that stand for them."""
 CHILDREN = Path(__file__).with_name("children")
-"""A folder for PYTHONPATH: processes that a script starts find all this, too."""
+"""A folder for PYTHONPATH, through which processes that a script starts find the stand-ins."""
 
 
 class _Alias(ModuleType):
-    """A module of the vendor's: it has what ``stands_for`` has, and the modules below it."""
+    """A module of the vendor's. It has what ``stands_for`` has, and the modules below it."""
 
     def __init__(self, name: str, stands_for: ModuleType) -> None:
         super().__init__(name, stands_for.__doc__)
@@ -53,7 +55,7 @@ class _Alias(ModuleType):
 
 
 class _Installed:
-    """Goes to processes that multiprocessing spawns, before they import the script: unpickling it installs all this there."""
+    """An object for processes that multiprocessing spawns: unpickling it there installs the stand-ins."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return install, ()
@@ -62,7 +64,7 @@ class _Installed:
 def install() -> None:
     """Let this process's imports of ``llm_datadist`` find :mod:`aiodatadist.blocking`, whatever else is installed.
 
-    When ``torch`` is imported and no usable ``torch_npu`` is there, that gets a stand-in, which is announced on stderr.
+    If ``torch`` is imported and there is no usable ``torch_npu``, a stand-in is provided, and announced on stderr.
     """
     if isinstance(sys.modules.get("llm_datadist"), _Alias):
         return
@@ -79,7 +81,7 @@ def install() -> None:
 
 
 def install_for_children() -> None:
-    """The same in Python processes that this one starts, whatever starts them: by PYTHONPATH."""
+    """Install the stand-ins in Python processes that this one starts by any means, through PYTHONPATH."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(CHILDREN), *([before] if before else [])])
 
@@ -89,7 +91,7 @@ def _announce(what: str) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Sees to it that torch has an npu, when either of the two is imported first; then it is gone."""
+    """A finder that gives torch an npu when torch or torch_npu is first imported, and then removes itself."""
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in {"torch", "torch_npu", "torchair"}:
@@ -109,7 +111,7 @@ class _Finder(MetaPathFinder):
 
 
 class _AndNpu(Loader):
-    """Loads torch, and then what torch has an npu by."""
+    """A loader that loads torch and then gives it an npu."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -126,7 +128,7 @@ class _AndNpu(Loader):
 
 
 class Given(Loader):
-    """A module that is there already."""
+    """A loader of a module that exists already."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -139,7 +141,7 @@ class Given(Loader):
 
 
 def provide_npu() -> None:
-    """Torch is imported: it has an npu afterwards, the real one if it can be used."""
+    """Give torch, which is imported, an npu: the real one if it can be used."""
     why = _why_not()
     if why is None:
         return
@@ -149,12 +151,12 @@ def provide_npu() -> None:
 
 
 def _why_not() -> str | None:
-    """Why torch_npu cannot be used; None: it can."""
+    """Return why torch_npu cannot be used, or None if it can."""
     if find_spec("torch_npu") is None:
         return "torch_npu is not installed"
     try:
         importlib.import_module("torch_npu")
         torch: Any = sys.modules["torch"]
         return None if torch.npu.is_available() else "torch_npu sees no NPU"
-    except Exception as error:  # whatever a broken installation raises
+    except Exception as error:  # a broken installation can raise anything
         return f"torch_npu cannot be imported ({type(error).__name__}: {error})"

@@ -1,4 +1,4 @@
-"""What the transfers of a cluster came to, in numbers that can be added up."""
+"""Counts of a cluster's transfers, which can be added up."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from aiodatadist.cache.task import CacheTask
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Plain and picklable; ``+`` merges those of several ranks, ``sum(all_of_them, Stats())`` of all.
+    """Plain counts, picklable. ``+`` merges those of two ranks, and ``sum(all_of_them, Stats())`` those of all.
 
     Attributes:
-        started, succeeded, failed, cancelled: transfers of this cluster's, whether called or submitted.
-        bytes, ranges: of those that succeeded.
-        queue_seconds, transfer_seconds, longest_seconds: of those that succeeded; the last one of a single transfer.
-        failures: failed transfers by status, or by exception where it has none.
+        started, succeeded, failed, cancelled: transfers of this cluster, whether called or submitted.
+        bytes, ranges: of the transfers that succeeded.
+        queue_seconds, transfer_seconds: sums over the transfers that succeeded.
+        longest_seconds: the longest transfer that succeeded.
+        failures: failed transfers by status, or by exception if that has no status.
     """
 
     started: int = 0
@@ -33,6 +34,7 @@ class Stats:
 
     @property
     def running(self) -> int:
+        """Transfers that have not ended."""
         return self.started - self.succeeded - self.failed - self.cancelled
 
     def __add__(self, other: Stats) -> Stats:
@@ -51,25 +53,25 @@ class Stats:
 
 
 class Counters:
-    """The numbers as they come, on the loop. They are replaced as a whole: other threads read those of one moment."""
+    """The counts as they grow, on the loop. They are replaced as a whole: other threads read those of one moment."""
 
     def __init__(self) -> None:
         self._all = _NOTHING
 
     @property
     def now(self) -> Stats:
-        """From any thread."""
+        """The current counts, from any thread."""
         now = Stats(*self._all)
         return replace(now, failures=dict(now.failures))
 
     def watch(self, task: CacheTask) -> None:
-        """A transfer began."""
+        """Count a transfer that has started, and its outcome."""
         started, *rest = self._all
         self._all = (started + 1, *rest)
         task.add_done_callback(self._ended)
 
     def refused(self, error: Exception) -> None:
-        """A submitted one could not begin."""
+        """Count a submitted transfer that could not start."""
         started, *rest = self._all
         self._all = (started + 1, *rest)
         self._failed(error)
@@ -96,7 +98,7 @@ class Counters:
 
 
 _NOTHING: tuple[Any, ...] = (0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, {})
-"""In the order of the fields of :class:`Stats`."""
+"""Zero counts, in the order of the fields of :class:`Stats`."""
 
 
 def _name(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""Transfers that are submitted, polled and drained, by loops that never wait.
+"""Transfers that are submitted, polled and drained by loops that never wait.
 
-What is submitted is posted to the loop; what ended is kept until :meth:`Submissions.drain` takes it. Both are
-bounded together: the thread that submits, drains.
+Submitted transfers are posted to the loop. Ended ones are kept until :meth:`Submissions.drain` takes them. Both
+together are bounded: a thread that submits must drain.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from aiodatadist.device import TransferReport
 from aiodatadist.errors import DataCorrupted, LinkClosed, LLMException, LLMStatusCode
 
 LIMIT = 4096
-"""Handles that may be submitted and not drained."""
+"""Most handles that may be submitted and not drained."""
 LET_GO_SECONDS = 30.0
-"""Seconds that a cancelled transfer has for ending; it is bounded by its own deadlines, which are shorter."""
+"""Seconds in which a cancelled transfer must end. Its own deadlines are shorter."""
 
 
 class QueueFull(LLMException):
@@ -38,7 +38,7 @@ class QueueFull(LLMException):
 
 
 class HandleState(StrEnum):
-    """``PENDING`` until the loop took it up, then ``RUNNING``; it ends in exactly one of the others."""
+    """The state of a handle: ``PENDING``, ``RUNNING`` once the loop has started it, then one of the others."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -51,11 +51,11 @@ _OPEN = frozenset({HandleState.PENDING, HandleState.RUNNING})
 
 
 class Handle:
-    """A submitted transfer. All of it may be asked from any thread; only :meth:`wait` waits.
+    """A submitted transfer. Its methods may be called from any thread; only :meth:`wait` waits.
 
     Attributes:
         operation: the call, for instance ``"pull_blocks"``.
-        tag: what the caller submitted it with: a request, say.
+        tag: the object that the caller submitted with it, for instance a request.
     """
 
     __slots__ = ("_args", "_blocks", "_context", "_error", "_report", "_start", "_state", "_submissions", "_task", "_waiters",
@@ -70,10 +70,10 @@ class Handle:
         tag: object,
         args: tuple[Any, ...] = (),
     ) -> None:
-        """``start(*args)`` is called on the loop, in the context of the thread that submits it.
+        """Keep the call: ``start(*args)`` runs on the loop, in the context of the thread that submits it.
 
-        A submission makes few objects that the garbage collector looks after: with twenty of them each thirtieth submission
-        waits for a collection, 50 us and more.
+        A submission creates few objects that the garbage collector tracks: with twenty of them, every thirtieth
+        submission would wait for a collection of 50 us and more.
         """
         self.operation = operation
         self.tag = tag
@@ -81,7 +81,7 @@ class Handle:
         self._start: Callable[..., CacheTask] | None = start
         self._args = args
         self._blocks = blocks
-        self._context = copy_context()  # the caller's span is that of the transfer, too
+        self._context = copy_context()  # so that the caller's tracing span is the transfer's, too
         self._state = HandleState.PENDING
         self._error: Exception | None = None
         self._report: TransferReport | None = None
@@ -89,56 +89,56 @@ class Handle:
         self._waiters: list[Signal] | None = None
 
     def poll(self) -> HandleState:
-        """How it is, in one word."""
+        """Return the state."""
         return self._state
 
     def done(self) -> bool:
-        """It has ended, one way or another."""
+        """Return True if it has ended, with any outcome."""
         return self._state not in _OPEN
 
     def exception(self) -> Exception | None:
-        """Why it failed; None while it is under way, when it succeeded, and when it was cancelled."""
+        """Return why it failed; None while it runs, if it succeeded, and if it was cancelled."""
         return self._error
 
     def failed_blocks(self) -> list[int]:
-        """Destination blocks that may not be used, because it failed or was cancelled: all of them, or none; where checksums
-        found that bytes changed on their way, the damaged ones.
+        """Return the destination blocks that must not be used because it failed or was cancelled: all of them or none.
 
-        Of a slot its number. Empty while it is under way, when nothing is known yet.
+        If checksums found damaged blocks, return only those. A slot is given by its number. Empty while the transfer
+        runs, because nothing is known yet.
         """
         if isinstance(self._error, DataCorrupted):
             return list(self._error.blocks)
         return list(self._blocks) if self._state in {HandleState.FAILED, HandleState.CANCELLED} else []
 
     def report(self) -> TransferReport | None:
-        """Bytes, ranges and times of one that succeeded; else None."""
+        """Return bytes, ranges and times if it succeeded; otherwise None."""
         return self._report
 
     def cancel(self) -> None:
-        """Ask it to stop, without waiting. Its memory is free to use when it is done.
+        """Ask it to stop, without waiting. Its memory may be reused once it is done.
 
-        Raises ForkError: it is under way, and this is a child of the process that submitted it.
+        Raises ForkError if it is running and this is a child of the process that submitted it.
         """
         if not self.done():
             self._start = None
             self._submissions.post(self._cancel)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end, whatever it is, at most ``timeout`` seconds; whether it has ended.
+        """Wait for the end, whatever the outcome, at most ``timeout`` seconds; return True if it has ended.
 
-        An interrupt cancels the transfer, and is re-raised when no byte can land any more.
+        An interrupt cancels the transfer, and is raised again once no more bytes can land.
         """
         return self.done() or self._submissions.call(lambda: self._join(timeout))
 
     # ---- on the loop ----
 
     def begin(self) -> None:
-        """Its turn has come."""
+        """Start the transfer, in the context of its caller."""
         self._context.run(self._begin)
 
     def _begin(self) -> None:
         start, self._start = self._start, None
-        if start is None:  # it was cancelled, or abandoned
+        if start is None:  # cancelled or abandoned meanwhile
             self._finish(HandleState.CANCELLED)
             return
         try:
@@ -168,7 +168,7 @@ class Handle:
             self._finish(HandleState.CANCELLED)
 
     def _finish(self, state: HandleState, error: Exception | None = None) -> None:
-        """Once. Other threads see the state last, when all that belongs to it is there."""
+        """End it, once. Other threads see the state last, when everything that belongs to it is in place."""
         if self.done():
             return
         self._start = None
@@ -202,9 +202,9 @@ class Handle:
 
 
 class Submissions:
-    """Those of one cluster, while it is initialised.
+    """The submitted transfers of one cluster, while it is initialised.
 
-    Its lock is held by submitting and draining threads for a few instructions at a time; the data path never has it.
+    Threads that submit or drain hold its lock for a few instructions; the data path never does.
     """
 
     def __init__(self, thread: LoopThread, counters: Counters) -> None:
@@ -219,14 +219,14 @@ class Submissions:
         self._news = Signal()
 
     def submit(self, handle: Handle) -> None:
-        """Let the loop begin it. Never waits.
+        """Let the loop start it. Never waits.
 
         Raises:
-            QueueFull: ``limit`` handles are not drained yet.
-            LLMException: ``LLM_ENGINE_FINALIZED``: it is closed.
-            ForkError: this is a child of the process that it belongs to.
+            QueueFull: if ``limit`` handles are not drained yet.
+            LLMException: with ``LLM_ENGINE_FINALIZED`` if it is closed.
+            ForkError: if this is a child of the process to which it belongs.
         """
-        self._thread.check_process()  # before the lock, which another thread may have had at the fork
+        self._thread.check_process()  # before the lock, which another thread may have held at the fork
         with self._lock:
             if self._is_closed:
                 raise LLMException(
@@ -243,17 +243,17 @@ class Submissions:
             self.post(handle.begin)
 
     def drain(self, max_items: int | None = None) -> list[Handle]:
-        """What has ended since the last call, at most ``max_items``, oldest first. Each comes out once.
+        """Return handles that have ended since the last call, oldest first, at most ``max_items``; each once.
 
-        Raises ForkError: this is a child of the process that they belong to.
+        Raises ForkError if this is a child of the process to which they belong.
         """
-        self._thread.check_process()  # before the lock, which another thread may have had at the fork
+        self._thread.check_process()  # before the lock, which another thread may have held at the fork
         count = len(self._ended_handles) if max_items is None else min(max_items, len(self._ended_handles))
         taken: list[Handle] = []
         try:
             for _ in range(count):
                 taken.append(self._ended_handles.popleft())
-        except IndexError:  # another thread drains, too
+        except IndexError:  # another thread drains at the same time
             pass
         if taken:
             with self._lock:
@@ -261,21 +261,23 @@ class Submissions:
         return taken
 
     def post(self, function: Callable[[], object]) -> None:
+        """Run a function on the loop, without waiting."""
         self._thread.post(function)
 
     def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function on the loop, and wait for its result."""
         return self._thread.call(function)
 
     def abandon(self) -> None:
-        """The engine is gone, and whatever is still here with it. Waits for the loop, on which the waiters are told."""
+        """Fail the transfers that are left, because the engine has ended. Waits for the loop."""
         with self._lock:
             self._is_closed = True
         if not self._under_way:
             return
         try:
-            self.post(self._abandon)  # is run also where the wait for it is interrupted
+            self.post(self._abandon)  # runs even if the wait for it is interrupted
             self.call(anyio.lowlevel.checkpoint)
-        except LLMException:  # the loop is over, and nothing waits there
+        except LLMException:  # the loop has ended, and nothing waits there
             self._abandon()
 
     # ---- on the loop ----
@@ -287,7 +289,7 @@ class Submissions:
             self._news.wake()
 
     async def close(self, seconds: float) -> None:
-        """Refuse what is new, let what is under way finish for so long, and stop what is left then."""
+        """Refuse new transfers, let running ones finish for ``seconds``, and stop the rest."""
         with self._lock:
             self._is_closed = True
         with anyio.move_on_after(seconds):

@@ -79,7 +79,7 @@ def test_without_its_option_there_is_a_kv_cache_manager_and_no_other(extra: dict
         }
         for what, call in calls.items():
             assert (
-                status_of(call, f"{what} is of the CacheManager mode.*; set enable_cache_manager=True before init")
+                status_of(call, f"{what} belongs to the CacheManager mode.*; set enable_cache_manager=True before init")
                 is S.LLM_PARAM_INVALID
             )
     finally:
@@ -97,7 +97,7 @@ def test_one_object_may_have_another_mode_in_its_next_life() -> None:
         "check_capacity": lambda: datadist.check_capacity(1),
     }
     for what, call in calls.items():
-        assert status_of(call, f"{what} is of the KvCacheManager mode") is S.LLM_PARAM_INVALID
+        assert status_of(call, f"{what} belongs to the KvCacheManager mode") is S.LLM_PARAM_INVALID
     datadist.finalize()
     datadist.init({})
     first = datadist.kv_cache_manager

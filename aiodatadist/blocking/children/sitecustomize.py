@@ -1,6 +1,6 @@
-"""What ``python -m aiodatadist.blocking run`` puts on PYTHONPATH: processes that the script starts find the same stand-ins.
+"""The stand-ins in processes that a script starts: ``python -m aiodatadist.blocking run`` puts this on PYTHONPATH.
 
-Python imports it when it starts. It costs next to nothing until one of the names is imported.
+Python imports it at its start. It costs next to nothing until one of the names is imported.
 """
 
 import sys
@@ -16,13 +16,13 @@ NAMES = {"llm_datadist", "llm_datadist_v1", "ems", "torch", "torch_npu", "torcha
 
 
 class _First(MetaPathFinder):
-    """Installs the stand-ins when the first of these is imported, and is gone."""
+    """A finder that installs the stand-ins when one of the names is first imported, and then removes itself."""
 
     def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
         if fullname not in NAMES:
             return None
         sys.meta_path.remove(self)
-        if PathFinder.find_spec("aiodatadist") is None:  # a checkout that was on the path of the parent only
+        if PathFinder.find_spec("aiodatadist") is None:  # a checkout that was only on the parent's path
             sys.path.append(PACKAGE)
         stand_ins = import_module("aiodatadist.blocking.stand_ins")
         stand_ins.install()
@@ -35,7 +35,7 @@ class _First(MetaPathFinder):
 
 
 def _go_on() -> None:
-    """To the sitecustomize that this one hides."""
+    """Run the sitecustomize that this one hides."""
     others = [folder for folder in sys.path if Path(folder or ".").resolve() != HERE]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
