@@ -1,8 +1,8 @@
-"""The v1 interface: LLM-DataDist's KvCacheManager mode and the models on top of it, on the same engine, and awaitable.
+"""The v1 interface: LLM-DataDist's KvCacheManager mode and models on top of it, on the same engine, and awaitable.
 
-``LLMDataDist`` here is the one of the front door in another mode: roles are enforced, the owner writes, a pull by a request's
-key consumes it, and a link does one thing at a time. ``KvCacheManager`` moves caches; ``LLMModel`` runs a ``ModelRunner`` of
-the user's over them. Calls that move bytes or wait are awaited, all others are plain.
+``LLMDataDist`` is the cluster of the front door in another mode: roles are enforced, the owner writes, a pull by a
+request's key consumes the key, and a link does one thing at a time. ``KvCacheManager`` moves caches; ``LLMModel`` runs
+a user's ``ModelRunner`` over them. Calls that move bytes or wait are awaited, all others are plain.
 """
 
 from aiodatadist.legacy.config import LLMConfig

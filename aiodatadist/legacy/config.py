@@ -1,4 +1,4 @@
-"""v1's configuration: the same options, with the modes off unless said otherwise, and a pool from the engine's options."""
+"""The configuration of v1: the same options, with modes off by default, and a pool from the engine's options."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from aiodatadist.config.option_rules import BufferPoolConfig, PoolConfig
 from aiodatadist.errors import ParamInvalid
 
 PAGE_SHIFT: Final = 10
-"""Pages of 1 KiB: tensors begin at multiples of 512 bytes, as they do upstream."""
+"""Binary logarithm of the page size of 1 KiB: tensors begin at multiples of 512 bytes, as upstream."""
 
 _IMPLIED_BY: Final = {
     "llm.EnableCacheManager": {"llm.localcommres"},
     "llm.EnableRemoteCacheAccessible": {"llm.localcommres", "llm.transferbackend"},
 }
-"""The modes, and other options, in lower case, because of which they are on where they are absent."""
+"""Other options, in lower case, that switch a missing mode on."""
 
 
 class LLMConfig(config.LLMConfig):
     """Options of a :class:`~aiodatadist.legacy.LLMDataDist`: those of :class:`aiodatadist.LLMConfig`, with both modes off.
 
-    With ``enable_cache_manager`` off, the KvCacheManager mode, the memory pool is as large as ``buf_pool_cfg`` says
-    (``buf_pool_size``, or all ``total_size`` together), or else ``mem_utilization`` of the ``ge.flowGraphMemMaxSize`` bytes,
-    or else ``mem_pool_cfg``. It is one pool: size classes are added up. ``enable_remote_cache_accessible`` says nothing then.
-    On an NPU ``local_comm_res`` is needed there as well, and cannot be in an option dictionary.
+    With ``enable_cache_manager`` off, the KvCacheManager mode, the size of the memory pool comes from ``buf_pool_cfg``
+    (``buf_pool_size``, or the sum of all ``total_size``); otherwise it is ``mem_utilization`` of
+    ``ge.flowGraphMemMaxSize`` bytes; otherwise ``mem_pool_cfg`` applies. It is one pool: size classes are added up.
+    ``enable_remote_cache_accessible`` has no effect then. On an NPU ``local_comm_res`` is needed in this mode, too, and
+    cannot be in an option dictionary.
     """
 
     enable_cache_manager: Annotated[bool, rules.flag("enable_cache_manager")] = False
@@ -38,8 +39,10 @@ class LLMConfig(config.LLMConfig):
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """As :meth:`aiodatadist.LLMConfig.from_options`; modes that are absent are off, but for both where
-        ``llm.LocalCommRes`` is given, and for remote access where ``llm.TransferBackend`` is."""
+        """Return the configuration of an option dictionary, like :meth:`aiodatadist.LLMConfig.from_options`.
+
+        Missing modes are off. But ``llm.LocalCommRes`` switches both on, and ``llm.TransferBackend`` remote access.
+        """
         if isinstance(options, Mapping):
             given = {key.lower() for key in options if isinstance(key, str)}
             absent = {key: by for key, by in _IMPLIED_BY.items() if key.lower() not in given}
@@ -48,10 +51,11 @@ class LLMConfig(config.LLMConfig):
 
 
 def engine_config(of: config.LLMConfig) -> config.LLMConfig:
-    """What the engine works with in the KvCacheManager mode: a copy.
+    """Return a copy with which the engine works in the KvCacheManager mode.
 
     Raises:
-        ParamInvalid: the pool has less than a page, or there is a ``transfer_backend``, which is for the other mode.
+        ParamInvalid: if the pool is smaller than a page, or there is a ``transfer_backend``, which is for the other
+            mode.
     """
     of.check_kept()
     if of.transfer_backend is not None:

@@ -1,4 +1,4 @@
-"""LLMDataDist as v1 has it: roles are enforced, links are used by one at a time, and models run on it."""
+"""The LLMDataDist of v1: roles are enforced, a link serves one call at a time, and models run on it."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ OK: Final = LLMStatusCode.LLM_SUCCESS
 
 
 class LLMDataDist(datadist.LLMDataDist):
-    """One cluster in the KvCacheManager mode: what ``enable_cache_manager`` is when it is absent, or off.
+    """A cluster in the KvCacheManager mode: ``enable_cache_manager`` is missing or off.
 
-    As :class:`aiodatadist.LLMDataDist` but for this. PROMPT listens, DECODER links, unlinks and pulls. There is a
-    ``kv_cache_manager``, and no ``cache_manager``; ``link``, ``unlink`` and ``query_register_mem_status`` are of the other
-    mode. With ``enable_cache_manager`` on, it is an :class:`aiodatadist.LLMDataDist`, and what is v1's raises
-    ``ParamInvalid``.
+    It works like :class:`aiodatadist.LLMDataDist`, with these differences. PROMPT listens; DECODER links, unlinks and
+    pulls. There is a ``kv_cache_manager`` and no ``cache_manager``; ``link``, ``unlink`` and
+    ``query_register_mem_status`` belong to the other mode. With ``enable_cache_manager`` on, it is an
+    :class:`aiodatadist.LLMDataDist`, and what belongs to v1 raises ``ParamInvalid``.
 
     Args:
-        config: what :meth:`init` uses when it is given no options. The default is an ``LLMConfig`` of this package.
+        config: used by :meth:`init` if that is given no options. The default is an ``LLMConfig`` of this package.
     """
 
     _config_type: ClassVar[type[configuration.LLMConfig]] = LLMConfig
@@ -59,7 +59,10 @@ class LLMDataDist(datadist.LLMDataDist):
     # ---- life ----
 
     async def init(self, options: Mapping[str, str] | configuration.LLMConfig | None = None) -> None:
-        """As :meth:`aiodatadist.LLMDataDist.init`. Raises ParamInvalid also where PROMPT has no ``listen_ip_info``."""
+        """Open the cluster, like :meth:`aiodatadist.LLMDataDist.init`.
+
+        Raises ParamInvalid also if the role is PROMPT and there is no ``listen_ip_info``.
+        """
         await super().init(options)
         if self._is_v1 and self._manager is None:
             engine = self._running()
@@ -75,7 +78,10 @@ class LLMDataDist(datadist.LLMDataDist):
         return engine_config(self._config)
 
     async def finalize(self) -> None:
-        """End models, links and everything else. Calls that run a model are cancelled, and waited for. Twice is fine."""
+        """End models, links and everything else. Calls that run a model are cancelled, and waited for.
+
+        May be called twice.
+        """
         engine = self._engine
         try:
             if engine is not None and self._is_v1 and engine.resident.is_reachable:
@@ -86,7 +92,7 @@ class LLMDataDist(datadist.LLMDataDist):
 
     async def _end_models(self) -> None:
         if not await self._calls.end():
-            logger.error("cluster %d: a model still runs: its memory is never given back", self.cluster_id)
+            logger.error("cluster %d: a model still runs: its memory is never released", self.cluster_id)
             self._running().registry.keep_pools()
         models, self._models = self._models, []
         delivered: BaseException | None = None
@@ -96,17 +102,17 @@ class LLMDataDist(datadist.LLMDataDist):
                 await model.close()
             except BaseException as error:
                 if is_delivered(error, task):
-                    delivered = error  # raised when all have been told
+                    delivered = error  # raised once all models are closed
                 else:
                     logger.exception("cluster %d: on_cache_deallocated() failed", self.cluster_id)
         if delivered is not None:
             raise delivered
 
     def _v1(self, what: str) -> KvCacheManager:
-        """Raises RuntimeError: not initialised. ParamInvalid: it is in the other mode."""
+        """Return the manager. Raises RuntimeError if not initialised, and ParamInvalid in the other mode."""
         self._running()
         if self._manager is None:
-            raise ParamInvalid(f"{what} is of the KvCacheManager mode: enable_cache_manager is on")
+            raise ParamInvalid(f"{what} belongs to the KvCacheManager mode: enable_cache_manager is on")
         return self._manager
 
     def _serving_a_request(self, cluster_id: int) -> AbstractContextManager[None] | None:
@@ -118,7 +124,7 @@ class LLMDataDist(datadist.LLMDataDist):
         self._running()
         if self._is_v1:
             raise ParamInvalid(
-                f"{what} is of the CacheManager mode: enable_cache_manager is off",
+                f"{what} belongs to the CacheManager mode: enable_cache_manager is off",
                 hint="set enable_cache_manager=True before init()",
             )
 
@@ -126,22 +132,30 @@ class LLMDataDist(datadist.LLMDataDist):
 
     @property
     def kv_cache_manager(self) -> KvCacheManager:
-        """Raises RuntimeError: not initialised. ParamInvalid: ``enable_cache_manager`` is on."""
+        """The caches and transfers, with ``enable_cache_manager`` off.
+
+        Raises RuntimeError if not initialised, and ParamInvalid if ``enable_cache_manager`` is on.
+        """
         return self._v1("kv_cache_manager")
 
     @property
     def cache_manager(self) -> CacheManager:
-        """Raises RuntimeError: not initialised. ParamInvalid: ``enable_cache_manager`` is off."""
+        """The caches and transfers, with ``enable_cache_manager`` on.
+
+        Raises RuntimeError if not initialised, and ParamInvalid if ``enable_cache_manager`` is off.
+        """
         self._v2("cache_manager")
         return super().cache_manager
 
     async def switch_role(self, role: LLMRole, switch_options: Any = None) -> None:
-        """Take another role, and listen as the options say; PROMPT has to.
+        """Take another role, and listen as the options say; PROMPT must listen.
 
         Raises:
-            TypeError, ParamInvalid: an argument is wrong, it is the same role, or PROMPT without ``llm.listenIpInfo``.
-            FeatureNotEnabled: ``enable_switch_role`` is off.
-            LLMException: ``LLM_EXIST_LINK``: unlink everything first. ``LLM_FAILED``: the port cannot be listened on.
+            TypeError, ParamInvalid: if an argument is wrong, the role is the same, or PROMPT has no
+                ``llm.listenIpInfo``.
+            FeatureNotEnabled: if ``enable_switch_role`` is off.
+            LLMException: with ``LLM_EXIST_LINK`` if there are links (unlink them first), with ``LLM_FAILED`` if the
+                port is in use.
         """
         self._running_here()
         if self._is_v1:
@@ -160,19 +174,22 @@ class LLMDataDist(datadist.LLMDataDist):
     # ---- links ----
 
     async def link_clusters(self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000) -> LinkResults:
-        """DECODER: link to peers that listen.
+        """Link to peers that listen. For DECODER.
 
         Args:
-            timeout: milliseconds for each peer; and before that, as long for another call of this kind to end.
+            timeout: milliseconds for each peer; and the same time before that for another call of this kind to end.
 
         Returns:
-            ``LLM_LINK_FAILED`` if one of them was not linked, or success; and one status per peer, in order. What failed has
-            left nothing behind; ``errors`` and the log have the reasons. Nothing was started, and the list is empty, with
+            ``LLM_LINK_FAILED`` if a peer was not linked, otherwise success; and one status per peer, in order. Failed
+                attempts have
+            left nothing behind; ``errors`` and the log have the reasons. If nothing was started the list is empty, and
+                the status is
             ``LLM_PARAM_INVALID`` (there are no clusters), ``LLM_CLUSTER_NUM_EXCEED_LIMIT`` (more than 16),
-            ``LLM_REPEAT_REQUEST`` (one is there twice), ``LLM_PROCESSING_LINK`` (another call did not end).
+                ``LLM_REPEAT_REQUEST``
+            (one is listed twice) or ``LLM_PROCESSING_LINK`` (another call did not end in time).
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument or the role is wrong, or local addresses differ.
+            TypeError, ValueError, ParamInvalid: if an argument or the role is wrong, or local addresses differ.
         """
         self._running_here()
         if not self._is_v1:
@@ -195,15 +212,16 @@ class LLMDataDist(datadist.LLMDataDist):
         """End links.
 
         Args:
-            force: end only this half, at once, whatever is under way on it.
+            force: if true, end only this half, at once, whatever uses the link.
 
         Returns:
-            The last failure, or success; and one status per peer, in order: ``LLM_NOT_YET_LINK`` counts as success,
-            ``LLM_LINK_BUSY`` says that the link is in use, and stays, ``LLM_NOTIFY_PROMPT_UNLINK_FAILED`` that our half is
-            gone and the peer does not know. An empty list as :meth:`link_clusters`.
+            The last failure, or success; and one status per peer, in order. ``LLM_NOT_YET_LINK`` counts as success.
+            ``LLM_LINK_BUSY`` means that the link is in use and stays, ``LLM_NOTIFY_PROMPT_UNLINK_FAILED`` that this
+                half is closed
+            and the peer was not notified. An empty list means the same as in :meth:`link_clusters`.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong.
+            TypeError, ValueError, ParamInvalid: if an argument is wrong.
         """
         self._running_here()
         if not self._is_v1:
@@ -221,13 +239,13 @@ class LLMDataDist(datadist.LLMDataDist):
         return LinkResults(status, each.statuses, each.errors)
 
     async def check_link_status(self, remote_cluster_id: int) -> None:
-        """DECODER: exchange a word with a peer.
+        """Exchange a message with a peer. For DECODER.
 
         Raises:
-            ParamInvalid: the role is wrong.
-            NotLinked, PeerLost, LinkClosed: there is no link (any more).
-            LLMException: ``LLM_LINK_BUSY``: the link is in use. ``LLM_WAIT_PROCESS_TIMEOUT``: no answer within
-                ``sync_kv_timeout``.
+            ParamInvalid: if the role is wrong.
+            NotLinked, PeerLost, LinkClosed: if the cluster is not linked, or no longer.
+            LLMException: with ``LLM_LINK_BUSY`` if the link is in use, with ``LLM_WAIT_PROCESS_TIMEOUT`` if there is no
+                answer within ``sync_kv_timeout``.
         """
         self._running_here()
         if not self._is_v1:
@@ -240,7 +258,7 @@ class LLMDataDist(datadist.LLMDataDist):
             await super().check_link_status(remote_cluster_id)
 
     async def _unlink(self, info: LLMClusterInfo, timeout: int, force: bool) -> LLMException | None:
-        """Why it is not what was wanted."""
+        """End one link; return why that did not succeed, or None."""
         cluster_id = checks.integer(info.remote_cluster_id, "remote_cluster_id", checks.UINT64)
         if self._running().links.peek(cluster_id) is None:
             await self._running().relinker.forget(cluster_id, timeout / 1000)
@@ -260,7 +278,7 @@ class LLMDataDist(datadist.LLMDataDist):
 
     @asynccontextmanager
     async def _alone(self, timeout: int) -> AsyncIterator[bool]:
-        """While no other call links or unlinks; False: one did for as long as the timeout."""
+        """Keep other calls from linking and unlinking; yield False if another call did not end within the timeout."""
         if checks.integer(timeout, "timeout", checks.INT32) <= 0:
             raise ParamInvalid(f"timeout is {timeout}: must be above 0 milliseconds")
         with anyio.move_on_after(timeout / 1000) as limit:
@@ -294,20 +312,21 @@ class LLMDataDist(datadist.LLMDataDist):
     # ---- models ----
 
     async def add_model(self, model_options: dict[str, str], model_runner: ModelRunner | None = None) -> LLMModel:
-        """Make a model. On DECODER its cache is allocated, and the runner is told; PROMPT allocates for each request.
+        """Add a model. DECODER allocates its cache and notifies the runner; PROMPT allocates a cache for each request.
+
+        If this raises or is cancelled, there is no model, and no memory is taken.
 
         Args:
-            model_options: of a :class:`ModelConfig`: shapes and types of the KV cache have to be there. At most one dimension
-                behind the batch is -1, on PROMPT: the tokens, as many as the request says.
-            model_runner: has to be given; the vendor's own, which runs model files, is not here.
+            model_options: from a :class:`ModelConfig`, with the shapes and types of the KV cache. On PROMPT one
+                dimension after the batch may be -1: the tokens, whose number each request gives.
+            model_runner: required; the vendor's own runner, which runs model files, is not available here.
 
         Raises:
-            TypeError, ParamInvalid: an argument or the role is wrong.
-            FeatureNotEnabled: there is no runner, or no memory pool.
-            OutOfMemory: ``LLM_DEVICE_OUT_OF_MEMORY``; with paged attention ``LLM_BLOCKS_OUT_OF_MEMORY``.
+            TypeError, ParamInvalid: if an argument or the role is wrong.
+            FeatureNotEnabled: if there is no runner, or no memory pool.
+            OutOfMemory: with ``LLM_DEVICE_OUT_OF_MEMORY``, or ``LLM_BLOCKS_OUT_OF_MEMORY`` with paged attention, if the
+                pool has no room.
             Exception: whatever ``on_cache_allocated`` raises.
-
-        When it raises or is cancelled, there is no model, and nothing of its memory is taken.
         """
         self._running_here()
         manager = self._v1("add_model")
@@ -325,13 +344,15 @@ class LLMDataDist(datadist.LLMDataDist):
         return model
 
     async def complete_request(self, llm_req: LLMReq) -> None:
-        """A request is over: what it still has here is given back: on PROMPT a cache that was not pulled, on DECODER what is
-        staged, and its slot. An unknown request is fine. A ``pull_kv`` or ``merge_kv`` of it that is under way ends with
-        ``LLM_REQUEST_ALREADY_COMPLETED``.
+        """End a request and release what it still has here. An unknown request is ignored.
+
+        On PROMPT that is a cache that was not pulled, on DECODER its staged cache and its slot. A running ``pull_kv``
+        or ``merge_kv`` of the request ends with ``LLM_REQUEST_ALREADY_COMPLETED``.
 
         Raises:
-            TypeError, ParamInvalid: the argument or the mode is wrong.
-            TransferTimeout: ``LLM_WAIT_PROCESS_TIMEOUT``: its cache goes back later.
+            TypeError, ParamInvalid: if the argument or the mode is wrong.
+            TransferTimeout: with ``LLM_WAIT_PROCESS_TIMEOUT`` if its cache is still in use; the cache is released
+                later.
         """
         self._running_here()
         manager = self._v1("complete_request")
@@ -343,12 +364,12 @@ class LLMDataDist(datadist.LLMDataDist):
                 await manager.remove_cache_key(key)
 
     def check_capacity(self, seq_len: int) -> CapacityState:
-        """PROMPT: whether a request of so many tokens can be cached now; of several, the longest times their number.
+        """Return the room for a request of this many tokens. For PROMPT, and for the first model that was added.
 
-        For the first model that was added, whose ``kv_tensor_format`` is needed.
+        For several requests pass the longest length times their number. The model needs a ``kv_tensor_format``.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: the argument or the role is wrong, or there is no such model.
+            TypeError, ValueError, ParamInvalid: if the argument or the role is wrong, or there is no such model.
         """
         manager = self._v1("check_capacity")
         manager.want_role(LLMRole.PROMPT, "check_capacity")
@@ -360,7 +381,7 @@ class LLMDataDist(datadist.LLMDataDist):
 
 
 def _check(clusters: Any) -> LLMStatusCode | None:
-    """What is wrong with the list as a whole."""
+    """Return what is wrong with the list as a whole, or None."""
     ids = [info.remote_cluster_id for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
     for each in ids:
         checks.integer(each, "remote_cluster_id", checks.UINT64)
@@ -372,7 +393,7 @@ def _check(clusters: Any) -> LLMStatusCode | None:
 
 
 def _check_local(clusters: Sequence[LLMClusterInfo]) -> None:
-    """Raises ParamInvalid: local addresses, where they are given, have to be the one of our one device."""
+    """Raise ParamInvalid if local addresses are given that are not one list with one address: there is one device."""
     given = {tuple(info.local_ip_info_list) for info in clusters if info.local_ip_info_list}
     if len(given) > 1 or any(len(addresses) != 1 for addresses in given):
         raise ParamInvalid(

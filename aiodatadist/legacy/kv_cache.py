@@ -1,4 +1,4 @@
-"""KvCache: a cache as v1 shows it, which deallocates itself with its last reference."""
+"""The KvCache: a cache as v1 shows it, which is deallocated with its last reference."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Manager(Protocol):
 
 
 class KvCache(Cache):
-    """Made by a :class:`KvCacheManager`, or with :meth:`create_cpu_cache`.
+    """A cache, made by a :class:`KvCacheManager` or with :meth:`create_cpu_cache`.
 
-    When the last reference to one that was allocated is dropped it is deallocated: keys that are bound to it keep the memory
-    as they do after ``deallocate_cache``, and so do arrays over it.
+    An allocated cache is deallocated when its last reference is dropped. As after ``deallocate_cache``, keys that are
+    bound to it keep its memory, and so do arrays over it.
 
     Args:
-        per_device_tensor_addrs: one list of addresses per device. A process has one.
+        per_device_tensor_addrs: one list of addresses per device. A process has one device.
         kv_cache_manager: None for memory that no manager knows.
     """
 
@@ -54,19 +54,20 @@ class KvCache(Cache):
 
     @classmethod
     def create_cpu_cache(cls, cache_desc: CacheDesc, addrs: list[int] | list[list[int]]) -> KvCache:
-        """A blocks cache over host memory of the caller's, for ``swap_blocks`` only; its id is -1.
+        """Return a blocks cache over the caller's host memory, for ``swap_blocks`` only. Its id is -1.
 
         Args:
             addrs: the address of each tensor, or one list of them per device.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong, lists are mixed with addresses, or too few.
+            TypeError, ValueError, ParamInvalid: if an argument is wrong, lists and addresses are mixed, or addresses
+                are missing.
         """
         if not isinstance(addrs, (list, tuple)):
             raise TypeError(f"addrs is of type {type(addrs).__name__}: must be a list of addresses, or of lists")
         given: list[Any] = list(addrs)
         if not given:
-            raise ParamInvalid("addrs is empty: there must be an address per tensor")
+            raise ParamInvalid("addrs is empty: must have an address per tensor")
         lists = [each for each in given if isinstance(each, (list, tuple))]
         if lists and len(lists) != len(given):
             raise ParamInvalid(f"addrs has {len(lists)} lists among {len(given)} elements: all are lists, or none")
@@ -80,6 +81,7 @@ class KvCache(Cache):
         return self._per_device
 
     def empty(self) -> None:
+        """Forget the addresses: the cache was deallocated."""
         super().empty()
         self._per_device = []
 
@@ -89,13 +91,13 @@ class KvCache(Cache):
 
 
 def _dropped(loop: asyncio.AbstractEventLoop, registry: CacheRegistry, cache: Cache) -> None:
-    """From whatever thread the garbage collector runs in."""
-    with suppress(RuntimeError):  # the loop is closed: everything was given back
+    """Deallocate a cache, from whatever thread the garbage collector runs in."""
+    with suppress(RuntimeError):  # the loop is closed: everything was released
         loop.call_soon_threadsafe(registry.drop, cache)
 
 
 def want_device(cache_desc: Any) -> CacheDesc:
-    """Raises ParamInvalid: v1 has caches on the device only."""
+    """Return the description. Raises ParamInvalid if it is not on the device, where all caches of v1 are."""
     checks.instance(cache_desc, "cache_desc", CacheDesc)
     if cache_desc.placement is not Placement.DEVICE:
         raise ParamInvalid(f"cache_desc has {cache_desc.placement}: only device caches are supported")

@@ -1,4 +1,4 @@
-"""KvCacheManager: v1's way to make, move and give up caches of device memory."""
+"""The KvCacheManager: v1's way to make, move and release caches of device memory."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 GIVE_BACK: Final = 10.0
 MAX_BLOCK: Final = 2**31
-"""Bytes of a block that is pulled: below this."""
+"""Limit of the bytes of a block that is pulled; it must be below."""
 
 
 class KvCacheManager:
-    """Obtained from ``LLMDataDist.kv_cache_manager``. Device memory from the pool, on one device.
+    """The caches and transfers of a v1 cluster, from ``LLMDataDist.kv_cache_manager``: device memory of one device.
 
-    A contiguous cache is cut into batch slots, a blocks cache into blocks. PROMPT has keys and transfers, DECODER pulls; who
-    does what is another role's gets ``ParamInvalid``. What moves bytes returns a :class:`~aiodatadist.CacheTask` that has
-    started, with v1's statuses; ``sync_kv_timeout`` limits it, and deallocation, too: ``LLM_WAIT_PROCESS_TIMEOUT``. After
-    one the link is as good as before.
+    A contiguous cache is cut into batch slots, a blocks cache into blocks. PROMPT has keys and transfers, DECODER
+    pulls; calls of the other role raise ``ParamInvalid``. Calls that move bytes return a
+    :class:`~aiodatadist.CacheTask` that has started, with v1's statuses. ``sync_kv_timeout`` limits it, and
+    deallocation, too: ``LLM_WAIT_PROCESS_TIMEOUT``. After a timeout the link stays usable.
 
-    A link does one thing at a time: a pull, a transfer, ``check_link_status`` or ``unlink_clusters`` beside another one of
-    them, here or at the peer, is ``LLM_LINK_BUSY``.
+    A link does one thing at a time: a pull, a transfer, ``check_link_status`` or ``unlink_clusters`` beside another of
+    them, here or at the peer, raises ``LLM_LINK_BUSY``.
     """
 
     def __init__(self, llm_engine: Engine, role: LLMRole) -> None:
@@ -60,10 +60,10 @@ class KvCacheManager:
         self._manager = CacheManager(llm_engine, llm_engine.timeout)
         self.link_locks = LinkLocks()
         self.watch: Callable[[CacheTask], object] = lambda _: None
-        """For the LLMDataDist: told of each transfer that begins here, whichever end began it."""
+        """For the LLMDataDist: called with each transfer that starts here, whichever end asked for it."""
 
     def is_initialized(self) -> bool:
-        """False from the moment when its LLMDataDist is finalized: then nothing else works."""
+        """Return False once its LLMDataDist is being finalized: then nothing else works."""
         try:
             self._engine.check_running()
         except LLMException:
@@ -71,50 +71,52 @@ class KvCacheManager:
         return True
 
     def switch_role(self, role: LLMRole) -> None:
-        """For the LLMDataDist: it has another role from now on."""
+        """Take another role. For the LLMDataDist."""
         self._role = role
 
     @property
     def place(self) -> tuple[asyncio.AbstractEventLoop, CacheRegistry]:
-        """Where caches are given back."""
+        """The event loop and the registry that release caches."""
         return self._engine.resident.loop, self.registry
 
     @property
     def registry(self) -> CacheRegistry:
+        """The caches of the running engine. Raises LLMException if it does not run."""
         self._engine.check_running()
         return self._engine.registry
 
     @property
     def role(self) -> LLMRole:
+        """The current role."""
         return self._role
 
     def room_for(self, nbytes: int) -> int:
-        """How many tensors of so many bytes the pool has room for now."""
+        """Return how many tensors of this size the pool has room for now."""
         return self.registry.room_for(Placement.DEVICE, nbytes)
 
     def check_here(self) -> None:
-        """Raises ForkError, LLMException: the caller is not on the event loop that the LLMDataDist belongs to."""
+        """Raise ForkError or LLMException if the caller is not on the LLMDataDist's event loop."""
         self._engine.check_here()
 
     def want_role(self, role: LLMRole, what: str) -> None:
-        """Raises ParamInvalid: it is another one."""
+        """Raise ParamInvalid unless this cluster has the role."""
         if self._role is not role:
             raise ParamInvalid(f"{what} is for {role}: this cluster is {self._role}")
 
     # ---- making caches ----
 
     async def allocate_cache(self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = ()) -> KvCache:
-        """Make a contiguous cache of pool memory. Contents are undefined; tensors begin at multiples of 512 bytes.
+        """Allocate a contiguous cache from the pool. Contents are undefined; tensors begin at multiples of 512 bytes.
 
         Args:
             cache_keys: for PROMPT only. The i-th names batch slot i for peers; placeholders name nothing. A pull by a
-                request's key consumes it, and the memory goes back with the last of keys and id.
+                request's key consumes the key. The memory is released with the last of its keys and its id.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong, a key is bound already, the role has no keys, or the
-                cache is not on the device.
-            FeatureNotEnabled: there is no memory pool.
-            OutOfMemory: ``LLM_DEVICE_OUT_OF_MEMORY``: the pool has no room. Nothing was taken.
+            TypeError, ValueError, ParamInvalid: if an argument is wrong, a key is bound already, the role has no keys,
+                or the cache is not on the device.
+            FeatureNotEnabled: if there is no memory pool.
+            OutOfMemory: with ``LLM_DEVICE_OUT_OF_MEMORY`` if the pool has no room. Nothing was allocated.
         """
         want_device(cache_desc)
         if checks.sequence(cache_keys, "cache_keys", CacheKey):
@@ -125,10 +127,12 @@ class KvCacheManager:
     async def allocate_blocks_cache(
         self, cache_desc: CacheDesc, blocks_cache_key: BlocksCacheKey | None = None
     ) -> KvCache:
-        """Make one of blocks of pool memory: ``cache_desc.shape[0]`` blocks in each tensor. Errors as :meth:`allocate_cache`.
+        """Allocate a cache of ``cache_desc.shape[0]`` blocks per tensor from the pool.
+
+        Errors as in :meth:`allocate_cache`.
 
         Args:
-            blocks_cache_key: not for DECODER. Without one peers cannot pull from it.
+            blocks_cache_key: not for DECODER. Without one peers cannot pull from the cache.
         """
         want_device(cache_desc)
         if blocks_cache_key is not None and self._role is LLMRole.DECODER:
@@ -143,14 +147,14 @@ class KvCacheManager:
     # ---- giving them up ----
 
     async def deallocate_cache(self, cache: KvCache) -> None:
-        """Drop the id of a cache of either kind. While keys are bound to it, peers can pull by them.
+        """Drop the id of a cache of either kind. While keys are bound to the cache, peers can pull by them.
 
-        It waits until no transfer and no peer touches the memory. When that takes longer than ``sync_kv_timeout``, or when it
-        is cancelled, the memory goes back later all the same. A cache that is unknown or deallocated is left alone.
+        Waits until no transfer and no peer uses the memory. If that takes longer than ``sync_kv_timeout``, or this is
+        cancelled, the memory is released later. A cache that is unknown or deallocated is ignored.
 
         Raises:
-            ParamInvalid: arrays over its memory are alive.
-            TransferTimeout: ``LLM_WAIT_PROCESS_TIMEOUT``.
+            ParamInvalid: if arrays over its memory are alive.
+            TransferTimeout: with ``LLM_WAIT_PROCESS_TIMEOUT``.
         """
         checks.instance(cache, "cache", KvCache)
         if cache.cache_id == -1:
@@ -162,14 +166,19 @@ class KvCacheManager:
             await give_back(cache)
 
     async def give_up(self, cache: KvCache) -> None:
-        """As :meth:`deallocate_cache`, also where arrays over it are alive, and without raising: while one of them is, or a
-        peer does not let go of it for ``GIVE_BACK`` seconds, the memory goes back later."""
+        """Deallocate a cache without raising, also if arrays over it are alive.
+
+        While an array is alive, or if a peer uses the memory for more than ``GIVE_BACK`` seconds, it is released later.
+        """
         self.registry.drop(cache)
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + GIVE_BACK):
             await self.registry.wait_given_back(cache.cache_id)
 
     async def remove_cache_key(self, cache_key: CacheKey) -> None:
-        """PROMPT: unbind a key from its slot. Unknown ones are left alone. Waits and raises as :meth:`deallocate_cache`."""
+        """Unbind a key from its slot. For PROMPT. Unknown keys are ignored.
+
+        Waits and raises like :meth:`deallocate_cache`.
+        """
         self.want_role(LLMRole.PROMPT, "remove_cache_key")
         async with self._in_time("remove_cache_key"):
             await self._manager.remove_cache_key(cache_key)
@@ -198,28 +207,28 @@ class KvCacheManager:
         dst_cache_offset: int | None = None,
         tensor_num_per_layer: int = 2,
     ) -> CacheTask:
-        """DECODER: have a peer write a batch slot of its contiguous cache into a slot of a local one, in every tensor.
+        """Have a peer write a batch slot of its contiguous cache into a local slot, in every tensor. For DECODER.
 
-        A request's key is consumed when every tensor of its slot was pulled by it, unless an offset was given. A prefix is
-        never consumed.
+        A request's key is consumed once every tensor of its slot was pulled by it, unless an offset was given. A prefix
+        is never consumed.
 
         Args:
             batch_index: the local slot.
-            size: bytes of each tensor; -1 is all that the local slot has behind ``dst_cache_offset``.
+            size: bytes of each tensor; -1 for all that the local slot has behind ``dst_cache_offset``.
             src_layer_range, dst_layer_range: half-open, step 1; all layers if omitted.
             src_cache_offset, dst_cache_offset: bytes to skip at the start of the peer's slot, and of the local one.
-            tensor_num_per_layer: tensors in a layer, where a range is given.
+            tensor_num_per_layer: tensors in a layer, if a range is given.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument or the role is wrong.
-            CacheNotFound: the local cache is not known.
-            NotLinked, PeerLost, LinkClosed: there is no link to that cluster (any more).
-            LLMException: ``LLM_LINK_BUSY``.
+            TypeError, ValueError, ParamInvalid: if an argument or the role is wrong.
+            CacheNotFound: if the local cache is unknown.
+            NotLinked, PeerLost, LinkClosed: if the cluster is not linked, or no longer.
+            LLMException: with ``LLM_LINK_BUSY`` if the link is in use.
 
         Awaiting the task raises CacheNotFound (the peer has no such key or slot), ParamInvalid (the caches do not fit
-        together), ``LLM_LINK_BUSY``, ``LLM_WAIT_PROCESS_TIMEOUT``, PeerLost and the like. Then, and when cancelled,
-        what the destination slot holds is undefined, and the key is as before; but one that is cancelled when all has arrived
-        has consumed it.
+        together), ``LLM_LINK_BUSY``, ``LLM_WAIT_PROCESS_TIMEOUT``, PeerLost and the like. After a failure or a
+        cancellation the contents of the destination slot are undefined, and the key is as before; but a pull that is
+        cancelled once everything has arrived has consumed the key.
         """
         self.want_role(LLMRole.DECODER, "pull_cache")
         checks.instance(cache_key, "cache_key", (CacheKey, CacheKeyByIdAndIndex))
@@ -251,9 +260,10 @@ class KvCacheManager:
         dst_layer_range: range | None = None,
         tensor_num_per_layer: int = 2,
     ) -> CacheTask:
-        """DECODER: have a peer write its block ``prompt_blocks[i]`` to the local ``decoder_blocks[i]``, in every tensor.
+        """Have a peer write its block ``prompt_blocks[i]`` to ``decoder_blocks[i]``, in every tensor. For DECODER.
 
-        Both are lists, not empty, and equally long; a block has fewer than 2**31 bytes. The rest as :meth:`pull_cache`.
+        Both are non-empty lists of the same length. A block has fewer than 2**31 bytes. Everything else is as in
+        :meth:`pull_cache`.
         """
         self.want_role(LLMRole.DECODER, "pull_blocks")
         checks.instance(prompt_cache_key, "prompt_cache_key", BlocksCacheKey)
@@ -278,7 +288,7 @@ class KvCacheManager:
         )
 
     def _exclusive(self, what: str, cluster_ids: Sequence[int], start: Callable[[], CacheTask]) -> KvTask:
-        """Start something that has these links for itself until it ends."""
+        """Start a transfer that has these links to itself until it ends."""
         self.check_here()
         self.link_locks.take(cluster_ids, what)
         try:
@@ -305,10 +315,10 @@ class KvCacheManager:
         dst_block_indices: Sequence[int] | None = None,
         dst_block_memory_size: int | None = None,
     ) -> CacheTask:
-        """PROMPT: write a cache to one or more peers, each layer as soon as it is ready; slot to slot, or blocks to blocks.
+        """Write a cache to one or more peers, each layer as soon as it is ready. For PROMPT.
 
-        As :meth:`aiodatadist.CacheManager.transfer_cache_async` in request/response mode, and ``LLM_LINK_BUSY`` where one of
-        the links is in use.
+        Slots go to slots, and blocks to blocks. It works like :meth:`aiodatadist.CacheManager.transfer_cache_async` in
+        request/response mode, and raises ``LLM_LINK_BUSY`` if one of the links is in use.
         """
         self.want_role(LLMRole.PROMPT, "transfer_cache_async")
         checks.instance(src_cache, "src_cache", KvCache)
@@ -339,12 +349,12 @@ class KvCacheManager:
 
         Args:
             offset: bytes to skip at the start of both slots.
-            size: bytes of each tensor; -1 is all that the source has from ``offset``.
+            size: bytes of each tensor; -1 for all that the source has from ``offset`` on.
             req_id: for diagnosis only.
 
         Raises:
-            CacheNotFound: a cache is not known (any more).
-            TypeError, ValueError, ParamInvalid: an argument is wrong, or the bytes do not fit. Nothing was started.
+            CacheNotFound: if a cache is unknown, or no longer known.
+            TypeError, ValueError, ParamInvalid: if an argument is wrong, or the bytes do not fit. Nothing was started.
 
         Awaiting the task raises ``LLM_WAIT_PROCESS_TIMEOUT`` after ``sync_kv_timeout``.
         """
@@ -356,7 +366,7 @@ class KvCacheManager:
             )
 
     def copy_blocks(self, cache: KvCache, copy_block_info: Mapping[int, Sequence[int]]) -> CacheTask:
-        """Copy block ``src`` to each of ``copy_block_info[src]`` within one blocks cache. Errors as :meth:`copy_cache`."""
+        """Copy block ``src`` to each of ``copy_block_info[src]`` in one blocks cache. Errors as in :meth:`copy_cache`."""
         checks.instance(cache, "cache", KvCache)
         with v1_errors():
             return self._begun(self._manager.copy_blocks(cache, copy_block_info))
@@ -364,8 +374,8 @@ class KvCacheManager:
     def swap_blocks(self, src: KvCache, dst: KvCache, src_to_dst: Mapping[int, int]) -> CacheTask:
         """Copy blocks from host to device (swap in) or from device to host (swap out): ``src`` to ``src_to_dst[src]``.
 
-        One of the two is ``KvCache.create_cpu_cache(...)`` of one device; its memory has to stay until the task is done.
-        Errors as :meth:`copy_cache`.
+        One of the two is a ``KvCache.create_cpu_cache(...)`` of one device, whose memory must stay until the task is
+        done. Errors as in :meth:`copy_cache`.
         """
         for cache, name in ((src, "src"), (dst, "dst")):
             devices = len(checks.instance(cache, name, KvCache).per_device_tensor_addrs)
@@ -377,12 +387,12 @@ class KvCacheManager:
     # ---- looking into them ----
 
     async def get_cache_tensors(self, cache: KvCache, tensor_index: int = 0) -> list[Tensor]:
-        """A copy of one tensor of a cache in memory of the host: a list of one, because there is one device.
+        """Return a copy of one tensor of a cache in host memory, as a list of one, because there is one device.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: there is no such tensor.
-            CacheNotFound: the cache is not known (any more).
-            TransferTimeout: ``LLM_WAIT_PROCESS_TIMEOUT``.
+            TypeError, ValueError, ParamInvalid: if there is no such tensor.
+            CacheNotFound: if the cache is unknown, or no longer known.
+            TransferTimeout: with ``LLM_WAIT_PROCESS_TIMEOUT``.
         """
         checks.instance(cache, "cache", KvCache)
         checks.integer(tensor_index, "tensor_index", checks.INT32)
@@ -397,7 +407,7 @@ class KvCacheManager:
             return [await Tensor.copied(memory, TensorDesc(desc.data_type, list(desc.shape)))]
         finally:
             with self._engine.device.current():
-                memory.free()  # does nothing where the device would not let go of it
+                memory.free()  # does nothing if the device did not release it
 
     async def _copy_out(self, entry: Entry, tensor_index: int, address: int) -> None:
         nbytes, first = entry.nbytes, array("Q", [0])
@@ -410,18 +420,18 @@ class KvCacheManager:
         await KvTask(CacheTask("get_cache_tensors", self._engine.cluster_id, transfer, self._engine.check_here))
 
     def arrays(self, cache: KvCache) -> list[Any]:
-        """A numpy array over each tensor, without a copy: see :meth:`aiodatadist.CacheManager.arrays`."""
+        """Return a numpy array over each tensor, without a copy: see :meth:`aiodatadist.CacheManager.arrays`."""
         return self._manager.arrays(checks.instance(cache, "cache", KvCache))
 
     def tensors(self, cache: KvCache) -> list[Any]:
-        """A torch tensor over each tensor, without a copy: see :meth:`aiodatadist.CacheManager.tensors`."""
+        """Return a torch tensor over each tensor, without a copy: see :meth:`aiodatadist.CacheManager.tensors`."""
         return self._manager.tensors(checks.instance(cache, "cache", KvCache))
 
     def pool_usage(self) -> PoolUsage | None:
-        """Total, free, largest and pinned bytes of the memory pool; None without one."""
+        """Return total, free, largest and pinned bytes of the memory pool, or None without one."""
         return self._manager.pool_usage().get(Placement.DEVICE)
 
     @staticmethod
     def check_cache_key(cache_key: CacheKey) -> None:
-        """Exactly one of ``req_id`` and ``prefix_id`` has to be valid. Raises ParamInvalid."""
+        """Raise ParamInvalid unless exactly one of ``req_id`` and ``prefix_id`` is valid."""
         CacheManager.check_cache_key(cache_key)

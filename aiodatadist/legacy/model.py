@@ -1,4 +1,4 @@
-"""LLMModel: a model of the user's and its KV cache, from the prompt to the slot of a batch."""
+"""The LLMModel: a user's model and its KV cache, from the prompt to the slot of a batch."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class _Move:
     is_completed: bool = False
 
     def check(self) -> None:
-        """Raises LLMException: the request was completed meanwhile."""
+        """Raise LLMException if the request was completed meanwhile."""
         if self.is_completed:
             raise _completed(self.req_id, "meanwhile")
 
 
 class LLMModel:
-    """Made by ``LLMDataDist.add_model``. The n-th model of a PROMPT and the n-th of a DECODER are the same one.
+    """A model, from ``LLMDataDist.add_model``. The n-th model of a PROMPT and the n-th of a DECODER are the same model.
 
-    On PROMPT each ``predict`` makes a cache, slot ``i`` for the i-th request, and leaves it to be pulled by
-    ``CacheKey(cluster_id, req_id, model_id)``. On DECODER there is one cache, with a slot for each request of the batch, and
-    beside it a staging area of one slot. With paged attention there is one blocks cache at either end, and the user keeps
-    the tables.
+    On PROMPT each ``predict`` makes a cache, slot ``i`` for the i-th request, which can then be pulled by
+    ``CacheKey(cluster_id, req_id, model_id)``. On DECODER there is one cache, with a slot for each request of the
+    batch, and beside it a staging area of one slot. With paged attention there is one blocks cache at either end, and
+    the user keeps the tables.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class LLMModel:
         self._model_id = model_id
         self._layout = layout
         self._runner = runner
-        self._cache: KvCache | None = None  # DECODER's, or that of paged attention
+        self._cache: KvCache | None = None  # of a DECODER, or with paged attention
         self._is_told = False
         self._staging: KvCache | None = None
-        self._staged: tuple[int, int] | None = None  # whose, and how many bytes of each tensor
+        self._staged: tuple[int, int] | None = None  # request id, and bytes of each tensor
         self._stage = anyio.Lock()
         self._moves: list[_Move] = []
         self._slots: dict[int, int] = {}
@@ -71,13 +71,16 @@ class LLMModel:
 
     @property
     def model_id(self) -> int:
-        """The number that its keys have."""
+        """The number of the model in its keys."""
         return self._model_id
 
     # ---- its life ----
 
     async def open(self, role: LLMRole) -> None:
-        """Make the caches that live as long as the model, and tell the runner on DECODER. All of it or nothing."""
+        """Allocate the caches that live as long as the model, and notify the runner on DECODER.
+
+        If this fails, nothing is left behind.
+        """
         layout = self._layout
         if (role is LLMRole.DECODER or layout.has_paged_attention) and (layout.is_dynamic or layout.shape[0] < 1):
             raise ParamInvalid(f"the shape is {layout.shape}: DECODER, and paged attention, need all dimensions")
@@ -104,7 +107,7 @@ class LLMModel:
             raise error.with_status(LLMStatusCode.LLM_BLOCKS_OUT_OF_MEMORY) from error
 
     async def close(self) -> None:
-        """Tell the runner if it was told that the cache came, and give everything back. Raises what the runner raises."""
+        """Notify the runner if it was notified of the cache, and release everything. Raises what the runner raises."""
         try:
             if self._is_told and self._cache is not None:
                 self._is_told = False
@@ -126,25 +129,27 @@ class LLMModel:
     async def predict(self, llm_req: LLMReq | list[LLMReq] | tuple[LLMReq, ...], inputs: Any, **kwargs: Any) -> Any:
         """Run the model over the KV cache of these requests, and return what it returns.
 
-        On PROMPT the i-th request has slot ``i`` of a fresh cache; a shared prefix is in it before the model runs. When the
-        model is done the cache can be pulled. Trailing idle slots may be left out. A request that is completed meanwhile
-        leaves no cache.
+        On PROMPT the i-th request has slot ``i`` of a new cache; a shared prefix is in it before the model runs. When
+        the model has returned, the cache can be pulled. Trailing idle slots may be left out. A request that is
+        completed meanwhile leaves no cache.
 
-        On DECODER there is a request for each slot; an idle one has req_id 2**64-1, the others are where ``merge_kv`` put
-        them.
+        On DECODER there is a request for each slot; an idle one has req_id 2**64-1, the others are where ``merge_kv``
+        put them.
 
         Args:
             inputs, kwargs: for the runner.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument is wrong, or a request is not at its slot.
-            LLMException: ``LLM_REPEAT_REQUEST``: a request twice, or one that has a cache already. ``LLM_PREFIX_NOT_EXIST``.
-                ``LLM_DEVICE_OUT_OF_MEMORY``. ``LLM_REQUEST_ALREADY_COMPLETED``: before the model ran.
-                ``LLM_SEQ_LENOVERLIMIT``: more tokens than all blocks hold. ``LLM_ENGINE_FINALIZED``: meanwhile.
+            TypeError, ValueError, ParamInvalid: if an argument is wrong, or a request is not at its slot.
+            LLMException: with ``LLM_REPEAT_REQUEST`` if a request occurs twice or has a cache already,
+                ``LLM_PREFIX_NOT_EXIST``, ``LLM_DEVICE_OUT_OF_MEMORY``, ``LLM_REQUEST_ALREADY_COMPLETED`` if a request
+                was completed before the model ran, ``LLM_SEQ_LENOVERLIMIT`` for more tokens than all blocks hold,
+                ``LLM_ENGINE_FINALIZED`` if the cluster was finalized meanwhile.
             Exception: whatever the runner raises.
 
-        When it raises or is cancelled, keys and slots are as before, and on PROMPT the cache is gone. A cancellation is
-        delivered when the runner is over. What a DECODER's slots hold then is up to the runner.
+        If this raises or is cancelled, keys and slots are as before, and on PROMPT the cache has been released. A
+        cancellation is delivered once the runner has returned. On DECODER the contents of the slots are then up to the
+        runner.
         """
         self._manager.check_here()
         requests = check_requests(llm_req)
@@ -167,7 +172,7 @@ class LLMModel:
 
     def _shared(self) -> KvCache:
         if self._cache is None:
-            raise ParamInvalid("this model has no cache of its own: it was added on another role")
+            raise ParamInvalid("this model has no cache: it was added in another role")
         return self._cache
 
     async def _run_paged(self, requests: list[LLMReq], inputs: Any, kwargs: dict[str, Any]) -> Any:
@@ -181,7 +186,7 @@ class LLMModel:
         return await call(self._runner.run_model, self._shared(), inputs, **kwargs)
 
     def complete(self, llm_req: LLMReq) -> CacheKey:
-        """The request is over: its slot and its staged cache are free. The key that is to be removed."""
+        """End a request: its slot and its staged cache are free. Return the key to be removed."""
         req_id = llm_req.req_id
         if req_id in self._scheduled:
             self._completed.add(req_id)
@@ -232,7 +237,7 @@ class LLMModel:
 
     @asynccontextmanager
     async def _cache_for_now(self, desc: CacheDesc) -> AsyncIterator[KvCache]:
-        """A cache whose id ends with this; what is bound to it then keeps its memory."""
+        """Allocate a cache whose id ends with this context. Keys bound to it keep its memory."""
         cache = await self._manager.allocate_cache(desc)
         try:
             yield cache
@@ -240,7 +245,7 @@ class LLMModel:
             await self._manager.give_up(cache)
 
     def _leave(self, cache: KvCache, desc: CacheDesc, keys: list[CacheKey]) -> None:
-        """From now on peers find it."""
+        """Bind the keys, so that peers find the cache."""
         registry = self._manager.registry
         registry.bind(cache, lambda: registry.table.check_slots(desc, keys))
 
@@ -255,7 +260,10 @@ class LLMModel:
         return prefix
 
     async def _copy_prefixes(self, prefixes: Sequence[tuple[int, KvCache]], cache: KvCache) -> None:
-        """All begin before the first wait, and hold what they copy: a prefix may be released meanwhile."""
+        """Copy shared prefixes into the cache.
+
+        All copies start before the first wait, and hold their sources: a prefix may be released meanwhile.
+        """
         copies = [
             self._manager.copy_cache(cache, prefix, dst_batch_index=slot, size=prefix.cache_desc.stride)
             for slot, prefix in prefixes
@@ -268,16 +276,18 @@ class LLMModel:
                 copy.cancel()
 
     async def preload_prompt_prefix(self, llm_req: LLMReq, inputs: Any, **kwargs: Any) -> None:
-        """PROMPT: run the model once, on a cache of one slot, and keep that under ``llm_req.prefix_id``.
+        """Run the model once, on a cache of one slot, and keep the cache as prefix ``llm_req.prefix_id``. For PROMPT.
 
-        Requests with this ``prefix_id`` begin with it, and a DECODER may pull it by
-        ``CacheKey(cluster_id, 2**64-1, model_id, prefix_id)`` any number of times.
+        Requests with this ``prefix_id`` begin with it, and a DECODER can pull it by ``CacheKey(cluster_id, 2**64-1,
+        model_id, prefix_id)`` any number of times.
 
         Raises:
-            TypeError, ParamInvalid: an argument or the role is wrong.
-            LLMException: ``LLM_PREFIX_ALREADY_EXIST``, ``LLM_FEATURE_NOT_ENABLED`` (see
-                ``ModelConfig.enable_shared_system_prefix``), ``LLM_DEVICE_OUT_OF_MEMORY``, ``LLM_ENGINE_FINALIZED``.
-            Exception: whatever the runner raises. Then, and when it is cancelled, there is no such prefix.
+            TypeError, ParamInvalid: if an argument or the role is wrong.
+            LLMException: with ``LLM_PREFIX_ALREADY_EXIST``, ``LLM_FEATURE_NOT_ENABLED`` (see
+                ``ModelConfig.enable_shared_system_prefix``), ``LLM_DEVICE_OUT_OF_MEMORY`` or ``LLM_ENGINE_FINALIZED``.
+            Exception: whatever the runner raises.
+
+        If this raises or is cancelled, there is no such prefix.
         """
         self._want_prefixes("preload_prompt_prefix", llm_req)
         prefix_id = llm_req.prefix_id
@@ -323,12 +333,12 @@ class LLMModel:
             raise ParamInvalid(f"prefix_id is {llm_req.prefix_id}: must be below 2**64-1")
 
     async def release_prompt_prefix(self, llm_req: LLMReq) -> None:
-        """PROMPT: give a shared prefix up. Requests that are predicted with it, or were, have their own copies.
+        """Release a shared prefix. For PROMPT. Requests that were predicted with it, or are now, have their own copies.
 
         Raises:
             TypeError, ParamInvalid, FeatureNotEnabled: as :meth:`preload_prompt_prefix`.
-            LLMException: ``LLM_PREFIX_NOT_EXIST``. ``LLM_WAIT_PROCESS_TIMEOUT``: it is given up, and its memory goes back
-                when it is not copied any more.
+            LLMException: with ``LLM_PREFIX_NOT_EXIST`` if it is not loaded; with ``LLM_WAIT_PROCESS_TIMEOUT`` if it is
+                still being copied. In that case it is released, and its memory follows later.
         """
         self._want_prefixes("release_prompt_prefix", llm_req)
         cache = self._prefixes.get(llm_req.prefix_id)
@@ -351,24 +361,25 @@ class LLMModel:
                 )
 
     async def pull_kv(self, llm_req: LLMReq) -> None:
-        """DECODER: fetch a request's cache from ``prompt_cluster_id`` into the staging area. Its key is consumed.
+        """Pull a request's cache from ``prompt_cluster_id`` into the staging area. For DECODER. The key is consumed.
 
-        Where tokens are the dimension behind the batch only ``prompt_length`` of them travel, if that is said. Pulls run one
-        after the other; each takes the place of what was staged before.
+        If tokens are the dimension after the batch, only ``prompt_length`` of them travel, unless it is 0. Pulls run
+        one after the other; each replaces what was staged before.
 
         Raises:
-            TypeError, ParamInvalid: an argument or the role is wrong, or the two caches do not fit together.
-            CacheNotFound: the peer has no such request (any more).
-            LLMException: ``LLM_NOT_YET_LINK``, ``LLM_LINK_BUSY``, ``LLM_WAIT_PROCESS_TIMEOUT`` and the like;
-                ``LLM_REQUEST_ALREADY_COMPLETED``: meanwhile.
+            TypeError, ParamInvalid: if an argument or the role is wrong, or the two caches do not fit together.
+            CacheNotFound: if the peer has no such request, or no longer.
+            LLMException: with ``LLM_NOT_YET_LINK``, ``LLM_LINK_BUSY``, ``LLM_WAIT_PROCESS_TIMEOUT`` and the like;
+                ``LLM_REQUEST_ALREADY_COMPLETED`` if the request was completed meanwhile.
 
-        When it raises or is cancelled, nothing is staged; and the peer has the request still, unless all had arrived.
+        If this raises or is cancelled, nothing is staged, and the peer still has the request, unless all bytes had
+        arrived.
         """
         key = self._staged_key("pull_kv", llm_req)
         size = self._pull_bytes(llm_req)
         async with self._move(llm_req.req_id) as move:
             if self._staging is None:
-                raise ParamInvalid("this model has no staging area: it was added on another role")
+                raise ParamInvalid("this model has no staging area: it was added in another role")
             self._staged = None
             with self._calls.open("pull_kv"):
                 await self._manager.pull_cache(key, self._staging, size=size)
@@ -377,7 +388,7 @@ class LLMModel:
 
     @asynccontextmanager
     async def _move(self, req_id: int) -> AsyncIterator[_Move]:
-        """Alone in the staging area, after those that came before, for a request that is not completed yet."""
+        """Wait for the staging area and hold it alone, for a request that is not completed yet."""
         move = _Move(req_id)
         self._moves.append(move)
         try:
@@ -404,18 +415,19 @@ class LLMModel:
         return tokens * layout.token_bytes if tokens and layout.is_prefix_of_slot else -1
 
     async def merge_kv(self, llm_req: LLMReq, batch_index: int, batch_id: int = 0) -> None:
-        """DECODER: copy what is staged into a slot, which is this request's from now on, and empty the staging area.
+        """Copy the staged cache into a slot, which is then this request's, and empty the staging area. For DECODER.
 
         Args:
-            batch_id: there is one batch: 0.
+            batch_id: must be 0, the only batch.
 
         Raises:
-            TypeError, ValueError, ParamInvalid: an argument or the role is wrong: the slot, or the batch, is not there.
-            CacheNotFound: what is staged is not this request's.
-            TransferTimeout: ``LLM_WAIT_PROCESS_TIMEOUT``.
-            LLMException: ``LLM_REQUEST_ALREADY_COMPLETED``: meanwhile. Nothing of it is staged, and the slot has no request.
+            TypeError, ValueError, ParamInvalid: if an argument or the role is wrong, or there is no such slot or batch.
+            CacheNotFound: if the staged cache is not this request's.
+            TransferTimeout: with ``LLM_WAIT_PROCESS_TIMEOUT``.
+            LLMException: with ``LLM_REQUEST_ALREADY_COMPLETED`` if the request was completed meanwhile. Then nothing of
+                it is staged, and the slot has no request.
 
-        When the copy fails or is cancelled, it can be repeated; until then the slot has no request.
+        If the copy fails or is cancelled, it can be repeated; until then the slot has no request.
         """
         self._staged_key("merge_kv", llm_req)
         checks.integer(batch_index, "batch_index", checks.UINT32)
@@ -441,9 +453,10 @@ class LLMModel:
         prompt_blocks: list[int] = [],  # noqa: B006 - upstream's default, which is never changed
         decoder_blocks: list[int] = [],  # noqa: B006
     ) -> None:
-        """DECODER, with paged attention: fetch ``prompt_blocks[i]`` of ``prompt_cluster_id`` into ``decoder_blocks[i]``.
+        """Pull ``prompt_blocks[i]`` of ``prompt_cluster_id`` into ``decoder_blocks[i]``. For DECODER with paged attention.
 
-        Errors as :meth:`KvCacheManager.pull_blocks`. When it raises or is cancelled, what these blocks hold is undefined.
+        Errors as in :meth:`KvCacheManager.pull_blocks`. If this raises or is cancelled, the contents of these blocks
+        are undefined.
         """
         self._manager.check_here()
         self._manager.want_role(LLMRole.DECODER, "pull_blocks")
@@ -457,7 +470,7 @@ class LLMModel:
     # ---- capacity ----
 
     def capacity(self, seq_len: int) -> CapacityState:
-        """Whether so many tokens can be cached now. Raises ParamInvalid: the model does not say what a token is."""
+        """Return the room for this many tokens. Raises ParamInvalid if the model does not say what a token is."""
         layout = self._layout
         if layout.tensor_format is None or layout.seq_dim < 1:
             raise ParamInvalid("kv_tensor_format is not set, or has no S: check_capacity needs to know what a token is")
@@ -478,7 +491,7 @@ def _repeated(req_id: int, why: str) -> LLMException:
     return LLMException(
         f"request {req_id}: {why}",
         status_code=LLMStatusCode.LLM_REPEAT_REQUEST,
-        hint="give each request an id of its own; complete_request() ends one",
+        hint="give each request its own id; complete_request() ends a request",
     )
 
 

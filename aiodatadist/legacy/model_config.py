@@ -1,4 +1,4 @@
-"""ModelConfig: what the KV cache of a model looks like, as attributes, as options, and as shapes."""
+"""The ModelConfig: the KV cache of a model as attributes, as options, and as shapes."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def _seq_len_dim(value: Any) -> int:
 
 
 class ModelConfig(BaseModel):
-    """Options of a model. Each may be set; wrong types raise ``TypeError``. None is "not set".
+    """Options of a model. Each may be set; wrong types raise ``TypeError``. None means "not set".
 
     Attributes:
-        kv_shapes: of each tensor of the KV cache, ``"2,1024,4,64"``; -1 is a dimension that a request decides.
-        kv_dtypes: of each tensor.
-        kv_seq_len_dim_index: the dimension that tokens are counted along.
-        enable_page_attention: the cache is one of blocks, which ``pull_blocks`` fills.
-        enable_shared_system_prefix: ``preload_prompt_prefix`` may be called.
-        om_paths, is_flow_model: model files, for the vendor's own runner, which is not here: kept.
-        ge_options: further options of the engine; kept.
+        kv_shapes: shape of each tensor of the KV cache, ``"2,1024,4,64"``; -1 is a dimension that a request decides.
+        kv_dtypes: data type of each tensor.
+        kv_seq_len_dim_index: the dimension of the tokens.
+        enable_page_attention: if true, the cache is a blocks cache, which ``pull_blocks`` fills.
+        enable_shared_system_prefix: if true, ``preload_prompt_prefix`` can be called.
+        om_paths, is_flow_model: model files for the vendor's own runner, which is not available here. Kept unused.
+        ge_options: further options of the engine; kept unused.
         kv_tensor_format: a letter per dimension, ``"BSND"``: B the batch, S the tokens. ``check_capacity`` needs it.
     """
 
@@ -66,7 +66,7 @@ class ModelConfig(BaseModel):
         super().__init__()
 
     def generate_options(self) -> dict[str, str]:
-        """The option dictionary that ``add_model`` takes; a fresh one each time. What is not set is left out."""
+        """Return a new option dictionary for ``add_model``. Options that are not set are left out."""
         entries = dict(self.ge_options)
         texts = {
             SHAPES: _joined(self.kv_shapes),
@@ -91,8 +91,8 @@ class Layout:
 
     Attributes:
         shape: -1 is a dimension that a request decides: the batch, or the tokens.
-        seq_dim: the dimension of the tokens; -1 where there is none.
-        has_paged_attention: dimension 0 is blocks.
+        seq_dim: the dimension of the tokens; -1 if there is none.
+        has_paged_attention: True if dimension 0 is blocks.
         tensor_format: as it was given, or None.
     """
 
@@ -106,11 +106,11 @@ class Layout:
 
     @classmethod
     def of(cls, model_options: Any) -> Layout:
-        """What an option dictionary describes; keys that are not about the KV cache are left alone.
+        """Return the layout that an option dictionary describes. Options that are not about the KV cache are ignored.
 
         Raises:
-            TypeError: not a dict of str to str.
-            ParamInvalid: shapes or types are missing, are no such, or differ; or dimensions do not fit.
+            TypeError: if it is not a dict of str to str.
+            ParamInvalid: if shapes or types are missing, invalid or different, or dimensions do not fit.
         """
         options: Mapping[str, str] = checks.instance(model_options, "model_options", dict)
         for key, text in options.items():
@@ -118,7 +118,9 @@ class Layout:
         shapes = [_shape(text) for text in _wanted(options, SHAPES).split(";")]
         dtypes = [_data_type(text) for text in _wanted(options, DTYPES).split(";")]
         if len(shapes) != len(dtypes) or len(shapes) > MAX_TENSORS:
-            raise ParamInvalid(f"{len(shapes)} shapes and {len(dtypes)} types: as many are needed, up to {MAX_TENSORS}")
+            raise ParamInvalid(
+                f"{len(shapes)} shapes and {len(dtypes)} types: the numbers must be equal, at most {MAX_TENSORS}"
+            )
         if len(set(shapes)) > 1 or len(set(dtypes)) > 1:
             raise ParamInvalid(f"{SHAPES} and {DTYPES} name {set(shapes)} and {set(dtypes)}: all must be alike")
         shape, tensor_format = shapes[0], options.get(FORMAT)
@@ -131,12 +133,12 @@ class Layout:
 
     @property
     def is_dynamic(self) -> bool:
-        """A request decides how many tokens a slot has."""
+        """True if a request decides how many tokens a slot has."""
         return self.seq_dim >= 0 and self.shape[self.seq_dim] == DYNAMIC
 
     @property
     def is_prefix_of_slot(self) -> bool:
-        """The first tokens of a slot are its first bytes."""
+        """True if the first tokens of a slot are its first bytes."""
         return self.seq_dim == 1 and not self.has_paged_attention
 
     @property
@@ -147,14 +149,14 @@ class Layout:
 
     @property
     def slot_tokens(self) -> int:
-        """Tokens that a slot has, or a block; 0 where a request decides, or nothing counts them."""
+        """Tokens of a slot or a block; 0 if a request decides, or no dimension counts them."""
         return max(0, self.shape[self.seq_dim]) if self.seq_dim >= 1 else 0
 
     def desc(self, batch: int, tokens: int) -> CacheDesc:
-        """A cache for so many requests, each of so many tokens where they decide.
+        """Return the description of a cache for this many requests, each of this many tokens if requests decide.
 
         Raises:
-            ParamInvalid: more requests than slots, or a request that does not say how many tokens it has.
+            ParamInvalid: if there are more requests than slots, or a request does not give its number of tokens.
         """
         shape = list(self.shape)
         if shape[0] == DYNAMIC:
@@ -163,7 +165,7 @@ class Layout:
             raise ParamInvalid(f"{batch} requests: the model's batch has {shape[0]} slots")
         if self.is_dynamic:
             if tokens == 0:
-                raise ParamInvalid(f"prompt_length is 0: a model with the shape {self.shape} must be told")
+                raise ParamInvalid(f"prompt_length is 0: a model with the shape {self.shape} needs it")
             shape[self.seq_dim] = tokens
         elif self.slot_tokens and tokens > self.slot_tokens and not self.has_paged_attention:
             raise ParamInvalid(f"prompt_length is {tokens}: a slot has {self.slot_tokens} tokens")
@@ -181,9 +183,9 @@ def _shape(text: str) -> tuple[int, ...]:
     try:
         shape = tuple(int(dim) for dim in text.split(","))
     except ValueError:
-        raise ParamInvalid(f"{SHAPES} has {text!r}: a shape is whole numbers with commas between them") from None
+        raise ParamInvalid(f"{SHAPES} has {text!r}: must be whole numbers separated by commas") from None
     if any(dim < 1 and dim != DYNAMIC for dim in shape) or shape[1:].count(DYNAMIC) > 1:
-        raise ParamInvalid(f"{SHAPES} has {text!r}: dimensions are above 0, and one behind the batch may be -1")
+        raise ParamInvalid(f"{SHAPES} has {text!r}: dimensions must be above 0, but one after the batch may be -1")
     return shape
 
 
@@ -195,14 +197,14 @@ def _data_type(text: str) -> DataType:
 
 
 def _seq_dim(options: Mapping[str, str], shape: tuple[int, ...], tensor_format: str | None) -> int:
-    """As it is given; or the dynamic dimension; or that of the S in the format; else -1."""
+    """Return the dimension of the tokens: as given, the dynamic one, or that of the S in the format; otherwise -1."""
     text = options.get(SEQ_LEN_DIM)
     dynamic = shape.index(DYNAMIC, 1) if DYNAMIC in shape[1:] else -1
     if text is None:
         named = (tensor_format or "").upper().find("S", 1)
         return dynamic if dynamic >= 0 else named
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) < len(shape):
-        raise ParamInvalid(f"{SEQ_LEN_DIM} is {text!r}: must be a dimension of {shape} behind the batch")
+        raise ParamInvalid(f"{SEQ_LEN_DIM} is {text!r}: must be a dimension of {shape} after the batch")
     if dynamic not in {-1, int(text)}:
         raise ParamInvalid(f"{SEQ_LEN_DIM} is {text}: dimension {dynamic} of {shape} is the one that a request decides")
     return int(text)

@@ -1,4 +1,4 @@
-"""What a model is asked for, and whether there is room for it. Values only."""
+"""Requests to a model, and the room for them. Values only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from aiodatadist.values.descriptors import UNSET
 
 
 class LLMReq:
-    """One request. A ``req_id`` of 2**64-1 is an idle slot of a batch; a ``prefix_id`` names a shared prefix.
+    """A request. A ``req_id`` of 2**64-1 is an idle slot of a batch; a ``prefix_id`` names a shared prefix.
 
-    All five are uint64, and may be set. ``prompt_length`` is in tokens; 0 is "not said".
-
-    Raises TypeError, ValueError: a value is none. So does setting a property.
+    All five are uint64, and may be set. ``prompt_length`` is in tokens; 0 means "unknown". The constructor and setting
+    a property raise TypeError or ValueError if a value is no uint64.
     """
 
     __slots__ = ("_decoder_cluster_id", "_prefix_id", "_prompt_cluster_id", "_prompt_length", "_req_id")
@@ -35,6 +34,7 @@ class LLMReq:
 
     @property
     def req_id(self) -> int:
+        """The number of the request."""
         return self._req_id
 
     @req_id.setter
@@ -43,6 +43,7 @@ class LLMReq:
 
     @property
     def prompt_length(self) -> int:
+        """Tokens of the prompt; 0 if unknown."""
         return self._prompt_length
 
     @prompt_length.setter
@@ -51,6 +52,7 @@ class LLMReq:
 
     @property
     def prompt_cluster_id(self) -> int:
+        """The cluster that has the request's cache."""
         return self._prompt_cluster_id
 
     @prompt_cluster_id.setter
@@ -59,6 +61,7 @@ class LLMReq:
 
     @property
     def decoder_cluster_id(self) -> int:
+        """The cluster that decodes the request."""
         return self._decoder_cluster_id
 
     @decoder_cluster_id.setter
@@ -67,6 +70,7 @@ class LLMReq:
 
     @property
     def prefix_id(self) -> int:
+        """The shared prefix with which the request begins; 2**64-1 for none."""
         return self._prefix_id
 
     @prefix_id.setter
@@ -75,10 +79,12 @@ class LLMReq:
 
     @property
     def is_idle(self) -> bool:
+        """True for an idle slot."""
         return self._req_id == UNSET
 
     @property
     def has_prefix(self) -> bool:
+        """True if the request begins with a shared prefix."""
         return self._prefix_id != UNSET
 
     def __repr__(self) -> str:
@@ -87,7 +93,7 @@ class LLMReq:
 
 
 def check_requests(llm_req: Any) -> list[LLMReq]:
-    """A request, or a list or tuple of them. Raises TypeError: it is neither."""
+    """Return a request, or a list or tuple of them, as a list. Raises TypeError if it is neither."""
     if isinstance(llm_req, LLMReq):
         return [llm_req]
     if not isinstance(llm_req, (list, tuple)):
@@ -97,7 +103,10 @@ def check_requests(llm_req: Any) -> list[LLMReq]:
 
 @dataclass(frozen=True, slots=True)
 class CapacityState:
-    """Whether a request can be cached, and how many tokens one request may have now, and might if nothing were cached."""
+    """The room for a request: if it can be cached, and the most tokens of one request.
+
+    ``free_tokens_num`` counts the room now, ``total_tokens_num`` the room if nothing were cached.
+    """
 
     is_available: bool
     free_tokens_num: int

@@ -1,4 +1,4 @@
-"""ModelRunner: the user's own model, awaited whether it is written to be awaited or not."""
+"""The ModelRunner: a user's model, awaited whether it is a coroutine function or not."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from aiodatadist.legacy.kv_cache import KvCache
 
 
 class ModelRunner:
-    """Base of the user's: overrides :meth:`run_model`, and the other two where that is of use.
+    """Base of users' models: override :meth:`run_model`, and the other two methods if they are useful.
 
     Each may be a plain function, which is called in a thread because it may block, or ``async def``.
     """
 
     def run_model(self, kv_cache: KvCache, input_tensors: Any, **kwargs: Any) -> Any:
-        """Run the model over ``kv_cache``; what it returns is what ``predict`` returns.
+        """Run the model over ``kv_cache``; ``predict`` returns the result.
 
         Args:
-            kv_cache: slot ``i`` belongs to the i-th request. On PROMPT it is made for this call; on DECODER it is always the
-                same one.
-            input_tensors, kwargs: as they were given to ``predict`` or ``preload_prompt_prefix``.
+            kv_cache: slot ``i`` belongs to the i-th request. On PROMPT it is made for this call; on DECODER it is
+                always the same one.
+            input_tensors, kwargs: as given to ``predict`` or ``preload_prompt_prefix``.
 
-        Nothing in here may keep ``kv_cache`` or arrays over it for longer than the call, on PROMPT. Where ``predict`` is
-        cancelled, ``async def`` is cancelled with it; a thread cannot be, and is waited for.
+        On PROMPT neither ``kv_cache`` nor arrays over it may be kept after the call. If ``predict`` is cancelled,
+        ``async def`` is cancelled with it; a thread cannot be cancelled, and is waited for.
         """
         raise NotImplementedError(f"{type(self).__name__} must override run_model()")
 
     def on_cache_allocated(self, kv_cache: KvCache) -> Any:
-        """The cache of a model on DECODER is there. What this raises ends ``add_model``, and the cache."""
+        """Take note of a model's cache on DECODER. An exception fails ``add_model``, and the cache is released."""
 
     def on_cache_deallocated(self, kv_cache: KvCache) -> Any:
-        """It is about to go. What this raises is logged."""
+        """Take note that the cache is about to be released. Exceptions from this are logged."""
 
 
 async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Await a function of the user's: a coroutine function here, any other in a thread, and what that returns if need be.
+    """Await a user's function: a coroutine function here, any other in a thread, and then its result if that is awaitable.
 
-    A cancellation is delivered when the function is over: until then it may touch the cache. A CancelledError that the
-    function raises by itself becomes a RuntimeError: the caller was not cancelled.
+    A cancellation is delivered once the function has returned: until then it may touch the cache. A CancelledError that
+    the function itself raises becomes a RuntimeError: the caller was not cancelled.
     """
 
     async def awaited(awaitable: Awaitable[Any]) -> Any:

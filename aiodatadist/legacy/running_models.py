@@ -1,4 +1,4 @@
-"""Calls that a finalize() ends, and waits for: a model must not run on memory that is given back."""
+"""Running calls of models. finalize() ends them and waits: a model must not run on memory that is released."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import anyio
 from aiodatadist.errors import LLMException, LLMStatusCode
 
 PATIENCE_SECONDS = 60.0
-"""Seconds that calls have to end, before finalize() goes on without them."""
+"""Seconds in which calls must end before finalize() continues without them."""
 
 
 class RunningModels:
-    """Those of one LLMDataDist that run a model, or wait for bytes on behalf of one."""
+    """The calls of one LLMDataDist that run a model, or wait for bytes on behalf of one."""
 
     def __init__(self) -> None:
         self._scopes: set[anyio.CancelScope] = set()
@@ -23,7 +23,10 @@ class RunningModels:
 
     @contextmanager
     def open(self, what: str) -> Iterator[None]:
-        """Around one call. Raises LLMException: ``LLM_ENGINE_FINALIZED``: before it, or meanwhile."""
+        """Run one call inside this context.
+
+        Raises LLMException with ``LLM_ENGINE_FINALIZED`` if the cluster was finalized before, or is meanwhile.
+        """
         if self._is_over:
             raise _finalized(what)
         scope = anyio.CancelScope()
@@ -39,7 +42,7 @@ class RunningModels:
             raise _finalized(what)
 
     async def end(self) -> bool:
-        """Cancel them all, and wait until they are over; False: some are not within ``PATIENCE_SECONDS`` seconds."""
+        """Cancel all calls and wait for their end; return False if some have not ended after ``PATIENCE_SECONDS``."""
         self._is_over = True
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + PATIENCE_SECONDS):
             while self._scopes:

@@ -1,4 +1,4 @@
-"""What v1 calls things: the same errors, with v1's status codes, and tasks that tell of them so."""
+"""Status codes of v1: the same errors with other codes, and tasks that report them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ V1: Final = {
     LLMStatusCode.LLM_TIMEOUT: LLMStatusCode.LLM_WAIT_PROCESS_TIMEOUT,
     LLMStatusCode.LLM_OUT_OF_MEMORY: LLMStatusCode.LLM_DEVICE_OUT_OF_MEMORY,
 }
-"""Statuses that v1 does not have, and what it says instead."""
+"""Statuses that v1 does not have, with those that it uses instead."""
 
 
 def v1_status(status: LLMStatusCode) -> LLMStatusCode:
+    """Return the status that v1 uses for this one."""
     return V1.get(status, status)
 
 
 def v1_error(error: LLMException) -> LLMException:
-    """The same error with v1's status."""
+    """Return the same error with v1's status."""
     status = v1_status(error.status_code)
     return error if status is error.status_code else error.with_status(status)
 
 
 @contextmanager
 def v1_errors() -> Iterator[None]:
-    """What is raised inside has v1's status."""
+    """Give v1's status to errors raised inside the context."""
     try:
         yield
     except LLMException as error:
@@ -40,28 +41,28 @@ def v1_errors() -> Iterator[None]:
 
 
 def busy(what: str, other: str, cluster_id: int) -> LLMException:
-    """A link does one thing at a time."""
+    """Return the error for a link that is in use: it does one thing at a time."""
     return LLMException(
         f"the link to cluster {cluster_id} is in use: {other}",
         status_code=LLMStatusCode.LLM_LINK_BUSY,
         peer=cluster_id,
         operation=what,
-        hint="try again when that is over",
+        hint="try again when that has ended",
     )
 
 
 class KvTask(StartedTask):
-    """A :class:`~aiodatadist.CacheTask` whose statuses are v1's: ``LLM_WAIT_PROCESS_TIMEOUT`` where that has ``LLM_TIMEOUT``.
+    """A :class:`~aiodatadist.CacheTask` with v1's statuses: ``LLM_WAIT_PROCESS_TIMEOUT`` instead of ``LLM_TIMEOUT``.
 
     Args:
-        ended: called when it has ended, before a caller that waits for it is told.
+        ended: called when it has ended, before its waiters are woken.
     """
 
     __slots__ = ()
 
     def __init__(self, task: CacheTask, ended: Callable[[], object] | None = None) -> None:
         super().__init__(task._operation, task.peer, task._transfer, task._check_here, task._about, task._origin)
-        task._is_told = True  # the caller has this one
+        task._is_told = True  # only this task's failure is reported if it is never retrieved
         if ended is not None:
             self._transfer.add_done_callback(lambda _: ended())
 

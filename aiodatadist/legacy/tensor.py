@@ -1,4 +1,4 @@
-"""Tensor: a tensor in memory of the host. numpy is needed only by who makes one of an array, or wants one as an array."""
+"""The Tensor: elements in host memory. numpy is needed only to make one from an array, or to see one as an array."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ class TensorDesc:
 
     @property
     def dtype(self) -> DataType:
+        """The element type."""
         return self._dtype
 
     @property
     def shape(self) -> list[int]:
+        """The shape, as a new list."""
         return list(self._shape)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all elements."""
         return math.prod(self._shape) * self._dtype.itemsize
 
     def __repr__(self) -> str:
@@ -49,17 +52,17 @@ class TensorDesc:
 
 
 class Tensor:
-    """Elements in memory of the host, and what they are. Its memory goes with it, unless it was made of an address.
+    """Elements in host memory, with their type and shape. The memory is freed with it, unless an address was given.
 
     Args:
-        data: a numpy array or another tensor, which is copied; or the address of ``tensor_desc``'s bytes, which have to stay
-            where they are. An array is C-contiguous, and as ``tensor_desc`` says if that is given; ``DT_BF16``
-            comes as uint16.
-        tensor_desc: needed with an address; without it an array says what it is.
+        data: a numpy array or another tensor, which is copied; or the address of ``tensor_desc``'s bytes, which must
+            stay in place. An array must be C-contiguous, and match ``tensor_desc`` if that is given; ``DT_BF16`` is
+            passed as uint16.
+        tensor_desc: needed with an address; an array describes itself.
 
     Raises:
-        TypeError, ValueError: an argument is none of these.
-        RuntimeError: the array's shape, element type or order is wrong.
+        TypeError, ValueError: if an argument is none of these.
+        RuntimeError: if the array's shape, element type or order is wrong.
     """
 
     def __init__(self, data: NDArray[Any] | Tensor | int, tensor_desc: TensorDesc | None = None) -> None:
@@ -76,7 +79,7 @@ class Tensor:
 
     @classmethod
     async def copied(cls, memory: Memory, tensor_desc: TensorDesc) -> Tensor:
-        """One of what is in this memory of the host, which may be freed then. If cancelled, it ends first."""
+        """Return a tensor with a copy of this host memory. If cancelled, the copy ends first."""
         made = cls.__new__(cls)
         made._desc, made._words = tensor_desc, None
         made._bytes = await in_thread(_copy_of, memory.address, tensor_desc.nbytes)
@@ -84,20 +87,21 @@ class Tensor:
 
     @staticmethod
     def from_tensor_tuple(tensor_tuple: tuple[int, int, list[int]]) -> Tensor:
-        """One over memory at an address: ``(address, number of the data type, shape)``."""
+        """Return a tensor over memory at an address: ``(address, number of the data type, shape)``."""
         address, dtype, shape = checks.instance(tensor_tuple, "tensor_tuple", tuple)
         return Tensor(address, TensorDesc(DataType(dtype), shape))
 
     @property
     def tensor_desc(self) -> TensorDesc:
+        """Element type and shape."""
         return self._desc
 
     def numpy(self, copy: bool = False) -> NDArray[Any]:
-        """As an array; without a copy of its elements, unless asked for one. ``DT_BF16`` is always copied, to float32.
+        """Return an array over the elements, or a copy if ``copy``. ``DT_BF16`` is always copied, to float32.
 
         Raises:
-            RuntimeError: it is of strings, which have to be copied.
-            FeatureNotEnabled: numpy is not installed.
+            RuntimeError: if it is of strings, which must be copied.
+            FeatureNotEnabled: if numpy is not installed.
         """
         np, desc = _numpy(), self._desc
         if desc.dtype is DataType.DT_STRING:
@@ -154,7 +158,7 @@ class Tensor:
 
 
 def _copy_of(address: int, nbytes: int) -> mmap.mmap:
-    """Fresh memory with a copy of these bytes; without the interpreter lock, and without clearing it first."""
+    """Return new memory with a copy of these bytes, made without the GIL and without clearing the memory first."""
     fresh = mmap.mmap(-1, nbytes)
     ctypes.memmove(ctypes.addressof(ctypes.c_char.from_buffer(fresh)), address, nbytes)
     return fresh

@@ -46,7 +46,7 @@ async def test_without_its_option_there_is_a_kv_cache_manager_and_no_other(extra
             "wait_register_mem_status": lambda: datadist.wait_register_mem_status(1),
         }
         for what, call in calls.items():
-            await refused(call, S.LLM_PARAM_INVALID, f"{what} is of the CacheManager mode")
+            await refused(call, S.LLM_PARAM_INVALID, f"{what} belongs to the CacheManager mode")
     finally:
         await datadist.finalize()
         await datadist.finalize()
@@ -67,7 +67,7 @@ async def test_with_its_option_it_is_the_front_doors(extra: dict[str, str]) -> N
             "check_capacity": lambda: datadist.check_capacity(1),
         }
         for what, call in calls.items():
-            await refused(call, S.LLM_PARAM_INVALID, f"{what} is of the KvCacheManager mode")
+            await refused(call, S.LLM_PARAM_INVALID, f"{what} belongs to the KvCacheManager mode")
         await refused(lambda: datadist.check_link_status(8), S.LLM_NOT_YET_LINK)
     finally:
         await datadist.finalize()
