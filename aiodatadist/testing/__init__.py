@@ -1,5 +1,8 @@
-"""What our tests use, for yours: linked clusters in one process, blocks whose contents say where they belong, faults of the
-device and of the network."""
+"""The tools of our tests, for yours.
+
+Linked clusters in one process, blocks whose contents say where they belong, and faults of the device and of the
+network.
+"""
 
 from aiodatadist.testing.faults import SoftHold, soft_counters, soft_fault, soft_faults_cleared, soft_hold
 from aiodatadist.testing.ledger import BlockLedger, BlockStamp, MisplacedError

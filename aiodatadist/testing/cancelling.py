@@ -1,4 +1,4 @@
-"""Cancel an operation at each of its awaits in turn."""
+"""Cancellation of an operation at each of its awaits in turn."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 
 
 class CancelAt:
-    """``await CancelAt(k, operation())`` cancels the current task when the operation suspends for the k-th time.
+    """An awaitable that cancels the current task when ``operation`` suspends for the k-th time.
+
+    Use it as ``await CancelAt(k, operation())``.
 
     Args:
-        cancel: how; for instance ``scope.cancel`` of an anyio cancel scope around it. By default the task itself.
+        cancel: how to cancel, for instance ``scope.cancel`` of an anyio cancel scope around it. By default the task is
+            cancelled.
 
     Attributes:
-        suspensions: how often it suspended. Below ``k``: it ended first, and nothing was cancelled.
+        suspensions: number of suspensions. If it is below ``k``, the operation ended first and nothing was cancelled.
     """
 
     def __init__(self, k: int, operation: Coroutine[Any, Any, Any], cancel: Callable[[], object] | None = None) -> None:
@@ -52,7 +55,7 @@ class CancelAt:
 
     @staticmethod
     def _rest(steps: Generator[Any, Any, Any], waited_for: Any) -> Generator[Any, Any, Any]:
-        """After the cancellation: pass everything through."""
+        """Pass everything through, after the cancellation."""
         while True:
             try:
                 sent = yield waited_for

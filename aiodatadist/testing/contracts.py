@@ -1,4 +1,4 @@
-"""Suites that every implementation of a contract has to pass. Subclass one in a test module, and say how to make yours."""
+"""Suites that every implementation of a contract must pass. Subclass one in a test module, with a way to make yours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE = 1 << 20
 
 
 class End:
-    """One end of a channel with a megabyte of registered device memory."""
+    """An end of a channel, with a megabyte of registered device memory."""
 
     def __init__(self, device: Device, transport: Transport) -> None:
         self.device = device
@@ -31,36 +31,38 @@ class End:
         self.region = Region(self.memory.address, SIZE, Placement.DEVICE)
 
     def fill(self, byte: int) -> None:
+        """Fill the memory with a byte."""
         self.memory.view()[:] = bytes([byte]) * SIZE
 
 
 def offers(name: str, ends: tuple[End, End]) -> tuple[ChannelOffer, ChannelOffer]:
-    """Of this process's own: names are the whole machine's, on which other processes run the same."""
+    """Return the offers of both ends, under a name with this process's id: names are valid on the whole machine."""
     both = (ends[0].transport.endpoint, ends[1].transport.endpoint)
     return ChannelOffer(f"{name}-{os.getpid()}", 0, both), ChannelOffer(f"{name}-{os.getpid()}", 1, both)
 
 
 def grid(local: End, remote: End, pairs: list[tuple[int, int]], nbytes: int) -> Grid:
-    """Pieces of ``nbytes`` at (local, remote) piece numbers of the two memories."""
+    """Return pieces of ``nbytes`` at (local, remote) piece numbers of the two memories."""
     index = array("Q", [a for a, _ in pairs]), array("Q", [b for _, b in pairs])
     bases = array("Q", [local.memory.address]), array("Q", [remote.memory.address])
     return Grid(*bases, *index, nbytes, nbytes, nbytes, nbytes)
 
 
 class TransportContract:
-    """What a :class:`~aiodatadist.transport.Transport` promises."""
+    """The promises of a :class:`~aiodatadist.transport.Transport`."""
 
     @abstractmethod
     def transport(self, device: Device) -> Transport:
-        """The transport under test."""
+        """Return the transport under test."""
 
     @staticmethod
     def can_call_off(device: Device) -> bool:
-        """The runtime stops waiting for a peer when it is told so. An NPU does not, nor does strict softnpu."""
+        """Return True if the runtime stops waiting for a peer when told to. Neither an NPU nor strict softnpu does."""
         return device.runtime.is_soft and device.runtime.soft_strictness == 0
 
     @asynccontextmanager
     async def ends(self) -> AsyncIterator[tuple[End, End]]:
+        """Open two devices, with a transport and registered memory each."""
         async with await Device.open(0) as first, await Device.open(1) as second:
             pair = End(first, self.transport(first)), End(second, self.transport(second))
             for byte, end in enumerate(pair, 1):
@@ -74,6 +76,7 @@ class TransportContract:
 
     @asynccontextmanager
     async def channels(self, name: str) -> AsyncIterator[tuple[End, End, Channel, Channel]]:
+        """Open two ends and a channel between them."""
         async with self.ends() as pair:
             opened: dict[int, Channel] = {}
 
@@ -91,6 +94,7 @@ class TransportContract:
 
     @staticmethod
     async def run(end: End, program: Program) -> Any:
+        """Run a program on a new stream, and return its transfer."""
         stream = end.device.open_stream("contract")
         try:
             transfer = stream.submit(program, 10)
@@ -158,7 +162,8 @@ class TransportContract:
         async with self.ends() as pair:
             both = offers("contract-cancelled", pair)
             seconds = 60 if self.can_call_off(pair[rank].device) else 1
-            with anyio.fail_after(20), anyio.move_on_after(0.1) as scope:  # a minute, if the wait did not end
+            # without the cancellation the wait takes a minute
+            with anyio.fail_after(20), anyio.move_on_after(0.1) as scope:
                 await pair[rank].transport.open_channel(both[rank], seconds)
             assert scope.cancelled_caught
             opened: list[Channel] = []

@@ -1,4 +1,4 @@
-"""softnpu's fault switches and counters, by name. They concern the whole process."""
+"""Fault switches and counters of softnpu, by name. They affect the whole process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def soft_fault(spec: str) -> None:
     """Arm faults: ``"HcclBatchGet:exec=507057@3"``, several separated by ``;``. softnpu.h has the grammar.
 
     Raises:
-        ParamInvalid: the spec cannot be read. Nothing was armed.
+        ParamInvalid: if the spec cannot be read. Nothing was armed.
     """
     if _softnpu().softnpu_fault(spec.encode()) != 0:
         raise ParamInvalid(f"softnpu does not understand the fault {spec!r}")
@@ -34,19 +34,19 @@ _numbers = itertools.count(1)
 
 
 class SoftHold:
-    """A place in which calls or tasks of softnpu stand still; see :func:`soft_hold`."""
+    """A place in which calls or tasks of softnpu wait; see :func:`soft_hold`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._arrivals = 0
 
     async def arrived(self, count: int = 1) -> None:
-        """Wait until ``count`` calls or tasks have come to stand here, counted from the beginning."""
+        """Wait until ``count`` calls or tasks have arrived here, counted from the beginning."""
         library = _softnpu()
         fd = library.softnpu_hold_arrivals(self._name.encode())
         if fd < 0:
             raise ParamInvalid(f"hold {self._name} has been released")
-        fd = os.dup(fd)  # softnpu closes its own when the hold is released, which must not meet a wait here
+        fd = os.dup(fd)  # softnpu closes its descriptor when the hold is released, perhaps during this wait
         try:
             while self._arrivals < count:
                 await anyio.wait_readable(fd)
@@ -55,28 +55,28 @@ class SoftHold:
             os.close(fd)
 
     def release(self) -> None:
-        """Let everything that stands here continue, and let later calls pass. Has no effect the second time."""
+        """Let everything that waits here continue, and let later calls pass. No effect the second time."""
         _softnpu().softnpu_hold_release(self._name.encode())
 
 
 @contextmanager
 def soft_hold(function: str, *, at: Literal["start", "half"] = "start", nth: int | None = 1) -> Iterator[SoftHold]:
-    """Make the ``nth`` call of ``function`` from now on stand still until the hold is released.
+    """Make the ``nth`` call of ``function`` from now on wait until the hold is released.
 
-    A test can so act in a state that it knows instead of sleeping: hold, wait for the arrival, act, release::
+    So a test can act in a known state instead of sleeping: hold, wait for the arrival, act, release::
 
         with soft_hold("HcclBatchGet", at="half") as hold:
             pull = manager.pull_blocks(...)
-            await hold.arrived()  # half of the bytes are here
+            await hold.arrived()  # half of the bytes have landed
             pull.cancel()
             hold.release()
 
-    An abort does not end a hold, as an abort does not end a copy that a device is in the middle of.
+    An abort does not end a hold, as it does not end a copy that a device has started.
 
     Args:
         function: the vendor's name of the function, for example ``"HcclBatchGet"`` or ``"aclrtStreamAbort"``.
-        at: ``"start"``: before a task moves its first byte, or before a call without a task does anything.
-            ``"half"``: when a task has moved about half of its bytes, and is committed to move some more.
+        at: ``"start"``: before a task moves its first byte, or before a call without a task does anything. ``"half"``:
+            when a task has moved about half of its bytes, and is committed to move some more.
         nth: which call from now on; None means every call.
 
     Raises:
@@ -92,7 +92,7 @@ def soft_hold(function: str, *, at: Literal["start", "half"] = "start", nth: int
 
 @contextmanager
 def soft_faults_cleared() -> Iterator[None]:
-    """Disarm all faults and release all holds afterwards."""
+    """Disarm all faults and release all holds at the end."""
     try:
         yield
     finally:
@@ -100,7 +100,7 @@ def soft_faults_cleared() -> Iterator[None]:
 
 
 def soft_counters() -> dict[str, int]:
-    """softnpu's counters: live objects, threads, bytes."""
+    """Return softnpu's counters: live objects, threads, bytes."""
     out = ffi.new("softnpu_counters *")
     _softnpu().softnpu_get_counters(out)
     return {name: getattr(out, name) for name, _ in ffi.typeof("softnpu_counters").fields}

@@ -1,4 +1,4 @@
-"""What each block of a cache has to hold: every byte says whose it is, and a ledger says what is expected."""
+"""The contents that each block of a cache must have: every byte names its owner, and a ledger has what is expected."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MAGIC = b"KVst"
 
 @dataclass(frozen=True, slots=True)
 class BlockStamp:
-    """Whose a block is, to the byte: its content is made of it alone.
+    """The origin of a block, from which all of its bytes are made.
 
     Attributes:
         owner: the cluster that wrote it.
-        generation: of its cache, which may be made anew under the same key.
-        tensor, block: where it was written.
+        generation: of its cache, which may be made again under the same key.
+        tensor, block: the place where it was written.
         version: how often the block was written before, in this generation.
     """
 
@@ -33,7 +33,7 @@ class BlockStamp:
     version: int = 0
 
     def content(self, nbytes: int) -> bytes:
-        """All of a block of so many bytes."""
+        """Return the contents of a block of this size."""
         check = zlib.crc32(struct.pack("<QIIII", *self._fields))
         owner, generation, tensor, block, version = self._fields
         unit = _UNIT.pack(_MAGIC, check, owner, generation, tensor, block, version)
@@ -45,12 +45,12 @@ class BlockStamp:
 
     @classmethod
     def read(cls, content: bytes | bytearray | memoryview) -> Self | None:
-        """The stamp of a whole block, of at least 32 bytes. None: it has none, or any byte of it is not of that stamp."""
+        """Return the stamp of a whole block of at least 32 bytes, or None if any byte does not belong to that stamp."""
         if len(content) < _UNIT.size:
             return None
         magic, _, *fields = _UNIT.unpack_from(content)
         stamp = cls(*fields)
-        is_whole = magic == _MAGIC and bytes(content) == stamp.content(len(content))  # bytes compare faster
+        is_whole = magic == _MAGIC and bytes(content) == stamp.content(len(content))  # as bytes, which compare faster
         return stamp if is_whole else None
 
     def __str__(self) -> str:
@@ -61,28 +61,29 @@ class BlockStamp:
 
 
 class MisplacedError(AssertionError):
-    """A block holds what it must not. The message says which, what it should hold, and what it does."""
+    """A block has wrong contents. The message names the block, what it should contain, and what it does contain."""
 
 
 RECLAIMED = 2**32 - 1
 """The generation of what :meth:`BlockLedger.reclaim` writes: no cache has it."""
 
 Expected = BlockStamp | int
-"""A stamp, or the checksum of bytes that may be anything and have to stay."""
+"""A stamp, or the checksum of arbitrary bytes that must not change."""
 
 
 class BlockLedger:
-    """The blocks of one cache, and what each has to hold.
+    """The blocks of one cache, and their expected contents.
 
-    Every block is in one of four states: *open*, since :meth:`begin`, when a transfer may write there and nothing is
-    expected; *stamped*, since :meth:`write` or :meth:`landed`; *settled*, since :meth:`settle`: a transfer failed and left
-    anything there, and from then on no byte changes; or *reclaimed*, since :meth:`reclaim`: the same, but its caller has
-    written there since, so that a late byte shows also where it is the same as one that came in time. :meth:`wrong` says
-    which blocks are not as they have to be, :meth:`strays` which of the reclaimed ones.
+    Every block is in one of four states. *Open*, since :meth:`begin`: a transfer may write there, and nothing is
+    expected. *Stamped*, since :meth:`write` or :meth:`landed`. *Settled*, since :meth:`settle`: a transfer failed and
+    left arbitrary bytes, and from then on no byte changes. *Reclaimed*, since :meth:`reclaim`: the same, but its caller
+    has written there since, so that a late byte shows even if it equals one that came in time. :meth:`wrong` lists
+    blocks with wrong contents, :meth:`strays` those among the reclaimed ones.
 
     Args:
-        cache: of memory that this process can address, and as long as it has it.
-        views: writable, over each tensor. By default made of the cache's addresses, which is for softnpu and for host memory.
+        cache: of memory that this process can address, for as long as it has the ledger.
+        views: writable views of each tensor. By default they are made of the cache's addresses, which works for softnpu
+            and for host memory.
     """
 
     def __init__(
@@ -97,10 +98,10 @@ class BlockLedger:
         self.blocks = range(cache.cache_desc.shape[0])
         self.tensors = range(cache.cache_desc.num_tensors)
         self.checked = 0
-        """Bytes that were compared so far."""
+        """Bytes compared so far."""
 
     def piece(self, tensor: int, block: int) -> memoryview:
-        """The bytes of a block in one tensor."""
+        """Return the bytes of a block in one tensor."""
         return self._views[tensor][block * self._stride : (block + 1) * self._stride]
 
     def write(self, blocks: Iterable[int], version: int = 0) -> None:
@@ -109,7 +110,7 @@ class BlockLedger:
             self.write_as(block, self._owner, block, version)
 
     def write_as(self, block: int, owner: int, source: int, version: int = 0) -> None:
-        """Stamp a block as another one's: what is computed again holds the same bytes."""
+        """Stamp a block as another cluster's: a block that is computed again has the same bytes."""
         for tensor in self.tensors:
             self._write((tensor, block), BlockStamp(owner, self._generation, tensor, source, version))
 
@@ -122,7 +123,7 @@ class BlockLedger:
         self._expected[place] = expected
 
     def begin(self, blocks: Iterable[int], tensors: range | None = None) -> None:
-        """A transfer may write into these blocks from now on."""
+        """Open these blocks: a transfer may write into them from now on."""
         for place in self._places(blocks, tensors):
             self._expected.pop(place, None)
             self._reclaimed.pop(place, None)
@@ -130,13 +131,13 @@ class BlockLedger:
     def landed(
         self, blocks: Sequence[int], owner: int, sources: Sequence[int], tensors: range | None = None
     ) -> list[BlockStamp]:
-        """A transfer of ``sources[i]`` to ``blocks[i]`` succeeded: look at every byte.
+        """Check every byte after a successful transfer of ``sources[i]`` to ``blocks[i]``.
 
         Returns:
             The stamp of each block, as it is in the first of the tensors.
 
         Raises:
-            MisplacedError: a block is not whole, is another one's, or its tensors are of different versions; or blocks are of
+            MisplacedError: if a block is damaged or another one's, its tensors have different versions, or blocks have
                 different generations.
         """
         return [self._landed(*pair, owner, tensors) for pair in zip(blocks, sources, strict=True)]
@@ -163,13 +164,15 @@ class BlockLedger:
         return stamp
 
     def settle(self, blocks: Iterable[int], tensors: range | None = None) -> None:
-        """A transfer into these blocks ended without success: whatever they hold stays from now on."""
+        """Settle these blocks after an unsuccessful transfer into them: their bytes must not change from now on."""
         for place in self._places(blocks, tensors):
             self._expect(place, zlib.crc32(self.piece(*place)))
 
     def reclaim(self, blocks: Iterable[int], tensors: range | None = None) -> None:
-        """These blocks are their caller's again, whatever became of a transfer into them: write them over, each time with
-        another content, and from then on no byte changes."""
+        """Give these blocks back to their caller, whatever the outcome of a transfer into them.
+
+        They are overwritten, each time with other contents, and from then on no byte changes.
+        """
         self._reclaims += 1
         for place in self._places(blocks, tensors):
             tensor, block = place
@@ -177,18 +180,18 @@ class BlockLedger:
             self._reclaimed[place] = None
 
     def strays(self, blocks: Iterable[int] | None = None) -> list[str]:
-        """Reclaimed blocks into which something was written, in words."""
+        """Describe the reclaimed blocks into which something was written."""
         places = self._reclaimed if blocks is None else self._places(blocks, None)
         return self._told(place for place in places if place in self._reclaimed)
 
     def settle_open(self) -> None:
-        """The same of all blocks that are open: nothing is under way, and no byte changes."""
+        """Settle all blocks that are open: nothing is running, and no byte changes."""
         for place in self._places(self.blocks, None):
             if place not in self._expected:
                 self._expect(place, zlib.crc32(self.piece(*place)))
 
     def wrong(self, blocks: Iterable[int] | None = None) -> list[str]:
-        """Blocks that do not hold what they have to, in words. Open ones are left out."""
+        """Describe the blocks that have wrong contents. Open ones are left out."""
         return self._told(self._places(self.blocks if blocks is None else blocks, None))
 
     def _told(self, places: Iterable[tuple[int, int]]) -> list[str]:
@@ -196,7 +199,7 @@ class BlockLedger:
         for place in places:
             expected = self._expected.get(place)
             if expected is not None and (words := self._unlike(place, expected)):
-                given_back = "it was given back, and written into: " if place in self._reclaimed else ""
+                given_back = "it was reclaimed, and then written into: " if place in self._reclaimed else ""
                 found.append(f"block {place[1]} of tensor {place[0]}: {given_back}{words}")
         return found
 
@@ -204,7 +207,7 @@ class BlockLedger:
         piece = self.piece(*place)
         self.checked += len(piece)
         if isinstance(expected, int):
-            return "" if zlib.crc32(piece) == expected else f"it was settled, and has changed: it {_pieces(piece)}"
+            return "" if zlib.crc32(piece) == expected else f"it was settled, and then changed: it {_pieces(piece)}"
         return "" if bytes(piece) == expected.content(len(piece)) else f"expected {expected}, but it {_pieces(piece)}"
 
     def _places(self, blocks: Iterable[int], tensors: range | None) -> Iterable[tuple[int, int]]:
@@ -212,7 +215,7 @@ class BlockLedger:
 
 
 def _pieces(piece: memoryview) -> str:
-    """What a block holds that is not whole: runs of units of the same stamp."""
+    """Describe the contents of a damaged block: runs of units of the same stamp."""
     runs: list[list[str | int]] = []
     for at in range(0, len(piece) - _UNIT.size + 1, _UNIT.size):
         magic, _, *fields = _UNIT.unpack_from(piece, at)

@@ -1,4 +1,4 @@
-"""Clusters with memory of their own, and two of them linked, in one process."""
+"""Clusters with memory, and two of them linked, in one process."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from aiodatadist.values.cluster_info import LLMClusterInfo
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheKey, LLMRole, Placement
 
 PAGE, HUGE_PAGE = 4096, 2 << 20
-"""Bytes. Where links can be over HCCS each tensor starts with a page, which is a huge one in larger memory; else they follow
-each other."""
+"""Bytes of a page. If links can be over HCCS each tensor starts with a page, in larger memory with a huge one."""
 
 
 @dataclass
@@ -31,14 +30,14 @@ class Cluster:
     memories: dict[int, Memory] = field(default_factory=dict)
 
     async def blocks(self, desc: CacheDesc, model_id: int | None = 0) -> Cache:
-        """Memory for a blocks cache, registered under a model id."""
+        """Allocate memory for a blocks cache, and register it under a model id."""
         memory, addresses = self._allocate(desc)
         key = None if model_id is None else BlocksCacheKey(self.datadist.cluster_id, model_id)
         cache = await self.datadist.cache_manager.register_blocks_cache(desc, addresses, key, True)
         return self._keep(cache, memory)
 
     async def contiguous(self, desc: CacheDesc, keys: Sequence[CacheKey] = ()) -> Cache:
-        """Memory for a contiguous cache, registered under keys."""
+        """Allocate memory for a contiguous cache, and register it under keys."""
         memory, addresses = self._allocate(desc)
         cache = await self.datadist.cache_manager.register_cache(desc, addresses, keys, True)
         return self._keep(cache, memory)
@@ -57,19 +56,20 @@ class Cluster:
         return cache
 
     def memory(self, cache: Cache) -> Memory:
+        """Return the memory of a cache."""
         return self.memories[cache.cache_id]
 
 
 @asynccontextmanager
 async def open_cluster(cluster_id: int, role: LLMRole = LLMRole.MIX, **options: Any) -> AsyncIterator[Cluster]:
-    """A cluster that listens on a free loopback port."""
+    """Open a cluster that listens on a free loopback port."""
     config = LLMConfig(**{"listen_ip_info": "127.0.0.1:0", **options})
     async with LLMDataDist(role, cluster_id, config) as datadist:
         yield Cluster(datadist)
 
 
 def cluster_info(cluster: Cluster) -> LLMClusterInfo:
-    """How to reach it."""
+    """Return the address at which peers can link to the cluster."""
     address = cluster.datadist.listen_address
     if address is None:
         raise AssertionError("this cluster does not listen")
@@ -79,7 +79,7 @@ def cluster_info(cluster: Cluster) -> LLMClusterInfo:
 
 
 def inside(of: Any) -> Engine:
-    """Return what an initialised cluster consists of: links, caches, the transport.
+    """Return the parts of an initialised cluster: links, caches, the transport.
 
     For tests of the library itself, which look at what its callers cannot see. Nothing of it is promised to stay.
 
@@ -87,7 +87,7 @@ def inside(of: Any) -> Engine:
         of: the cluster, one of ``aiodatadist.blocking``, a cache manager, or a service that has a cluster.
 
     Raises:
-        LLMException: it is not initialised, or finalized.
+        LLMException: if it is not initialised, or finalized.
     """
     if isinstance(of, LLMDataDist):
         return of._running()
@@ -100,7 +100,10 @@ def inside(of: Any) -> Engine:
 async def linked_pair(
     desc: CacheDesc, *, slots: bool = False, **options: Any
 ) -> AsyncIterator[tuple[Cluster, Cluster, Cache, Cache]]:
-    """A prompt (id 1) and a decoder (id 2) with a cache each, linked. ``slots``: contiguous caches, slot i has request i."""
+    """Open a prompt (id 1) and a decoder (id 2) with a cache each, and link them.
+
+    With ``slots`` the caches are contiguous, and slot i has request i.
+    """
     async with (
         open_cluster(1, LLMRole.PROMPT, device_id=0, **options) as prompt,
         open_cluster(2, LLMRole.DECODER, device_id=1, **options) as decoder,

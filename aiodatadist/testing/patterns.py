@@ -1,4 +1,4 @@
-"""Contents that name their place: a misplaced block says where it came from."""
+"""Contents that name their place: a misplaced block tells where it came from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiodatadist.values.descriptors import Cache
 
 
 def pattern(owner: int, tensor: int, piece: int, nbytes: int) -> bytes:
-    """``nbytes`` that stand for one block or slot of one tensor of one cluster."""
+    """Return ``nbytes`` that stand for one block or slot of one tensor of one cluster."""
     unit = struct.pack("<QIIQ", owner, tensor, piece, 0x5A5A5A5A5A5A5A5A)
     return (unit * (nbytes // len(unit) + 1))[:nbytes]
 
@@ -32,13 +32,13 @@ def stamp(memory: Memory, cache: Cache, owner: int) -> None:
 def verify(
     memory: Memory, cache: Cache, expected: Iterable[tuple[int, int, int, int]], owner: int | None = None
 ) -> None:
-    """Compare pieces byte by byte: ``(tensor, piece, owner, owner's piece)`` says whose pattern a piece holds.
+    """Compare pieces byte by byte: ``(tensor, piece, owner, owner's piece)`` says whose pattern a piece must have.
 
     Args:
-        owner: pieces that are not listed hold this cluster's own pattern. Without it they are not looked at.
+        owner: pieces that are not listed must have this cluster's own pattern. If None, they are not compared.
 
     Raises:
-        AssertionError: a piece holds something else. The message says which, and what it holds.
+        AssertionError: if a piece has other contents. The message names the piece and its contents.
     """
     stride = cache.cache_desc.stride
     places = {(tensor, piece): (whose, source) for tensor, piece, whose, source in expected}

@@ -1,4 +1,4 @@
-"""What every pool of :mod:`aiodatadist.context_caching` has to do, as suites.
+"""The promises of every pool of :mod:`aiodatadist.context_caching`, as suites.
 
 Subclass them in a test module, and say how to open your pool.
 """
@@ -25,27 +25,28 @@ from aiodatadist.testing.cancelling import CancelAt
 
 MIB = 1 << 20
 PATIENCE = 20.0
-"""Seconds that an engine which works may take."""
+"""Seconds that a working engine may take."""
 
 
 def soon() -> float:
+    """Return a deadline that a working engine meets."""
     return anyio.current_time() + PATIENCE
 
 
 def new_key(name: str = "a") -> PoolKey:
-    """A key that was not used before, with a distribute key of its own."""
+    """Return a key that was not used before, with its own distribute key."""
     return PoolKey("contract", uuid.uuid4().hex, name)
 
 
 def content(seed: int, nbytes: int) -> bytes:
-    """Bytes that say which value they are."""
+    """Return bytes that identify their value."""
     return random.Random(seed).randbytes(nbytes)
 
 
 async def store(
     pool: KVPool, keys: Sequence[PoolKey], values: Sequence[bytes], deadline: float | None = None
 ) -> list[PutStatus]:
-    """Put values; those for which there is no room are ``REJECTED``."""
+    """Put values, and return their statuses; values without room are ``REJECTED``."""
     stages = await pool.stage([len(value) for value in values], deadline=soon())
     fits = [i for i, stage in enumerate(stages) if stage is not None]
     taken = [stage for stage in stages if stage is not None]
@@ -59,7 +60,7 @@ async def store(
 
 
 async def fetch(pool: KVPool, keys: Sequence[PoolKey], sizes: Sequence[int]) -> list[bytes | GetStatus]:
-    """Get values as bytes, and give them back."""
+    """Return values as bytes, or the reason why there is none, and release them."""
     found: list[bytes | GetStatus] = []
     for value in await pool.get_many(keys, sizes, deadline=soon()):
         if isinstance(value, GetStatus):
@@ -72,20 +73,20 @@ async def fetch(pool: KVPool, keys: Sequence[PoolKey], sizes: Sequence[int]) -> 
 
 
 class PoolContract:
-    """What a :class:`~aiodatadist.context_caching.pools.contract.KVPool` promises.
+    """The promises of a :class:`~aiodatadist.context_caching.pools.contract.KVPool`.
 
     Attributes:
-        lendable: bytes that a pool under test can stage at once when nothing else is staged.
+        lendable: bytes that a pool under test can stage at once if nothing else is staged.
     """
 
     lendable: ClassVar[int] = 16 * MIB
 
     @abstractmethod
     def open_pool(self) -> AbstractAsyncContextManager[KVPool]:
-        """A pool, closed at the end. Pools that are opened one after the other may have the same values."""
+        """Return a context with an open pool. Pools that are opened one after the other may have the same values."""
 
     async def all_is_back(self, pool: KVPool) -> None:
-        """Nothing that was lent is missing, and the pool works."""
+        """Check that everything lent was released, and that the pool works."""
         stages = await pool.stage([MIB] * (self.lendable // MIB - 1), deadline=soon())
         try:
             assert all(stage is not None for stage in stages)
@@ -146,7 +147,7 @@ class PoolContract:
         async with self.open_pool() as pool:
             keys = [new_key(), new_key(), new_key()]
             await store(pool, keys[:2], [b"one", b"two"])
-            assert await fetch(pool, keys[:1], [3]) == [b"one"]  # has just been read, and goes nevertheless
+            assert await fetch(pool, keys[:1], [3]) == [b"one"]  # it has just been read, and is removed nevertheless
             assert await pool.remove_many([keys[0], keys[2]], deadline=soon()) == 1
             assert await pool.exists_many(keys, deadline=soon()) == [False, True, False]
             assert await fetch(pool, keys[:2], [3, 3]) == [GetStatus.MISS, b"two"]
@@ -270,7 +271,7 @@ class PoolContract:
                         break
                     assert await fetch(pool, [key], [300_000]) == [value], f"after {operation.__name__}, await {k}"
                 await self.all_is_back(pool)
-                await store(pool, [key], [value])  # where stages and values share memory it had to give way
+                await store(pool, [key], [value])  # if stages and values share memory, it was evicted
 
     async def test_what_timed_out_touches_no_memory_that_is_lent_later(self) -> None:
         seed = random.randrange(1 << 30)
@@ -328,11 +329,11 @@ class PoolContract:
 
 
 class FullPoolContract:
-    """What it does when there is no room."""
+    """The promises of a pool without room."""
 
     @abstractmethod
     def open_small_pool(self) -> AbstractAsyncContextManager[KVPool]:
-        """A pool with room for fewer than 40 values of a MiB, and for more than six."""
+        """Return a context with a pool that has room for more than six and fewer than 40 values of a MiB."""
 
     async def test_a_full_pool_evicts_or_rejects_and_never_fails(self) -> None:
         async with self.open_small_pool() as pool:
@@ -352,7 +353,7 @@ class FullPoolContract:
 
 
 async def _cancelled_at(k: int, operation: Callable[[], Coroutine[Any, Any, Any]], natively: bool) -> bool:
-    """Cancel it at its k-th await, by its task or by a scope. False: it has fewer."""
+    """Cancel an operation at its k-th await, by its task or by a scope. Return False if it has fewer awaits."""
     suspensions = 0
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Ports for servers that have to be told theirs."""
+"""Free ports, for servers that must be told theirs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ _given: set[int] = set()
 
 
 def own_range(first: int, end: int) -> range:
-    """The part of these ports that is this process's among the workers of a test run, of pytest-xdist's, or all of them."""
+    """Return the part of these ports that belongs to this worker of a test run with pytest-xdist, or all of them."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     place = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     return range(
         first + place % workers, end, workers
-    )  # a worker that is started for one that crashed has a higher number
+    )  # modulo, because the replacement of a crashed worker has a higher number
 
 
 def free_port() -> int:
-    """A port without a listener, that no outgoing connection will be given meanwhile, and that neither this process nor a
-    worker beside it gave before: who was given one may not listen yet, or be down and come back.
+    """Return a port without a listener, which neither this process nor a worker beside it has given away before.
+
+    No outgoing connection will use it. The user of a port may not listen yet, or be down and come back, so a free port
+    alone is not enough.
     """
     first = int(RANGE.read_text().split()[0])
-    ours = own_range(20_000, first)  # below, Mooncake takes some for itself
+    ours = own_range(20_000, first)  # lower ports are used by Mooncake
     while True:
         port = random.choice(ours) if first > 21_000 else 0
         try:

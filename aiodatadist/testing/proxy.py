@@ -33,17 +33,17 @@ from aiodatadist.testing.toxics import (
 )
 
 Direction = Literal["upstream", "downstream"]
-"""To the server, and to its client."""
+"""To the server, or to its client."""
 
 PIECE = 1 << 14
-"""Bytes that are taken from a connection at a time."""
+"""Bytes that are read from a connection at a time."""
 WAITING = 16
-"""Pieces of one direction that wait in the proxy; behind them the sender waits, as it would for a slow network."""
+"""Most pieces of one direction that wait in the proxy; then the sender waits, as it would for a slow network."""
 RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: what is closed is reset."""
+"""A value of SO_LINGER with which closing a socket resets the connection."""
 
 Piece = tuple[float, bytes]
-"""When it came, and what."""
+"""The time when a piece arrived, and its bytes."""
 ToxicT = TypeVar("ToxicT", bound=Toxic)
 
 
@@ -62,22 +62,24 @@ class _Added:
 
 
 class ChaosProxy:
-    """Listens on a free port of loopback, and connects each client to ``upstream``, under the toxics that are added::
+    """A listener on a free loopback port that connects each client to ``upstream``, under the toxics that are added.
+
+    Example::
 
         async with ChaosProxy(("127.0.0.1", port)) as proxy:
             ...                                      # link to proxy.address
             with proxy.under(Latency(0.2, jitter=0.1)):
                 ...
 
-    Toxics concern connections that are open as well as new ones, from the next piece on that arrives. Heartbeats and messages
-    of a link are two connections, which both go through. The blocks themselves do not: HCCL, or softnpu, moves them.
+    Toxics affect open connections as well as new ones, from the next piece on. Heartbeats and messages of a link are
+    two connections, which both go through the proxy. The blocks do not: HCCL, or softnpu, moves them.
 
     Args:
         upstream: host and port of the server.
-        seed: of jitter, slices, flipped bits, and what is lost, comes twice or late.
+        seed: of jitter, slices and flipped bits, and of the choice of pieces that are lost, repeated or late.
 
     Attributes:
-        upstream: may be changed when a server comes back elsewhere; new clients are connected there.
+        upstream: may be changed if a server comes back elsewhere; new clients are connected there.
         passed: bytes that went through.
     """
 
@@ -94,14 +96,14 @@ class ChaosProxy:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens. Raises RuntimeError: it is not open."""
+        """The address on which it listens. Raises RuntimeError if it is not open."""
         if self._address is None:
             raise RuntimeError("this ChaosProxy is not open: use async with")
         return self._address
 
     @property
     def connections(self) -> int:
-        """That are open."""
+        """Number of open connections."""
         return len(self._connections)
 
     async def __aenter__(self) -> Self:
@@ -121,20 +123,20 @@ class ChaosProxy:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Connections that are open are reset."""
+        """Stop listening, and reset open connections."""
         self._address = None
         await self._stack.__aexit__(kind, error, trace)
 
     # ---- what it does to connections ----
 
     def add(self, toxic: Toxic, direction: Direction | None = None) -> None:
-        """From now on. The same may be added twice; without a direction it is for both."""
+        """Add a toxic, to both directions by default. The same may be added twice."""
         directions: tuple[Direction, ...] = ("upstream", "downstream") if direction is None else (direction,)
         self._added.append(_Added(toxic, directions))
         self._changed.wake()
 
     def remove(self, toxic: Toxic) -> None:
-        """Once, if it is there."""
+        """Remove a toxic once, if it is there."""
         for each in self._added:
             if each.toxic == toxic:
                 self._added.remove(each)
@@ -143,7 +145,7 @@ class ChaosProxy:
 
     @contextmanager
     def under(self, *toxics: Toxic, direction: Direction | None = None) -> Iterator[None]:
-        """They are there inside."""
+        """Add toxics for the duration of the context."""
         for toxic in toxics:
             self.add(toxic, direction)
         try:
@@ -154,7 +156,7 @@ class ChaosProxy:
 
     @contextmanager
     def down(self) -> Iterator[None]:
-        """Open connections are reset, and new ones as soon as they are made."""
+        """Reset open connections, and new ones as soon as they are made, inside the context."""
         self._is_down = True
         self.reset()
         try:
@@ -163,28 +165,29 @@ class ChaosProxy:
             self._is_down = False
 
     def reset(self) -> None:
-        """End all connections that are open, with RST."""
+        """End all open connections with RST."""
         for connection in list(self._connections):
             connection.end(is_reset=True)
 
     def heal(self) -> None:
-        """Without toxics from now on."""
+        """Remove all toxics."""
         self._added.clear()
         self._changed.wake()
 
     # ---- for its connections ----
 
     def find(self, kind: type[ToxicT], direction: Direction) -> ToxicT | None:
-        """The last one of this kind."""
+        """Return the toxic of this kind that was added last, or None."""
         found = [each.toxic for each in self._added if direction in each.directions and isinstance(each.toxic, kind)]
         return found[-1] if found else None
 
     async def changed(self) -> None:
-        """Until toxics are added or removed."""
+        """Wait until toxics are added or removed."""
         await self._changed.wait()
 
     @property
     def chance(self) -> random.Random:
+        """The source of random numbers."""
         return self._chance
 
     async def _accept(self, listener: socket.socket, group: anyio.abc.TaskGroup) -> None:
@@ -218,17 +221,19 @@ class _Connection:
         self._proxy = proxy
         self._client, self._server = client, server
         self._scope = anyio.CancelScope()
-        self.is_reset = True  # unless it comes to a good end
+        self.is_reset = True  # unless both directions end in order
 
     def end(self, is_reset: bool) -> None:
+        """End the connection."""
         self.is_reset = is_reset
         self._scope.cancel()
 
     async def run(self, upstream: tuple[str, int]) -> None:
+        """Connect to the server, and pass bytes until the connection ends."""
         with self._scope:
             try:
                 await asyncio.get_running_loop().sock_connect(self._server, upstream)
-            except OSError:  # the client is told by RST
+            except OSError:  # the client sees an RST
                 return
             for each in (self._client, self._server):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -248,11 +253,11 @@ class _Connection:
             await flow.run()
         except _CutError as cut:
             self.end(cut.is_reset)
-        except OSError:  # one of the two is gone: the other one is told in the same way
+        except OSError:  # one end has gone: the other sees the same
             self.end(is_reset=True)
 
     async def _resetting(self) -> None:
-        """Until a ResetPeer is there for so long."""
+        """Reset the connection once a ResetPeer has been there for its seconds."""
         while True:
             toxic = self._proxy.find(ResetPeer, "upstream") or self._proxy.find(ResetPeer, "downstream")
             if toxic is None:
@@ -266,7 +271,7 @@ class _Connection:
 
 
 class Flow:
-    """One direction of a connection."""
+    """A direction of a connection."""
 
     def __init__(self, proxy: ChaosProxy, direction: Direction, source: socket.socket, sink: socket.socket) -> None:
         self._proxy = proxy
@@ -277,7 +282,7 @@ class Flow:
         self._sending = anyio.Lock()
 
     async def run(self) -> None:
-        """To the end of what the source sends. Raises _CutError, OSError: the connection is over."""
+        """Pass everything that the source sends. Raises _CutError or OSError if the connection ends."""
         send, receive = anyio.create_memory_object_stream[Piece](WAITING)
         failures: list[Exception] = []
         with send, receive:
@@ -314,14 +319,14 @@ class Flow:
                 await self._send_overtaken()
             if (slow := self._find(SlowClose)) is not None:
                 await anyio.sleep(slow.seconds)
-            with suppress(OSError):  # the sink was the first to go
+            with suppress(OSError):  # the sink has already gone
                 self._sink.shutdown(socket.SHUT_WR)
         except (OSError, _CutError) as error:
             failures.append(error)
         scope.cancel()
 
     async def _bring_back(self, failures: list[Exception], scope: anyio.CancelScope) -> None:
-        """What waits for the next piece, when there is no Reorder any more."""
+        """Send pieces that wait for the next one, once the Reorder is removed."""
         try:
             while True:
                 await self._proxy.changed()
@@ -346,7 +351,7 @@ class Flow:
             await anyio.sleep_until(arrived + max(0.0, latency.seconds + jitter))
 
     def lost_or_moved(self, data: bytes) -> list[bytes]:
-        """What arrives instead of this piece, in its order."""
+        """Return the pieces that arrive instead of this one, in order."""
         pieces = [] if self._hits(Drop) else [data, data] if self._hits(Repeat) else [data]
         if pieces and not self._overtaken and self._hits(Reorder):
             self._overtaken = pieces
@@ -364,7 +369,7 @@ class Flow:
             data = await self._send_slice(data)
 
     async def _held_back(self) -> None:
-        """While there is a Timeout. Raises _CutError: it was there for as long as it may be."""
+        """Wait while there is a Timeout. Raises _CutError after its seconds."""
         while (timeout := self._find(Timeout)) is not None:
             with anyio.move_on_after(timeout.seconds or None):
                 await self._proxy.changed()
@@ -372,7 +377,7 @@ class Flow:
             raise _CutError(is_reset=False)
 
     async def _send_slice(self, data: bytes) -> bytes:
-        """The rest that is still to be sent."""
+        """Send the first part of the data; return the rest."""
         slicer, bandwidth = self._find(Slicer), self._find(Bandwidth)
         size = len(data)
         if slicer is not None:
@@ -397,7 +402,7 @@ class Flow:
         return (int.from_bytes(piece, "little") ^ (1 << number)).to_bytes(len(piece), "little")
 
     def _limited(self, piece: bytes) -> bytes:
-        """As much of it as may still pass."""
+        """Return the part of a piece that may still pass."""
         limit = self._find(LimitData)
         if limit is None:
             self._limit = None

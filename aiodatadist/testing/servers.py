@@ -1,7 +1,7 @@
-"""Engines as processes of their own, on loopback, stopped by process id.
+"""Engines as child processes on loopback, stopped by process id.
 
-Redis listens on loopback only. Mooncake's processes, and every process that uses its client, so the test run, too, open ports
-on all addresses, whatever they are told, as long as the test lasts; no option of theirs changes that.
+Redis listens on loopback only. Mooncake's processes, and every process that uses its client, the test run included,
+open ports on all addresses as long as the test lasts, whatever their options are.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from aiodatadist.testing.ports import free_port
 T = TypeVar("T")
 
 PATIENCE = 20.0
-"""Seconds that a server has for getting ready."""
+"""Seconds in which a server must be ready."""
 MIB = 1 << 20
 
 
 def eventually(look: Callable[[], T | None], what: str) -> T:
-    """What ``look`` returns once it is true, looking less and less often. Blocks."""
+    """Return what ``look`` returns once that is true, polling at growing intervals. Blocks."""
     end, pause = time.monotonic() + PATIENCE, 0.005
     while True:
         try:
@@ -56,13 +56,14 @@ class Server(ABC):
 
     @abstractmethod
     def command(self) -> Sequence[str]:
-        """Binary and arguments."""
+        """Return the binary and its arguments."""
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """It answers. May raise OSError or ValueError instead of saying no."""
+        """Return True if it answers. May raise OSError or ValueError instead of returning False."""
 
     def start(self) -> None:
+        """Start the process, and wait until it is ready."""
         assert self._process is None
         process = subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
         self._process = process
@@ -76,33 +77,36 @@ class Server(ABC):
         eventually(look, f"{self.command()[0]} is ready")
 
     def signal(self, number: int) -> None:
+        """Send it a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
     def stop(self) -> None:
-        """SIGSTOP: it hangs, its sockets stay open. Returns when all of its threads do."""
+        """Stop it with SIGSTOP: it hangs, and its sockets stay open. Returns when all of its threads are stopped."""
         assert self._process is not None
         self.signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def go_on(self) -> None:
+        """Continue it with SIGCONT."""
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL; returns when it is gone. Does nothing if it is."""
+        """Kill it with SIGKILL, and wait for its end. Does nothing if it does not run."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
     def close(self) -> None:
+        """Kill it, and delete its log."""
         self.kill()
         self._log.close()
 
 
 @contextmanager
 def running(*servers: Server) -> Iterator[None]:
-    """Start them, and have them gone at the end."""
+    """Start the servers, and end them with the context."""
     with ExitStack() as stack:
         for server in servers:
             stack.callback(server.close)
@@ -115,7 +119,7 @@ def running(*servers: Server) -> Iterator[None]:
 
 
 class RedisServer(Server):
-    """One Redis server without persistence.
+    """A Redis server without persistence.
 
     Args:
         memory: bytes; when they are used up it evicts, or with ``policy="noeviction"`` refuses.
@@ -139,6 +143,7 @@ class RedisServer(Server):
 
     @property
     def url(self) -> str:
+        """The URL of a pool over this server."""
         return f"redis://127.0.0.1:{self.port}"
 
     def command(self) -> Sequence[str]:
@@ -160,7 +165,7 @@ class RedisServer(Server):
         return self.ask("PING").startswith((b"+PONG", b"-NOAUTH"))
 
     def ask(self, *words: str) -> bytes:
-        """One command over a connection of its own; the raw reply. Blocks."""
+        """Send one command over a new connection; return the raw reply. Blocks."""
         with socket.create_connection(("127.0.0.1", self.port), 2) as connection:
             connection.sendall(b"*%d\r\n" % len(words))
             for word in words:
@@ -172,6 +177,7 @@ class RedisServer(Server):
             return reply
 
     def cluster_port(self) -> str:
+        """Return the port for other servers of a cluster."""
         return self._options[self._options.index("--cluster-port") + 1]
 
     def close(self) -> None:
@@ -180,7 +186,7 @@ class RedisServer(Server):
 
 
 def make_cluster(servers: Sequence[RedisServer]) -> None:
-    """Share the slots evenly among servers that run; returns when all of them agree. What redis-cli would do."""
+    """Share the slots evenly among running servers, as redis-cli would; return when all of them agree."""
     step = -(-16384 // len(servers))
     for i, server in enumerate(servers):
         server.ask("CLUSTER", "ADDSLOTSRANGE", str(i * step), str(min((i + 1) * step, 16384) - 1))
@@ -198,7 +204,7 @@ def make_cluster(servers: Sequence[RedisServer]) -> None:
 
 @contextmanager
 def redis_cluster(memory: int = 256 * MIB) -> Iterator[list[RedisServer]]:
-    """Three servers."""
+    """Run a cluster of three servers."""
     servers = [RedisServer(memory, is_in_cluster=True) for _ in range(3)]
     with running(*servers):
         make_cluster(servers)
@@ -209,7 +215,7 @@ def redis_cluster(memory: int = 256 * MIB) -> Iterator[list[RedisServer]]:
 
 
 def binary(name: str) -> str:
-    """A program of the wheel itself: its console script would be a process more."""
+    """Return the path of a program in the wheel itself, because its console script would be one more process."""
     spec = importlib.util.find_spec("mooncake")
     assert spec is not None
     assert spec.submodule_search_locations
@@ -217,7 +223,7 @@ def binary(name: str) -> str:
 
 
 class MooncakeMaster(Server):
-    """The master. Fresh for every group of tests: keys that a dead process left are a trap for the one that comes next."""
+    """A master. Start a new one for every group of tests: keys that a dead process left confuse the next group."""
 
     def __init__(self, client_ttl: int = 3) -> None:
         super().__init__()
@@ -226,6 +232,7 @@ class MooncakeMaster(Server):
 
     @property
     def url(self) -> str:
+        """The URL of a pool with this master."""
         return f"mooncake://127.0.0.1:{self.port}?metrics={self.metrics}"
 
     def command(self) -> Sequence[str]:
@@ -239,10 +246,12 @@ class MooncakeMaster(Server):
             return bool(json.loads(self.ask("/health"))["service_ready"])
 
     def ask(self, path: str) -> str:
+        """Return the master's answer to an HTTP request. Blocks."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}{path}", timeout=2) as answer:
             return str(answer.read().decode())
 
     def segments(self) -> list[str]:
+        """Return the names of the segments that the master knows."""
         return self.ask("/get_all_segments").split()
 
 
@@ -250,7 +259,7 @@ class MooncakeLender(Server):
     """A process that lends memory to the pool, and does nothing else.
 
     Attributes:
-        segment: what the master calls its memory.
+        segment: the master's name for its memory.
     """
 
     def __init__(self, master: MooncakeMaster, memory: int = 256 * MIB) -> None:
@@ -285,6 +294,7 @@ class MooncakeLender(Server):
 
 
 def missing_redis() -> str:
+    """Return what is missing for a test with Redis, or nothing."""
     if shutil.which("redis-server") is None:
         return "redis-server is not installed: apt-get install redis-server"
     if any(importlib.util.find_spec(name) is None for name in ("redis", "xxhash")):
@@ -293,6 +303,7 @@ def missing_redis() -> str:
 
 
 def missing_mooncake() -> str:
+    """Return what is missing for a test with Mooncake, or nothing."""
     try:
         mooncake_store.load()
     except ImportError as error:

@@ -1,8 +1,8 @@
 """The demo's model: a small Llama-style decoder over bytes, in numpy.
 
-It is real where it matters for moving a KV cache: RMSNorm, rotary positions, grouped-query attention, a SwiGLU MLP,
-and a KV cache that lives in blocks of 16 tokens which only a block table makes into a sequence. It is not trained:
-the weights come from a seeded generator, so what it writes is gibberish, and the same gibberish every time.
+It is real where that matters for moving a KV cache: RMSNorm, rotary positions, grouped-query attention, a SwiGLU MLP,
+and a KV cache in blocks of 16 tokens, which only a block table makes into a sequence. It is not trained: the weights
+come from a seeded generator, so it writes gibberish, and the same gibberish every time.
 
 Pure arithmetic: it knows neither the library nor asyncio, and runs in whatever thread calls it.
 """
@@ -52,7 +52,7 @@ class ModelConfig:
         return 2 * self.layers
 
     def cache_shape(self, num_blocks: int) -> list[int]:
-        """Shape of each tensor of the KV cache."""
+        """Return the shape of each tensor of the KV cache."""
         return [num_blocks, BLOCK, self.kv_heads, self.head_dim]
 
     @property
@@ -76,7 +76,7 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Span:
-    """Where the tokens of one run stand: first position, blocks of the whole sequence, angles of the new positions."""
+    """The places of one run's tokens: first position, blocks of the whole sequence, angles of the new positions."""
 
     start: int
     table: NDArray[np.intp]
@@ -84,12 +84,12 @@ class _Span:
 
 
 def blocks_for(tokens: int) -> int:
-    """Number of KV blocks that hold so many tokens."""
+    """Return the number of KV blocks that hold this many tokens."""
     return -(-tokens // BLOCK)
 
 
 def empty_cache(config: ModelConfig, num_blocks: int) -> list[Array]:
-    """A KV cache of zeros in ordinary memory."""
+    """Return a KV cache of zeros in ordinary memory."""
     return [np.zeros(config.cache_shape(num_blocks), np.float32) for _ in range(config.num_tensors)]
 
 
@@ -145,7 +145,7 @@ class Model:
         return self._forward(tokens, start, cache, block_table, on_layer)
 
     def decode_step(self, token: int, position: int, cache: Cache, block_table: Sequence[int]) -> Array:
-        """Append ``token`` at ``position`` to the cached sequence; logits ``[VOCABULARY]`` for the one after it."""
+        """Append ``token`` at ``position`` to the cached sequence; return logits ``[VOCABULARY]`` for the one after it."""
         return self._forward([token], position, cache, block_table, None)
 
     def _forward(
@@ -195,13 +195,13 @@ class Model:
 
 
 def _gathered(blocks: Array, table: NDArray[np.intp]) -> Array:
-    """Blocks of one tensor in sequence order: ``[len(table) * BLOCK, kv_heads, head_dim]``."""
+    """Return the blocks of one tensor in sequence order: ``[len(table) * BLOCK, kv_heads, head_dim]``."""
     _, _, kv_heads, head_dim = blocks.shape
     return np.take(blocks, table, axis=0).reshape(-1, kv_heads, head_dim)
 
 
 def _attend(query: Array, keys: Array, values: Array, start: int) -> Array:
-    """Causal grouped-query attention.
+    """Return causal grouped-query attention.
 
     Args:
         query: ``[count, heads, head_dim]`` for positions ``start...``.
@@ -231,25 +231,25 @@ def _attend(query: Array, keys: Array, values: Array, start: int) -> Array:
 
 
 def _later(count: int) -> Array:
-    """``[count, count]``: 0 where a query may look, minus infinity at the tokens after it."""
+    """Return ``[count, count]``: 0 for tokens that a query may see, minus infinity for the tokens after it."""
     return np.triu(np.full((count, count), -np.inf, np.float32), 1)
 
 
 def _normed(x: Array) -> Array:
-    """RMSNorm with unit gain."""
+    """Return RMSNorm with unit gain."""
     normed: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(1e-5))
     return normed
 
 
 def _mlp(layer: _Layer, x: Array) -> Array:
-    """SwiGLU: ``(silu(x gate) * (x up)) down``."""
+    """Return SwiGLU: ``(silu(x gate) * (x up)) down``."""
     gate = x @ layer.gate
     swish: Array = gate / (1 + np.exp(-gate)) * (x @ layer.up)
     return swish @ layer.down
 
 
 def _rotation(config: ModelConfig, start: int, end: int) -> Array:
-    """Cosines and sines of the rotary angles: ``[2, end - start, 1, head_dim / 2]``."""
+    """Return cosines and sines of the rotary angles: ``[2, end - start, 1, head_dim / 2]``."""
     half = np.arange(config.head_dim // 2)
     angles = np.arange(start, end)[:, None, None] * config.rope_base ** (-half / half.size)
     return np.stack((np.cos(angles), np.sin(angles))).astype(np.float32)
@@ -263,7 +263,7 @@ def _rotated(heads: Array, rotation: Array) -> Array:
 
 
 def sample(logits: Array, seed: int, position: int, temperature: float = 0.8) -> int:
-    """The byte for ``position``, drawn from the printable ones; the same logits, seed and position give the same byte.
+    """Return the byte for ``position``, drawn from the printable ones. The same arguments give the same byte.
 
     Greedy choice would do, but an untrained model then repeats itself at once.
     """

@@ -1,4 +1,4 @@
-"""What a bad network does to a connection, in Toxiproxy's words; seconds and bytes instead of its milliseconds and KB."""
+"""Faults of a bad network, with Toxiproxy's names; in seconds and bytes instead of its milliseconds and KB."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from aiodatadist.errors import ParamInvalid
 
 
 def _at_least(what: object, name: str, value: float, least: float) -> None:
-    """Raises ParamInvalid: it is less, or no number."""
+    """Raise ParamInvalid if the value is less, or no number."""
     if not least <= value < math.inf:
-        raise ParamInvalid(f"{type(what).__name__}.{name} is {value}: must be a finite number from {least:g} on")
+        raise ParamInvalid(f"{type(what).__name__}.{name} is {value}: must be a finite number, at least {least:g}")
 
 
 @dataclass(frozen=True)
 class _OfAShare:
-    """Concerns this share of the pieces, from 0 to 1."""
+    """A toxic for this share of the pieces, from 0 to 1."""
 
     share: float = 1.0
 
@@ -28,7 +28,7 @@ class _OfAShare:
 
 @dataclass(frozen=True)
 class Latency:
-    """Each piece arrives later by ``seconds``, give or take up to ``jitter``; their order stays, and the bandwidth."""
+    """Each piece arrives ``seconds`` later, plus or minus up to ``jitter``. Order and bandwidth stay the same."""
 
     seconds: float
     jitter: float = 0.0
@@ -40,7 +40,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """No more than so many bytes per second, in each direction of each connection."""
+    """At most this number of bytes per second passes, in each direction of each connection."""
 
     bytes_per_second: float
 
@@ -50,7 +50,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Slicer:
-    """Data comes in slices of ``average`` bytes, give or take up to ``variation``, with ``seconds`` between two of them."""
+    """Data in slices of ``average`` bytes, plus or minus up to ``variation``, with ``seconds`` between two slices."""
 
     average: int
     variation: int = 0
@@ -60,15 +60,17 @@ class Slicer:
         _at_least(self, "average", self.average, 1)
         _at_least(self, "seconds", self.seconds, 0)
         if not 0 <= self.variation < self.average:
-            raise ParamInvalid(f"Slicer.variation is {self.variation}: must be from 0 to below average, {self.average}")
+            raise ParamInvalid(
+                f"Slicer.variation is {self.variation}: must be at least 0, and below average, {self.average}"
+            )
 
 
 @dataclass(frozen=True)
 class Timeout:
-    """Nothing gets through, and the connection stays open for ``seconds``; for ever with 0.
+    """A stalled network: nothing gets through, and the connection stays open for ``seconds``, or for ever with 0.
 
-    What comes meanwhile is held back, and goes on its way when this is removed, as after lost packets of TCP's. In Toxiproxy
-    it is lost, which no network does to a connection that goes on.
+    Data that comes meanwhile is held back, and passes when this is removed, as after lost TCP packets. In Toxiproxy it
+    is lost, which no network does to a connection that continues.
     """
 
     seconds: float = 0.0
@@ -79,7 +81,7 @@ class Timeout:
 
 @dataclass(frozen=True)
 class SlowClose:
-    """The end of a connection arrives later by ``seconds``."""
+    """The end of a connection arrives ``seconds`` later."""
 
     seconds: float
 
@@ -89,7 +91,7 @@ class SlowClose:
 
 @dataclass(frozen=True)
 class ResetPeer:
-    """Connections, also those that are open, are reset (RST) after ``seconds``."""
+    """Connections, open ones included, are reset (RST) after ``seconds``."""
 
     seconds: float = 0.0
 
@@ -99,7 +101,7 @@ class ResetPeer:
 
 @dataclass(frozen=True)
 class LimitData:
-    """A connection is closed when so many bytes have passed since this was added."""
+    """A connection is closed once this number of bytes has passed since this was added."""
 
     nbytes: int
 
@@ -108,23 +110,26 @@ class LimitData:
 
 
 class Corrupt(_OfAShare):
-    """One bit is flipped in this share of the pieces. Not in Toxiproxy."""
+    """Flipped bits: one bit in this share of the pieces. Not in Toxiproxy."""
 
 
 class Drop(_OfAShare):
-    """This share of the pieces does not arrive, and what comes behind them does. Not in Toxiproxy.
+    """Lost data: this share of the pieces does not arrive, but what follows them does. Not in Toxiproxy.
 
-    A piece is what was there when the proxy looked: mostly one message, as they are sent one by one; of a long one a part.
+    A piece is what the proxy read at once: mostly one message, because messages are sent one by one, or a part of a
+    long one.
     """
 
 
 class Repeat(_OfAShare):
-    """This share of the pieces, as of :class:`Drop`, arrives twice. Not in Toxiproxy."""
+    """Repeated data: this share of the pieces (see :class:`Drop`) arrives twice. Not in Toxiproxy."""
 
 
 class Reorder(_OfAShare):
-    """This share of the pieces, as of :class:`Drop`, arrives behind the next one, or when this is removed. Not in
-    Toxiproxy."""
+    """Reordered data: this share of the pieces (see :class:`Drop`) arrives behind the next one. Not in Toxiproxy.
+
+    If this is removed, a piece that waits for the next one arrives at once.
+    """
 
 
 Toxic = Latency | Bandwidth | Slicer | Timeout | SlowClose | ResetPeer | LimitData | Corrupt | Drop | Repeat | Reorder

@@ -1,4 +1,4 @@
-"""What callers cannot see, for tests of the library itself. Nothing of it is promised to stay.
+"""Internals that callers cannot see, for tests of the library itself. Nothing of it is promised to stay.
 
 One place knows the names of these attributes, so that a test says what it looks at.
 """
@@ -31,7 +31,7 @@ def wire_of(link: Link) -> Wire:
 
 
 def gather_until(wire: Wire, when: float) -> None:
-    """Let a wire gather messages until its loop's clock says so, whatever it has sent."""
+    """Let a wire gather messages until this time of its loop's clock, whatever it has sent."""
     wire._gathers_until = when
 
 
@@ -41,13 +41,13 @@ async def cut_link(link: Link) -> None:
 
 
 def transfers_of(holder: Any) -> Collection[Any]:
-    """Return what is under way on a link, or in a context cache."""
+    """Return the running transfers of a link, or of a context cache."""
     found: Collection[Any] = holder._transfers
     return found
 
 
 def transfer_of(task: Any) -> TransferCompletion:
-    """Return the transfer that a ``CacheTask`` tells of."""
+    """Return the transfer behind a ``CacheTask``."""
     found: TransferCompletion = task._transfer
     return found
 
@@ -67,7 +67,7 @@ def call_on_loop(service: Any, function: Callable[[], Any]) -> Any:
 
 
 def life_of(service: Any) -> Any:
-    """Return what an open service has on its event loop."""
+    """Return the state that an open service has on its event loop."""
     return service._running()
 
 
@@ -85,12 +85,12 @@ async def post_as(service: Any, peer: Any, message: Any) -> None:
 
 
 def pipeline_of(cache: ContextCache) -> Any:
-    """Return what moves the values of a context cache."""
+    """Return the pipeline that moves the values of a context cache."""
     return cache._pipeline
 
 
 def store_of(pool: Any) -> Any:
-    """Return what a pool keeps its values in."""
+    """Return the store in which a pool keeps its values."""
     return pool._store
 
 
@@ -109,7 +109,7 @@ def transport_of(registry: CacheRegistry) -> Transport:
 
 
 def registry_of(manager: CacheManager) -> CacheRegistry:
-    """Return what a cache manager keeps its caches in."""
+    """Return the registry in which a cache manager keeps its caches."""
     return manager._registry
 
 
@@ -117,17 +117,17 @@ def registry_of(manager: CacheManager) -> CacheRegistry:
 
 
 def inner_of(facade: Any) -> Any:
-    """Return what an object of ``aiodatadist.blocking`` calls on the event loop."""
+    """Return the awaitable object that an object of ``aiodatadist.blocking`` calls on the event loop."""
     return facade._inner
 
 
 def submissions_of(manager: Any) -> Any:
-    """Return what a cache manager of ``aiodatadist.blocking`` knows of submitted calls."""
+    """Return the submitted calls of a cache manager of ``aiodatadist.blocking``."""
     return manager._submissions
 
 
 def shared_thread() -> LoopThread | None:
-    """Return the thread that all users of the shared event loop have in common; None if there is no user."""
+    """Return the thread that all users of the shared event loop share; None if there is no user."""
     return shared_loop._shared.thread
 
 

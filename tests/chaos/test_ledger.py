@@ -90,7 +90,7 @@ def test_what_is_open_may_be_anything_and_what_is_settled_stays() -> None:
     assert books.wrong() == []
     views[0][BLOCK] ^= 1
     (words,) = books.wrong()
-    assert words.startswith("block 1 of tensor 0: it was settled, and has changed")
+    assert words.startswith("block 1 of tensor 0: it was settled, and then changed")
 
 
 def test_what_is_reclaimed_is_written_over_and_a_stray_byte_is_told_apart() -> None:
@@ -107,7 +107,7 @@ def test_what_is_reclaimed_is_written_over_and_a_stray_byte_is_told_apart() -> N
     views[0][BLOCK : 2 * BLOCK] = once[BLOCK : 2 * BLOCK]
     views[0][0] ^= 1
     (words,) = books.strays()
-    assert words.startswith("block 1 of tensor 0: it was given back, and written into: expected")
+    assert words.startswith("block 1 of tensor 0: it was reclaimed, and then written into: expected")
     assert books.strays([0, 2, 3]) == []
     assert set(books.wrong()) > {words}
     assert len(books.wrong()) == 2

@@ -280,10 +280,10 @@ async def test_the_end_of_the_proxy_resets_what_is_open() -> None:
     [
         (lambda: Latency(-1), "Latency.seconds is -1"),
         (lambda: Latency(1, float("nan")), "Latency.jitter is nan"),
-        (lambda: Bandwidth(0), "Bandwidth.bytes_per_second is 0: must be a finite number from 1 on"),
-        (lambda: Slicer(4, 4), "Slicer.variation is 4: must be from 0 to below average, 4"),
+        (lambda: Bandwidth(0), "Bandwidth.bytes_per_second is 0: must be a finite number, at least 1"),
+        (lambda: Slicer(4, 4), "Slicer.variation is 4: must be at least 0, and below average, 4"),
         (lambda: Corrupt(1.5), "Corrupt.share is 1.5: must be from 0 to 1"),
-        (lambda: Drop(-1), "Drop.share is -1: must be a finite number from 0 on"),
+        (lambda: Drop(-1), "Drop.share is -1: must be a finite number, at least 0"),
         (lambda: Repeat(2), "Repeat.share is 2: must be from 0 to 1"),
         (lambda: Reorder(2), "Reorder.share is 2: must be from 0 to 1"),
         (lambda: Timeout(float("inf")), "Timeout.seconds is inf"),
