@@ -69,7 +69,7 @@ async def test_without_it_memory_keeps_its_contents(monkeypatch: pytest.MonkeyPa
 
 async def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "yes")
-    with pytest.raises(ParamInvalid, match="AIODATADIST_DEBUG_MEMORY is 'yes': must be 1, 0 or nothing"):
+    with pytest.raises(ParamInvalid, match="AIODATADIST_DEBUG_MEMORY is 'yes': must be 1, 0 or empty"):
         async with open_cluster(1, **POOLS):
             pass
 

@@ -81,9 +81,7 @@ async def test_without_a_timeout_it_fails_at_once_and_does_not_pass_those_that_w
         half = await manager.allocate_cache(HALF)
         (waiter,) = await begun(manager.allocate_cache(ALL, timeout=30))
         for seconds in (None, 0):
-            with pytest.raises(
-                OutOfMemory, match="behind 1 that came before: first 2 x 16384 bytes for task 'caller 0'"
-            ):
+            with pytest.raises(OutOfMemory, match="behind 1 in line: first 2 x 16384 bytes for task 'caller 0'"):
                 await manager.allocate_cache(HALF, timeout=seconds)
         await manager.deallocate_cache(half)
         assert (await waiter).tensor_addrs

@@ -103,7 +103,7 @@ async def test_a_cache_that_was_given_back_is_not_used_and_its_memory_is_its_nex
             array[:] = 7
         del array
         before = manager.pool_usage()
-        with pytest.raises(CacheNotFound, match="is not known here"):
+        with pytest.raises(CacheNotFound, match="is unknown here"):
             await use(manager, gone, mine)
         assert manager.pool_usage() == before
         assert all((array == 7).all() for array in manager.arrays(heir))

@@ -1,6 +1,6 @@
-"""They mean something: caches and their keys, who uses them, and what a transfer of theirs moves.
+"""Caches: their keys, their users, and the bytes that their transfers move.
 
-``table`` holds this cluster's caches, ``catalogue`` what a peer offers, ``plan`` turns "these blocks of that cache" into a
-grid of byte ranges, ``task`` is the future that callers see. Promises: a cache in use is not given up, and a plan leaves
-neither end's memory. Refuses to know: sockets and devices.
+``table`` holds this cluster's caches, ``catalogue`` those that a peer offers. ``plan`` turns "these blocks of that
+cache" into a grid of byte ranges, and ``task`` is the future that callers see. It promises that a cache in use is not
+released, and that a plan leaves neither end's memory. It knows nothing of sockets and devices.
 """

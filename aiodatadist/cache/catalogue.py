@@ -1,4 +1,4 @@
-"""What we know of a peer's caches: those that it told us of, until it takes them back."""
+"""The known caches of a peer: those that it told us of, until it withdraws them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from aiodatadist.wire.messages import CacheEntry
 
 
 class RemoteCache:
-    """One of the peer's caches, which we hold: the peer does not give its memory on meanwhile.
+    """A cache of the peer's that we hold: the peer does not reuse its memory meanwhile.
 
-    ``uses`` counts our transfers that touch it. ``summing``: bytes whose checksums the peer is asked for now. Beyond its
-    limit questions would wait there, and keep others of this end waiting.
+    ``uses`` counts our transfers that touch it. ``summing`` limits the bytes for whose checksums the peer is asked now:
+    questions beyond it would wait there, and delay others of this end.
     """
 
     __slots__ = (
@@ -50,38 +50,40 @@ class RemoteCache:
         self.names: set[Name] = set()
         self.uses = 0
         self.is_withdrawn = False
-        self.is_of_other_type = False  # than a cache of this end, and the caller knows
+        self.is_of_other_type = False  # the data type differs from that of a cache here, which was reported once
         self._idle: anyio.Event | None = None
 
     def room_at(self, address: int) -> int:
-        """Bytes of a tensor that follow an address in it; 0 if it is in none."""
+        """Return the bytes of a tensor from an address in it on; 0 if no tensor contains the address."""
         nbytes = self.pieces * self.stride
         return max(
             (start + nbytes - address for start in self.addresses if start <= address < start + nbytes), default=0
         )
 
     def tensor_at(self, address: int) -> int:
-        """The number of the tensor that an address lies in; 0 if it is in none."""
+        """Return the number of the tensor that contains an address; 0 if none does."""
         nbytes = self.pieces * self.stride
         return next((i for i, start in enumerate(self.addresses) if start <= address < start + nbytes), 0)
 
     def use(self) -> None:
+        """Count a transfer that starts to use it."""
         self.uses += 1
 
     def release(self) -> None:
+        """Count a transfer that no longer uses it."""
         self.uses -= 1
         if not self.uses and self._idle is not None:
             self._idle.set()
 
     async def wait_idle(self) -> None:
-        """Until no transfer of this end touches it. For one waiter."""
+        """Wait until no transfer of this end uses it. For one waiter."""
         if self.uses:
             self._idle = anyio.Event()
             await self._idle.wait()
 
 
 class Catalogue:
-    """The peer's caches that we hold, by what they are called."""
+    """The caches of the peer that we hold, by name."""
 
     def __init__(self) -> None:
         self._caches: dict[int, RemoteCache] = {}
@@ -91,17 +93,18 @@ class Catalogue:
         return len(self._caches)
 
     def find(self, key: Key) -> tuple[RemoteCache, int] | None:
-        """The cache and the batch slot that a key names, as far as we know."""
+        """Return the cache and the batch slot that a key names, as far as we know."""
         found = self._names.get(name_of(key))
         if found is None or not isinstance(key, CacheKeyByIdAndIndex):
             return found
         return found[0], key.batch_index
 
     def get(self, cache_id: int) -> RemoteCache | None:
+        """Return the cache with this id, or None."""
         return self._caches.get(cache_id)
 
     def learn(self, entry: CacheEntry, name: Name | None = None, slot: int = 0) -> None:
-        """The peer told us of a cache, perhaps once more."""
+        """Add a cache, or another name of a known cache, of which the peer told us."""
         cache = self._caches.get(entry.cache_id)
         if cache is None:
             cache = self._caches[entry.cache_id] = RemoteCache(entry)
@@ -110,7 +113,7 @@ class Catalogue:
             cache.names.add(name)
 
     def withdraw(self, cache_id: int) -> RemoteCache | None:
-        """The peer takes it back: no new transfer of this end finds it."""
+        """Remove a cache that the peer withdraws, so that no new transfer of this end finds it; return it, or None."""
         cache = self._caches.pop(cache_id, None)
         if cache is not None:
             cache.is_withdrawn = True

@@ -1,8 +1,8 @@
-"""Checksums of pieces of this cluster's caches, beside the event loop and in bounded memory.
+"""Checksums of pieces of this cluster's caches, computed beside the event loop in bounded memory.
 
-Host memory is read where it is. Device memory is copied to the host through two windows of pinned memory, one of which is
-copied into while the other is summed; all transfers of a cluster share them, and the threads that sum. Peers take turns,
-window by window and slice by slice: the questions of one that asks for too much wait behind each other.
+Host memory is read in place. Device memory is copied to the host through two windows of pinned memory: one is filled
+while the other is summed. All transfers of a cluster share the windows and the summing threads. Peers take turns,
+window by window and slice by slice: if one asks for too much, its own questions wait behind each other.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from aiodatadist.values.descriptors import Placement
 from aiodatadist.values.grid import Grid, Side
 
 WINDOW_BYTES = 8 << 20
-"""Of device memory that is copied, and then summed, at a time: as much as a stream hands to its device at a time."""
+"""Bytes of device memory that are copied, and then summed, at a time: the most that a stream submits at once."""
 SLICE_BYTES = 16 << 20
-"""Of host memory that is summed between two looks at whether that is still wanted: 3 ms, where a thread's start takes 0.1."""
+"""Bytes of host memory summed between two checks for cancellation: 3 ms, while starting a thread takes 0.1 ms."""
 SMALL_BYTES = 64 << 10
-"""That are summed where they are asked for, in 10 us, or 0.1 ms by tables: to wake a thread and be woken takes as long."""
+"""Bytes summed on the event loop, in 10 us (0.1 ms with tables): waking a thread and being woken takes as long."""
 WINDOWS = 2
 THREADS = 2
-"""That sum: the two ends of a link are mostly two machines, and one thread sums faster than one device copies."""
+"""Summing threads: the ends of a link are mostly on two machines, and one thread sums faster than a device copies."""
 
 
 class _Staged:
-    """A part of a side that is on its way into a window."""
+    """A part of a side that is being copied into a window."""
 
     __slots__ = ("first", "side", "transfer", "window")
 
@@ -56,7 +56,7 @@ class _Staged:
 
 
 class Digester:
-    """Of one cluster, on its event loop. What it needs it takes when it is first asked."""
+    """The checksums of one cluster, on its event loop. It allocates what it needs on first use."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -64,27 +64,28 @@ class Digester:
         self._stream: Stream | None = None
         self._memory: Memory | None = None
         self._opening = anyio.Lock()
-        self._free: list[int] = []  # windows, by their addresses
-        self._line = FairQueue()  # for windows
+        self._free: list[int] = []  # addresses of free windows
+        self._line = FairQueue()  # transfers that wait for a window
         self._idle = THREADS
         self._thread_line = FairQueue()
         self._stuck: StuckError | None = None
 
     async def digests(self, entry: Entry, side: Side, peer: Hashable = None) -> array[int]:
-        """CRC-32C of each block of a side of this cache, over all its tensors in their order. ``peer``: in whose line.
+        """Return the CRC-32C of each block of a side of this cache, over all tensors in order.
 
-        The caller has leased the cache. If cancelled, this ends when nothing reads the memory any more.
+        The caller has leased the cache. ``peer`` names the line in which this waits. If cancelled, this ends once
+        nothing reads the memory any longer.
 
         Raises:
-            LLMException: the device could not copy, or there is no memory for a window.
-            StuckError: the device did not let go of a copy; the cache is poisoned.
+            LLMException: if the device could not copy, or there is no memory for a window.
+            StuckError: if the device did not release the memory of a copy; the cache is poisoned.
         """
         sums = array("I", bytes(4 * len(side.index)))
         if entry.placement is Placement.HOST:
             for first, part in side.parts(SLICE_BYTES):
                 await self._add(sums, first, part, peer)
         else:
-            if self._memory is None:  # else there is nothing to wait for: the lock would be a line for all peers
+            if self._memory is None:  # only then: the lock would put all peers into one line
                 await self._open()
             await self._add_staged(sums, entry, side.parts(WINDOW_BYTES), peer)
         return sums
@@ -103,7 +104,7 @@ class Digester:
             self._thread_line.call()
 
     def _thread(self) -> bool | None:
-        """One of the threads, if one is idle."""
+        """Return True and take a thread if one is idle, otherwise None."""
         if not self._idle:
             return None
         self._idle -= 1
@@ -128,7 +129,7 @@ class Digester:
     async def _add_staged(
         self, sums: array[int], entry: Entry, parts: Iterator[tuple[int, Side]], peer: Hashable
     ) -> None:
-        """While one part is summed, the next one is copied, if there is a window that no other transfer waits for."""
+        """Sum the parts; copy the next one meanwhile if there is a window that no other transfer waits for."""
         ahead: _Staged | None = None
         try:
             while (staged := ahead or await self._stage_next(entry, parts, peer)) is not None:
@@ -159,13 +160,13 @@ class Digester:
         return self._free.pop() if self._free else None
 
     def _stage(self, window: int, entry: Entry, first: int, side: Side) -> _Staged:
-        """Start to copy a part of a side; the cache is leased until the device let go."""
+        """Start to copy a part of a side. The cache stays leased until the device has released it."""
         assert self._stream is not None
         places = array("Q", range(window, window + len(side.addresses) * side.tensor_bytes, side.tensor_bytes))
         numbers = array("Q", range(len(side.index)))
         grid = Grid(
             places, side.addresses, numbers, side.index, side.nbytes, side.stride, side.nbytes, side.tail
-        )  # the tail is the last of each tensor: those behind it follow without a gap
+        )  # the last block of each tensor is its tail: the next tensor follows without a gap
         entry.lease()
         try:
             transfer = self._stream.submit(Program().copy(CopyKind.DEVICE_TO_HOST, grid), MAX_COPY_SECONDS)
@@ -185,12 +186,12 @@ class Digester:
             self._device.mark_stuck(region.address, region.nbytes)
 
     def _give_back(self, staged: _Staged) -> None:
-        """Its window, when the device let go of it."""
+        """Give its window back once the device has released it."""
         staged.transfer.add_done_callback(partial(self._let_go, staged.window))
 
     def _let_go(self, window: int, transfer: StreamTransfer) -> None:
         if transfer.state is TransferState.STUCK:
-            self._stuck = StuckError("the device did not let go of a copy that was to be summed")
+            self._stuck = StuckError("the device did not release a copy that was to be summed")
             self._device.mark_stuck(window, WINDOW_BYTES)
         else:
             self._free.append(window)
@@ -199,7 +200,7 @@ class Digester:
     # ---- the end ----
 
     async def aclose(self) -> None:
-        """Nothing is asked any more: wait until the device and the threads let go. The device frees the windows."""
+        """Wait until the device and the threads have released everything. The device frees the windows."""
         if self._threads is not None:
             await in_thread(self._threads.shutdown, gives_back=True)
         if self._stream is not None:

@@ -1,4 +1,4 @@
-"""Copies between caches of this cluster, on streams of their own."""
+"""Copies between caches of this cluster, on their own streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from aiodatadist.values.transfer_priority import TransferPriority
 
 
 class LocalCopies:
-    """Copies run one after the other, those that are critical beside them; each leases both of its caches."""
+    """The copies of one cluster. They run one after the other, critical ones beside them.
+
+    Each leases both of its caches.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -31,7 +34,7 @@ class LocalCopies:
         seconds: float = MAX_COPY_SECONDS,
         priority: TransferPriority = TransferPriority.NORMAL,
     ) -> StreamTransfer:
-        """Copy the grids' remote sides, in ``source``, to their local sides, in ``target``, within so many seconds."""
+        """Copy the grids' remote sides, in ``source``, to their local sides, in ``target``, within ``seconds``."""
         program = Program()
         for grid in grids:
             program.copy(CopyKind(2 * source.placement + target.placement), grid)
@@ -57,7 +60,7 @@ class LocalCopies:
             self._device.mark_stuck(region.address, region.nbytes)
 
     async def aclose(self) -> None:
-        """Cancel what is left and wait until the device let go."""
+        """Cancel remaining copies, and wait until the device has released the memory."""
         async with AsyncExitStack() as stack:
             for stream in self._streams.values():
                 stack.push_async_callback(stream.aclose)

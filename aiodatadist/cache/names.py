@@ -1,4 +1,4 @@
-"""What a cache, or a batch slot of one, is called: the keys that callers use, without the cluster."""
+"""Names of caches and of their batch slots: the keys that callers use, without the cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiodatadist.values.descriptors import BlocksCacheKey, CacheKey, CacheKeyByI
 
 @dataclass(frozen=True, slots=True)
 class AddressKey:
-    """Names a cache by an address in one of its tensors, as upstream's ``TransferConfig`` does."""
+    """The key of a cache by an address in one of its tensors, as in upstream's ``TransferConfig``."""
 
     cluster_id: int
     address: int
@@ -20,7 +20,7 @@ Key = BlocksCacheKey | CacheKey | CacheKeyByIdAndIndex | AddressKey
 
 
 class Name(NamedTuple):
-    """``kind`` is a name space of its own: ids of requests and of prefixes do not meet."""
+    """The name of a cache or slot. Each ``kind`` has its own name space, so that ids of different kinds do not collide."""
 
     kind: Literal["blocks", "request", "prefix", "id", "address"]
     id: int
@@ -28,7 +28,7 @@ class Name(NamedTuple):
 
 
 def name_of(key: Key) -> Name:
-    """The name under which the owner finds it. The batch index of an id is not part of it."""
+    """Return the name by which the owner finds it. The batch index of an id is not part of the name."""
     if isinstance(key, BlocksCacheKey):
         return Name("blocks", 0, key.model_id)
     if isinstance(key, CacheKeyByIdAndIndex):

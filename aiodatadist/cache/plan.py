@@ -1,7 +1,7 @@
-"""From "these blocks of that cache" to a grid of byte ranges. Pure; every rule that two caches' geometry has is here.
+"""The way from "these blocks of that cache" to a grid of byte ranges. Pure; all rules on two caches' geometry are here.
 
-Plans are made from source to destination, whichever of the two is at hand: in the grids the destination is the local side.
-A caller that has the source at hand uses :meth:`~aiodatadist.values.grid.Grid.mirrored`.
+Plans are made from source to destination, whichever of the two is here: in the grids the destination is the local side.
+A caller that has the source uses :meth:`~aiodatadist.values.grid.Grid.mirrored`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 def plan(
     selection: Selection, source: Geometry, target: Geometry, src_slot: int | None = None, dst_slot: int | None = None
 ) -> Grid:
-    """Where the bytes of a selection are at either end: the one place that chooses how they are cut.
+    """Return the places of a selection's bytes at both ends. Only this function chooses how they are cut.
 
     Args:
-        src_slot, dst_slot: the slot at the end that a key names, instead of the selection's.
+        src_slot, dst_slot: the slot that a key names at that end, instead of the selection's.
 
     Raises:
-        ParamInvalid: the two caches, or the caches and the selection, do not fit together.
+        ParamInvalid: if the caches do not fit each other or the selection.
     """
     src_slot = selection.src_slot if src_slot is None else src_slot
     dst_slot = selection.dst_slot if dst_slot is None else dst_slot
@@ -46,10 +46,10 @@ def plan(
 
 
 def target_side(selection: Selection, target: Geometry, nbytes: int) -> Side:
-    """What a plan for these two would have as its local side, where the source is not known but by how many bytes came.
+    """Return the local side that a plan for these would have, if all that is known of the source is the number of bytes.
 
     Raises:
-        ParamInvalid: so many bytes do not fit the selection.
+        ParamInvalid: if this number of bytes does not fit the selection.
     """
     tensors = selection.layers.of_target(target)
     addresses, blocks = target.addresses[tensors.start : tensors.stop], selection.dst_blocks
@@ -73,14 +73,14 @@ def target_side(selection: Selection, target: Geometry, nbytes: int) -> Side:
 
 
 def want_slot_there(remote: RemoteCache, slot: int) -> RemoteCache:
-    """Raises CacheNotFound: a slot that the peer's cache does not have is no cache at all."""
+    """Return the peer's cache. Raises CacheNotFound if it has no such slot: then the key names no cache at all."""
     if slot >= (1 if remote.blocks else remote.pieces):
         raise CacheNotFound(f"the peer's cache {remote.cache_id} has no batch index {slot}: it has {remote.pieces}")
     return remote
 
 
 def _tensors(source: Geometry, target: Geometry, layers: Layers) -> tuple[array[int], array[int]]:
-    """The tensor addresses of both ends, paired: destination, source."""
+    """Return the tensor addresses of both ends, paired: destination, source."""
     src, dst = layers.of_source(source), layers.of_target(target)
     if len(src) != len(dst):
         raise ParamInvalid(f"{len(src)} source tensors for {len(dst)} destination tensors: they must be as many")
@@ -88,14 +88,14 @@ def _tensors(source: Geometry, target: Geometry, layers: Layers) -> tuple[array[
 
 
 def check_below(values: array[int], limit: int, name: str, whose: str) -> None:
-    """Raises ParamInvalid: a block number is not below the number of blocks."""
+    """Raise ParamInvalid if a block number is not below the number of blocks."""
     at = ring.ring_first_outside(ffi.from_buffer("uint64_t[]", values), len(values), limit)
     if at < len(values):
         raise ParamInvalid(f"{name}[{at}] is {values[at]}: the {whose} cache has {limit} blocks")
 
 
 def check_once(values: array[int], name: str) -> None:
-    """Raises ParamInvalid: a destination is named twice. One of the two sources would be lost, and nothing says which."""
+    """Raise ParamInvalid if a destination is named twice: one of the two sources would be lost, without a trace."""
     table = ffi.new("uint32_t[]", 4 * len(values))
     at = ring.ring_first_repeated(ffi.from_buffer("uint64_t[]", values), len(values), table)
     if at < len(values):
@@ -114,7 +114,7 @@ def _want_kind(cache: Geometry, blocks: bool, whose: str) -> None:
 def blocks_to_blocks(
     source: Geometry, target: Geometry, src: Sequence[int], dst: Sequence[int], layers: Layers
 ) -> Grid:
-    """Block ``src[i]`` of the source goes to block ``dst[i]`` of the destination."""
+    """Return the grid in which block ``src[i]`` of the source goes to block ``dst[i]`` of the destination."""
     _want_kind(source, True, "source")
     _want_kind(target, True, "destination")
     stride = target.stride
@@ -133,7 +133,7 @@ def blocks_to_blocks(
 
 
 def parts_to_parts(source: Geometry, target: Geometry, selection: Selection, parts: BlockParts) -> Grid:
-    """Parts of the source's blocks go to parts of the destination's."""
+    """Return the grid in which parts of the source's blocks go to parts of the destination's."""
     fro = _numbered(source, selection.src_blocks, parts.src, parts.nbytes, "source")
     check_once(selection.dst_blocks, "dst_blocks")
     to = _numbered(target, selection.dst_blocks, parts.dst, parts.nbytes, "destination")
@@ -143,14 +143,14 @@ def parts_to_parts(source: Geometry, target: Geometry, selection: Selection, par
 
 
 def _numbered(cache: Geometry, blocks: array[int], parts: Sequence[int], nbytes: int, whose: str) -> array[int]:
-    """Parts that are numbered through some blocks, as they are numbered through the cache."""
+    """Return the numbers within the cache of parts that are numbered within some of its blocks."""
     _want_kind(cache, True, whose)
     if cache.stride % nbytes:
         raise ParamInvalid(f"a block of the {whose} has {cache.stride} bytes: that is no multiple of a part's {nbytes}")
     name, each = ("src" if whose == "source" else "dst"), cache.stride // nbytes
     check_below(blocks, cache.pieces, f"{name}_blocks", whose)
     found = array("Q", parts)
-    limit = min(len(blocks) * each, 2**64 - 1)  # a peer may say that its blocks are as large as memory
+    limit = min(len(blocks) * each, 2**64 - 1)  # capped, because a peer may claim blocks of any size
     at = ring.ring_first_outside(ffi.from_buffer("uint64_t[]", found), len(found), limit)
     if at < len(found):
         raise ParamInvalid(f"parts.{name}[{at}] is {found[at]}: {len(blocks)} blocks of {each} parts are named")
@@ -161,7 +161,7 @@ def _numbered(cache: Geometry, blocks: array[int], parts: Sequence[int], nbytes:
 
 
 def slot_to_blocks(source: Geometry, slot: int, target: Geometry, dst: Sequence[int], layers: Layers) -> Grid:
-    """A batch slot of a contiguous cache is cut into chunks that go to the blocks ``dst``."""
+    """Return the grid in which a batch slot of a contiguous cache is cut into chunks that go to the blocks ``dst``."""
     _want_kind(source, False, "source")
     _want_kind(target, True, "destination")
     _want_slot(source, slot, "source")
@@ -196,7 +196,10 @@ def slot_to_slot(
     src_offset: int = 0,
     dst_offset: int = 0,
 ) -> Grid:
-    """``nbytes`` of a batch slot of one contiguous cache go to a slot of another, from an offset in either."""
+    """Return the grid in which ``nbytes`` of one contiguous cache's slot go to a slot of another.
+
+    Each end may have an offset.
+    """
     _want_kind(source, False, "source")
     _want_kind(target, False, "destination")
     _want_slot(source, src_slot, "source")
@@ -214,7 +217,7 @@ def slot_to_slot(
 
 
 def inside(cache: Geometry, pairs: Mapping[int, Sequence[int]]) -> Grid:
-    """Within one blocks cache: block ``src`` goes to each block of ``pairs[src]``."""
+    """Return the grid in which block ``src`` of one blocks cache goes to each block of ``pairs[src]``."""
     src = [source for source, targets in pairs.items() for _ in targets]
     dst = [target for targets in pairs.values() for target in targets]
     return blocks_to_blocks(cache, cache, src, dst, Layers())

@@ -1,4 +1,4 @@
-"""A memory pool: one allocation of the device, or of the host, cut into pages."""
+"""A memory pool: one allocation of the device or the host, cut into pages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["PagePool", "PoolConfig", "PoolUsage"]
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """Bytes of a pool. ``largest`` is the largest piece to be had; ``pinned`` what transfers or peers may touch now.
+    """Bytes of a pool. ``largest`` is the largest free piece; transfers use, or peers may touch, ``pinned`` bytes.
 
-    ``withheld`` is the part of ``pinned`` into which a peer may still write that was stopped in the middle of it and lost its
-    link. It is not given on before that peer's process goes on, or ends.
+    ``withheld`` is the part of ``pinned`` into which a peer may still write that was stopped while it wrote and lost
+    its link. It is not reused until that peer's process has continued or ended.
     """
 
     total: int
@@ -28,18 +28,19 @@ class PoolUsage:
 
 
 class PagePool:
-    """Whole pages: the smallest extent that is large enough is cut, neighbours are joined when they are freed.
+    """A pool of whole pages: the smallest sufficient extent is cut, and neighbours are joined when they are freed.
 
-    Pure arithmetic: it hands out addresses and touches none. Free extents are known by their first page and by the page
-    behind them, so that joining looks at two; and they are sorted by length, so that finding one takes a binary search.
+    Pure arithmetic: it hands out addresses and touches none. Free extents are indexed by their first page and by the
+    page behind them, so that joining looks at two. They are also sorted by length, so that finding one takes a binary
+    search.
 
     Args:
-        name: how the messages call the pool.
+        name: the pool's name in messages.
         base: address of its first byte.
-        config: how large the pool and a page are.
-        pinned: says how many bytes transfers use now, and how many of them are withheld; asked only for :meth:`usage` and
-            the message of a failure.
-        oldest_pin: says in words what has been pinned the longest, or nothing; asked only for the message of a failure.
+        config: size of the pool and of a page.
+        pinned: returns the bytes that transfers use now, and how many of them are withheld; asked only for
+            :meth:`usage` and the message of a failure.
+        oldest_pin: returns what has been pinned for longest, in words; asked only for the message of a failure.
     """
 
     def __init__(
@@ -56,18 +57,19 @@ class PagePool:
         self._pages = self._free_pages = config.pages
         self._pinned = pinned
         self._oldest_pin = oldest_pin
-        self._used: dict[int, int] = {}  # first page: pages
+        self._used: dict[int, int] = {}  # number of pages by first page
         self._free: dict[int, int] = {}
-        self._ends: dict[int, int] = {}  # page behind a free extent: its first page
+        self._ends: dict[int, int] = {}  # first page of a free extent by the page behind it
         self._by_size: list[tuple[int, int]] = []  # (pages, first page) of the free extents, sorted
         self._add(0, self._pages)
 
     def allocate(self, nbytes: int) -> int:
-        """The address of ``nbytes``, rounded up to pages; a whole number of pages from ``base``.
+        """Return the address of ``nbytes``, rounded up to pages; its distance from ``base`` is a whole number of pages.
 
         Raises:
-            ParamInvalid: ``nbytes`` is not at least 1.
-            OutOfMemory: no extent is large enough. The message names free, largest and pinned bytes, and the oldest pin.
+            ParamInvalid: if ``nbytes`` is below 1.
+            OutOfMemory: if no extent is large enough. The message has the free, largest and pinned bytes, and the
+                oldest pin.
         """
         address = self._take(nbytes)
         if address is None:
@@ -75,9 +77,9 @@ class PagePool:
         return address
 
     def take_all(self, nbytes: int, count: int) -> list[int] | None:
-        """The addresses of ``count`` allocations of ``nbytes`` each; None where there is no room for all, and none was taken.
+        """Return the addresses of ``count`` allocations of ``nbytes`` each, or None if they do not all fit.
 
-        Raises ParamInvalid: ``nbytes`` is not at least 1.
+        In that case nothing is taken. Raises ParamInvalid if ``nbytes`` is below 1.
         """
         addresses: list[int] = []
         while len(addresses) < count:
@@ -105,10 +107,10 @@ class PagePool:
         return self.base + first * self.page
 
     def free(self, address: int) -> None:
-        """Give an allocation back.
+        """Free an allocation.
 
         Raises:
-            InternalError: no allocation begins there, or not any more. Nothing is changed.
+            InternalError: if no allocation begins there, or no longer. Nothing is changed.
         """
         first, inside = divmod(address - self.base, self.page)
         if inside or first not in self._used:
@@ -123,21 +125,25 @@ class PagePool:
         self._add(first, pages)
 
     def room_for(self, nbytes: int) -> int:
-        """How many allocations of ``nbytes`` each there is room for now."""
+        """Return how many allocations of ``nbytes`` each fit now."""
         pages = -(-nbytes // self.page)
         return sum(length // pages for length, _ in self._by_size)
 
     def could_hold(self, nbytes: int, count: int) -> bool:
-        """Whether so many allocations of ``nbytes`` each fit when nothing else is allocated."""
+        """Return True if this many allocations of ``nbytes`` each fit into the empty pool."""
         return -(-nbytes // self.page) * count <= self._pages
 
     def usage(self) -> PoolUsage:
-        """How full it is now."""
-        largest = max((pages for pages, _ in self._by_size[-1:]), default=0)  # other threads ask, too
+        """Return the usage of the pool now."""
+        # a slice, because other threads call this, too
+        largest = max((pages for pages, _ in self._by_size[-1:]), default=0)
         return PoolUsage(self._pages * self.page, self._free_pages * self.page, largest * self.page, *self._pinned())
 
     def no_room(self, nbytes: int, count: int = 1, but: str = "") -> OutOfMemory:
-        """What is raised where ``count`` allocations of ``nbytes`` each cannot be had. ``but``: what else there is to say."""
+        """Return the error for ``count`` allocations of ``nbytes`` each that do not fit.
+
+        ``but`` is appended to the message.
+        """
         now = self.usage()
         what = f"{nbytes} bytes do" if count == 1 else f"{count} x {nbytes} bytes do"
         return OutOfMemory(
@@ -155,7 +161,7 @@ class PagePool:
         insort(self._by_size, (pages, first))
 
     def _remove(self, first: int) -> int:
-        """Forget a free extent; returns its pages."""
+        """Remove a free extent from the index; return its pages."""
         pages = self._free.pop(first)
         del self._ends[first + pages]
         del self._by_size[bisect_left(self._by_size, (pages, first))]
@@ -165,4 +171,4 @@ class PagePool:
 def _withheld(now: PoolUsage) -> str:
     if not now.withheld:
         return ""
-    return f", {now.withheld} of them by peers that were stopped while they wrote, and have neither gone on nor ended"
+    return f", {now.withheld} of them by peers that were stopped while they wrote, and have neither continued nor ended"

@@ -1,4 +1,4 @@
-"""Who keeps this cluster's caches: makes them, answers for them, and gives their memory back when nothing touches it."""
+"""The owner of this cluster's caches: makes them, answers for them, and frees their memory once nothing touches it."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ logger = logging.getLogger(__name__)
 
 DEBUG_VARIABLE = "AIODATADIST_DEBUG_MEMORY"
 FREED_BYTE = 0xFF
-"""What freed memory is filled with where that is asked for: each float16, bfloat16 and float32 of it is a NaN."""
+"""The byte with which freed memory is filled on request: each float16, bfloat16 and float32 made of it is a NaN."""
 
 _kept: list[list[object]] = []
-"""Memory of callers that a stopped peer, or the device, may touch, and whose cluster here is finalized: never freed."""
+"""Callers' memory that a stopped peer or the device may still touch after this cluster was finalized. Never freed."""
 
 Naming = Callable[[], dict[Name, int]]
-"""Gives the names of a new cache, or raises: called at the moment when it is made."""
+"""Returns the names of a new cache, or raises. It is called at the moment when the cache is made."""
 
 
 class Writes(Protocol):
-    """What a peer was writing when it was stopped."""
+    """The writes of a peer that was stopped while it wrote."""
 
     async def wait_let_go(self) -> None:
-        """Until none of it can land any more. Raises LLMException: that is never known."""
+        """Wait until no more of their bytes can land. Raises LLMException if that can never be known."""
 
     def abandon(self) -> None:
-        """It is not waited for any longer."""
+        """Stop waiting for them."""
 
 
 SMALLER = "make the pool smaller, or raise the limit that is named"
 
 
 class _Pool:
-    """A memory pool: one allocation, made known to the transport as a whole."""
+    """A memory pool: one allocation, registered with the transport as a whole."""
 
     def __init__(self, pages: PagePool, memory: Memory, epoch: int) -> None:
         self.pages = pages
@@ -64,7 +64,7 @@ class _Pool:
 
 
 class Deallocation:
-    """A cache whose memory is being given back."""
+    """A cache whose memory is being released."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
@@ -72,10 +72,11 @@ class Deallocation:
         self.error: LLMException | None = None
 
     def is_set(self) -> bool:
-        """It is over, and went well."""
+        """Return True if it has ended successfully."""
         return self.settled.is_set() and self.error is None
 
     async def wait(self) -> None:
+        """Wait for its end. Raises its error."""
         await self.settled.wait()
         if self.error is not None:
             raise self.error
@@ -84,8 +85,8 @@ class Deallocation:
 class CacheRegistry:
     """The caches of one cluster.
 
-    ``spawn`` starts a task in the group of the engine: what it has begun to give back it finishes, also if a caller is
-    cancelled.
+    ``spawn`` starts a task in the group of the engine, so that a release that has started is finished even if its
+    caller is cancelled.
     """
 
     def __init__(
@@ -112,11 +113,11 @@ class CacheRegistry:
     # ---- pools ----
 
     async def open_pool(self, placement: Placement, config: PoolConfig) -> None:
-        """Take a pool's memory and make it known to the transport.
+        """Allocate a pool's memory and register it with the transport.
 
         Raises:
-            OutOfMemory: the device, or the host, has not got that much.
-            FeatureNotEnabled: this process may not make such memory.
+            OutOfMemory: if the device, or the host, has less memory.
+            FeatureNotEnabled: if this process may not allocate such memory.
         """
         try:
             memory = self._device.allocate(config.memory_size, placement)
@@ -138,13 +139,13 @@ class CacheRegistry:
         self._pools[placement] = _Pool(pages, memory, self._transport.epoch)
 
     def _pinned(self, placement: Placement) -> tuple[int, int]:
-        """Bytes of a pool that are in use, and how many of them are withheld."""
+        """Return the bytes of a pool that are in use, and how many of them are withheld."""
         pinned = self._pinned_entries(placement)
         withheld = [entry for entry in pinned if entry.is_withheld]
         return _bytes_of(pinned), _bytes_of(withheld)
 
     def _pinned_entries(self, placement: Placement) -> list[Entry]:
-        deallocations = list(self._deallocations.values())  # in one step: other threads ask, too
+        deallocations = list(self._deallocations.values())  # a copy, in one step, because other threads call this, too
         entries = {*self.table.entries(), *(deallocation.entry for deallocation in deallocations)}
         return [
             entry for entry in entries if entry.placement is placement and entry.pool is not None and not entry.is_quiet
@@ -157,11 +158,12 @@ class CacheRegistry:
         return f" (since the longest: {min(entries, key=lambda entry: entry.pinned_at).told_pins()})"
 
     def keep_pools(self) -> None:
-        """Their memory may be touched for ever: it is not freed with the device."""
+        """Keep the pools' memory when the device is closed, because it may be touched for ever."""
         for pool in self._pools.values():
             self._device.mark_stuck(pool.memory.address, pool.memory.nbytes)
 
     def pool_usage(self) -> dict[Placement, PoolUsage]:
+        """Return the usage of each pool."""
         return {placement: pool.pages.usage() for placement, pool in dict(self._pools).items()}
 
     def _pool_for(self, desc: CacheDesc) -> _Pool:
@@ -175,19 +177,22 @@ class CacheRegistry:
         )
 
     def want_pools(self) -> None:
-        """Raises FeatureNotEnabled: there is no pool at all."""
+        """Raise FeatureNotEnabled if there is no pool at all."""
         if not self._pools:
             raise FeatureNotEnabled("there is no memory pool", hint="set LLMConfig.mem_pool_cfg or host_mem_pool_cfg")
 
     # ---- making caches ----
 
     def allocate(self, desc: CacheDesc, blocks: bool, naming: Naming) -> Cache:
-        """A cache with memory from a pool, now or never; contents are undefined. All of it or nothing."""
+        """Return a cache with memory from a pool, now or never. Its contents are undefined.
+
+        If this fails, nothing is taken.
+        """
         pool = self._pool_to_allocate(desc, naming)
         return pool.room.at_once(desc.size, desc.num_tensors, lambda: self._make(pool, desc, blocks, naming))
 
     async def allocate_in_turn(self, desc: CacheDesc, blocks: bool, naming: Naming, seconds: float) -> Cache:
-        """The same, as soon as those that came before have theirs and there is room, within so many seconds."""
+        """Return the same once earlier calls have theirs and there is room, within this many seconds."""
         pool = self._pool_to_allocate(desc, naming)
         make = partial(self._make, pool, desc, blocks, naming)
         return await pool.room.in_turn(desc.size, desc.num_tensors, make, seconds)
@@ -198,7 +203,7 @@ class CacheRegistry:
         return self._pool_for(desc)
 
     def _make(self, pool: _Pool, desc: CacheDesc, blocks: bool, naming: Naming) -> Cache | None:
-        """None: there is no room for it, and nothing was taken."""
+        """Return a new cache, or None if there is no room; then nothing was taken."""
         names = naming()
         addresses = pool.pages.take_all(desc.size, desc.num_tensors)
         if addresses is None:
@@ -209,7 +214,7 @@ class CacheRegistry:
         return entry.cache
 
     def end_allocating(self) -> None:
-        """What waits for room attempts once more, each in its turn: its naming says that no cache is made any more."""
+        """Let calls that wait for room try again, each in its turn: their naming refuses new caches now."""
         for pool in self._pools.values():
             pool.room.call()
 
@@ -222,10 +227,10 @@ class CacheRegistry:
         naming: Naming,
         accessible: bool | None,
     ) -> Cache:
-        """A cache of the caller's memory, which ``keep`` keeps alive. All of it is made known, or nothing.
+        """Return a cache over the caller's memory, which ``keep`` keeps alive. If this fails, nothing is registered.
 
-        ``accessible``: for peers. None: memory of the device is; that of the host is not, and becomes known to the transport
-        with the first pull into it.
+        ``accessible``: True if peers may reach it. With None they reach device memory; host memory they do not, and it
+        is registered with the transport by the first pull into it.
         """
         check_desc(desc)
         async with self._registering:
@@ -253,10 +258,10 @@ class CacheRegistry:
             raise
 
     async def make_reachable(self, entry: Entry) -> None:
-        """Memory of the host that peers have no part in, before the first pull into it. The caller has it leased.
+        """Register host memory that peers cannot reach, before the first pull into it. The caller has leased it.
 
         Raises:
-            LLMException: the transport refused the memory.
+            LLMException: if the transport refused the memory.
         """
         async with self._registering:
             if not entry.is_known:
@@ -274,31 +279,31 @@ class CacheRegistry:
     # ---- finding them ----
 
     def local(self, cache: Cache, name: str) -> Entry:
-        """A cache that the caller names as source or destination.
+        """Return the cache that the caller names as source or destination.
 
         Raises:
-            ParamInvalid: it is another cluster's, or of this one as it was before it was finalized.
-            CacheNotFound: there is none of this id (any more).
+            ParamInvalid: if it belongs to another cluster, or to this one before it was finalized.
+            CacheNotFound: if there is no cache of this id, or no longer.
         """
         entry = self._own(cache, name)
         if entry is None or not entry.has_id:
-            raise CacheNotFound(f"{name} {cache.cache_id} is not known here (any more)")
+            raise CacheNotFound(f"{name} {cache.cache_id} is unknown here, or no longer known")
         if not entry.is_live:
-            raise CacheNotFound(f"{name} {cache.cache_id} is being given up, or not registered yet")
+            raise CacheNotFound(f"{name} {cache.cache_id} is being released, or not registered yet")
         if entry.is_poisoned:
-            raise CacheNotFound(f"{name} {cache.cache_id} is lost: the device never let go of its memory")
+            raise CacheNotFound(f"{name} {cache.cache_id} is lost: the device never released its memory")
         if entry.is_withheld:
             raise CacheNotFound(
-                f"{name} {cache.cache_id} is withheld: a peer that is lost was stopped while it wrote there, and may go on",
+                f"{name} {cache.cache_id} is withheld: a lost peer was stopped while it wrote there, and may continue",
                 hint="continue that process, or end it: then the cache can be used again",
             )
         return entry
 
     def _own(self, cache: Cache, name: str) -> Entry | None:
-        """What the object stands for; None: there is no cache of its id (any more).
+        """Return the entry of a cache object; None if there is no cache of its id, or no longer.
 
         Raises:
-            ParamInvalid: the object is of another cluster, or says something else of the cache than is the case.
+            ParamInvalid: if the object belongs to another cluster, or contradicts the entry.
         """
         if cache.home is not None and cache.home is not self.home:
             ours, theirs = self.home.cluster_id, cache.home.cluster_id
@@ -315,7 +320,7 @@ class CacheRegistry:
         return entry
 
     def offered(self, name: Name) -> tuple[Entry, int] | None:
-        """The cache and the batch slot that a peer means by a name; None if there is none for peers."""
+        """Return the cache and the batch slot that a peer names; None if there is none for peers."""
         entry, slot = self.table.resolve(name) or (None, 0)
         if entry is None or not entry.is_live or not entry.remote_accessible:
             return None
@@ -326,10 +331,10 @@ class CacheRegistry:
     # ---- giving them up ----
 
     async def deallocate(self, cache: Cache, blocks: bool) -> None:
-        """Drop the id; when that was the last reference, give the memory back once nothing touches it.
+        """Drop the id; if that was the last reference, release the memory once nothing touches it.
 
-        What only a peer may touch that is lost, and was stopped while it wrote, is not waited for: its pages go back to the
-        pool when that peer goes on or ends. If cancelled while it waits, the memory is given back all the same.
+        Memory that only a lost peer may touch, which was stopped while it wrote, is not waited for: its pages return to
+        the pool when that peer continues or ends. If cancelled while it waits, the memory is released all the same.
         """
         self.want_pools()
         if cache.is_blocks_cache != blocks:
@@ -348,8 +353,10 @@ class CacheRegistry:
             await deallocation.wait()
 
     def drop(self, cache: Cache) -> None:
-        """As :meth:`deallocate`, without waiting: for a cache that has no name and no user any more. While an array over
-        its memory is alive, so is it."""
+        """Deallocate a cache that has no name and no user any longer, without waiting.
+
+        While an array over its memory is alive, the cache is, too.
+        """
         entry = self._own(cache, "cache")
         if entry is None or entry.pool is None or not entry.has_id:
             return
@@ -364,17 +371,17 @@ class CacheRegistry:
         weakref.finalize(token, _tell, loop, self.drop, entry.cache).atexit = False
 
     async def wait_given_back(self, cache_id: int) -> None:
-        """Until a cache that has no references any more is gone, one way or another."""
+        """Wait until a cache without references has been released, or that has failed."""
         if (deallocation := self._deallocations.get(cache_id)) is not None:
             await deallocation.settled.wait()
 
     def bind(self, cache: Cache, naming: Naming) -> None:
-        """Names for the slots of an allocated cache, from now on. ``naming`` raises: nothing was bound."""
+        """Bind names to slots of an allocated cache. If ``naming`` raises, nothing was bound."""
         entry = self.local(cache, "cache")
         self.table.bind(entry, naming())
 
     def room_for(self, placement: Placement, nbytes: int) -> int:
-        """How many allocations of ``nbytes`` each its pool has room for; 0 without one."""
+        """Return how many allocations of ``nbytes`` each the pool has room for; 0 without a pool."""
         pool = self._pools.get(placement)
         return 0 if pool is None else pool.pages.room_for(nbytes)
 
@@ -386,22 +393,22 @@ class CacheRegistry:
             )
 
     def _collect(self, entry: Entry) -> None:
-        """Give it back if it has no references any more."""
+        """Release a cache if it has no references any longer."""
         if not entry.references and entry.cache_id not in self._deallocations:
             self._start_deallocation(entry)
 
     @staticmethod
     def has_keys(entry: Entry) -> bool:
-        """Its slots may have keys that pulls consume, now or later."""
+        """Return True if its slots may have keys that pulls consume, now or later."""
         return not entry.blocks and entry.pool is not None
 
     def is_consumable(self, entry: Entry, name: Name, slot: int) -> bool:
-        """A pull by this name may be the last one of a key."""
+        """Return True if a pull by this name may be the last one of a key."""
         return bool(self._bound(entry, name, slot))
 
     @staticmethod
     def _bound(entry: Entry, name: Name, slot: int) -> list[Name]:
-        """The requests' keys that a pull by this name counts for."""
+        """Return the requests' keys for which a pull by this name counts."""
         if not CacheRegistry.has_keys(entry):
             return []
         if name.kind == "id":
@@ -410,7 +417,7 @@ class CacheRegistry:
 
     @asynccontextmanager
     async def claim(self, entry: Entry, slot: int) -> AsyncIterator[None]:
-        """One pull at a time of a slot whose key it may consume, so that each key is consumed by one."""
+        """Let one pull at a time use a slot whose key it may consume, so that each key is consumed by one pull."""
         place = (entry.cache_id, slot)
         lock, users = self._claims.get(place, (anyio.Lock(), 0))
         self._claims[place] = (lock, users + 1)
@@ -423,16 +430,16 @@ class CacheRegistry:
                 self._claims[place] = (lock, users - 1)
 
     def consumed(self, entry: Entry, name: Name, slot: int, tensors: range) -> None:
-        """A peer pulled these tensors of a slot: a request's key is gone with the last of them."""
+        """Note that a peer pulled these tensors of a slot: with the last of them a request's key is removed."""
         for each in self._bound(entry, name, slot):
             if entry.cover(each, tensors):
                 self.table.unbind(each)
                 self._collect(entry)
 
     async def remove_key(self, name: Name) -> None:
-        """Unbind a key; peers that knew it have forgotten it on return. Unknown ones, and registered caches', stay.
+        """Unbind a key; on return peers have forgotten it. Unknown keys, and those of registered caches, are ignored.
 
-        If cancelled while it waits, the key is removed all the same; called again, it waits for that.
+        If cancelled while it waits, the key is removed all the same; another call waits for that.
         """
         self.want_pools()
         pending = {each: waits for each, waits in self._removals.items() if not all(wait.is_set() for wait in waits)}
@@ -448,7 +455,7 @@ class CacheRegistry:
             await wait.wait()
 
     async def unregister(self, cache_id: int, has_links: bool) -> None:
-        """Forget a cache of the caller's memory. If cancelled while it waits, it is forgotten all the same."""
+        """Forget a cache over the caller's memory. If cancelled while it waits, it is forgotten all the same."""
         entry = self.table.find(cache_id)
         if entry is not None and cache_id not in self._deallocations:
             if entry.pool is not None:
@@ -459,7 +466,7 @@ class CacheRegistry:
                     status_code=LLMStatusCode.LLM_EXIST_LINK,
                     hint="unlink_clusters() first",
                 )
-            if entry.is_known:  # a link that is made while it waits does not bind it
+            if entry.is_known:  # a link that is made meanwhile does not include it
                 self._transport.withdraw(entry.regions())
             self._start_deallocation(entry)
         if (deallocation := self._deallocations.get(cache_id)) is not None:
@@ -468,26 +475,29 @@ class CacheRegistry:
     # ---- peers that are lost, and may still write ----
 
     def withhold(self, entries: Sequence[Entry], peer: LeaseHolder, writes: Writes) -> None:
-        """The link to a peer is gone, but it was stopped while it wrote. These caches are not used, nor is their memory given
-        on, before it let go."""
+        """Withhold caches into which a peer without a link may still write, because it was stopped while it wrote.
+
+        They are not used, and their memory is not reused, until the peer has let go.
+        """
         for entry in entries:
             entry.withhold(peer)
         if not self._spawn(partial(self._free_when_let_go, list(entries), peer, writes)):
             self._hold_on_to(entries, writes)
 
     async def wait_usable(self, cache: Cache) -> None:
-        """Until no lost peer can write into it any more.
+        """Wait until no lost peer can write into the cache any longer.
 
         Raises:
-            ParamInvalid, CacheNotFound: as :meth:`local`. LLMException: a peer may write for ever.
+            ParamInvalid, CacheNotFound: as :meth:`local`.
+            LLMException: if a peer may write for ever.
         """
         entry = self._own(cache, "cache")
         if entry is None:
-            raise CacheNotFound(f"cache {cache.cache_id} is not known here (any more)")
+            raise CacheNotFound(f"cache {cache.cache_id} is unknown here, or no longer known")
         while entry.is_left and not entry.is_poisoned:
             await entry.wait_change()
         if entry.is_poisoned:
-            raise LLMException(f"cache {entry.cache_id}: the device never let go of its memory; never use it again")
+            raise LLMException(f"cache {entry.cache_id}: the device never released its memory; never use it again")
 
     async def _free_when_let_go(self, entries: list[Entry], peer: LeaseHolder, writes: Writes) -> None:
         try:
@@ -506,14 +516,17 @@ class CacheRegistry:
                 entry.drop_holder(peer)
 
     def _hold_on_to(self, entries: Sequence[Entry], writes: Writes) -> None:
-        """The cluster is finalized before the peer let go. A pool's pages go with the pool, and no other memory is in their
-        place while the peer copies there. The caller's memory is kept alive for as long as the process."""
+        """Keep the memory, because the cluster is finalized before the peer let go.
+
+        A pool's pages go with the pool, and no other memory is in their place while the peer copies there. The caller's
+        memory is kept alive for as long as the process.
+        """
         writes.abandon()
         for entry in entries:
             if entry.pool is None:
                 _kept.append(entry.keep)
                 self._lost(
-                    "cache %d: a peer that was stopped while it wrote there may go on; do not use its memory",
+                    "cache %d: a peer that was stopped while it wrote there may continue; do not use its memory",
                     entry.cache_id,
                 )
 
@@ -521,12 +534,14 @@ class CacheRegistry:
         self._incidents.add(Incident.MEMORY_LOST, logger, words, *args, level=logging.ERROR)
 
     def end(self) -> None:
-        """Tell callers that wait for a cache that was not given back: the engine is over. Keep callers' memory that the
-        device never let go of."""
+        """Wake callers that wait for a release, because the engine has ended.
+
+        Callers' memory that the device never released is kept.
+        """
         for entry in self.table.entries():
             if entry.pool is None and any(self._device.is_stuck(r.address, r.nbytes) for r in entry.regions()):
                 _kept.append(entry.keep)
-                self._lost("cache %d: the device never let go of its memory; do not use it", entry.cache_id)
+                self._lost("cache %d: the device never released its memory; do not use it", entry.cache_id)
         for deallocation in self._deallocations.values():
             deallocation.settled.set()
 
@@ -558,7 +573,7 @@ class CacheRegistry:
         return [holder.revoke(entry) for holder in list(entry.holders)]
 
     async def _give_back(self, entry: Entry, deallocation: Deallocation) -> None:
-        """Wait until nothing touches it, then give its memory back. A caller does not wait for pages that are withheld."""
+        """Wait until nothing touches a cache, then release its memory. A caller does not wait for withheld pages."""
         if entry.pool is not None:
             self.table.remove(entry)
         while not entry.is_quiet and not entry.is_poisoned:
@@ -568,7 +583,7 @@ class CacheRegistry:
                 deallocation.settled.set()
             await entry.wait_change()
         if entry.is_poisoned:
-            raise LLMException(f"cache {entry.cache_id}: the device never let go of its memory; never use it again")
+            raise LLMException(f"cache {entry.cache_id}: the device never released its memory; never use it again")
         if entry.pool is not None:
             await self._free(entry, entry.pool)
             return
@@ -589,7 +604,7 @@ class CacheRegistry:
         self._pools[entry.placement].room.call()
 
     async def _fill(self, entry: Entry) -> None:
-        """So that what reads it later is seen to. It goes back to the pool, also where the device refuses this."""
+        """Fill freed memory, so that late reads show. It returns to the pool even if the device refuses."""
         try:
             await in_thread(self._device.fill, [(address, entry.nbytes) for address in entry.addresses], FREED_BYTE)
         except LLMException as error:
@@ -598,11 +613,11 @@ class CacheRegistry:
     # ---- looking into them ----
 
     def buffers(self, entry: Entry) -> list[Any]:
-        """A writable buffer per tensor of an allocated cache, which cannot be deallocated while one is alive.
+        """Return a writable buffer per tensor of an allocated cache, which cannot be deallocated while one is alive.
 
         Raises:
-            ParamInvalid: the memory is the caller's.
-            FeatureNotEnabled: the host cannot address it.
+            ParamInvalid: if the memory is the caller's.
+            FeatureNotEnabled: if the host cannot address it.
         """
         if entry.pool is None:
             raise ParamInvalid(f"cache {entry.cache_id} is of your own memory: look there")
@@ -614,10 +629,10 @@ class CacheRegistry:
 
 
 def _fills_freed() -> bool:
-    """Whether freed memory of pools is filled. Raises ParamInvalid: the variable says neither yes nor no."""
+    """Return True if freed memory of pools is filled. Raises ParamInvalid if the variable is neither 0 nor 1."""
     value = os.environ.get(DEBUG_VARIABLE, "")
     if value not in {"", "0", "1"}:
-        raise ParamInvalid(f"{DEBUG_VARIABLE} is {value!r}: must be 1, 0 or nothing")
+        raise ParamInvalid(f"{DEBUG_VARIABLE} is {value!r}: must be 1, 0 or empty")
     return value == "1"
 
 
@@ -626,17 +641,17 @@ def _bytes_of(entries: Sequence[Entry]) -> int:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[Cache], None], cache: Cache) -> None:
-    """From whatever thread the garbage collector runs in."""
-    with suppress(RuntimeError):  # the loop is closed: so is the device, and its memory is gone
+    """Call back on the loop, from whatever thread the garbage collector runs in."""
+    with suppress(RuntimeError):  # the loop is closed, and so is the device with its memory
         loop.call_soon_threadsafe(call, cache)
 
 
 class _Token:
-    """Alive as long as one window of a cache is."""
+    """An object that lives as long as one window of a cache."""
 
 
 def _window(view: memoryview, offset: int, nbytes: int, token: object) -> Any:
-    """Bytes of ``view`` as an object that keeps it, and ``token``, alive."""
+    """Return bytes of ``view`` as an object that keeps it, and ``token``, alive."""
     kind = type("Window", (ctypes.c_char * nbytes,), {})
     window = kind.from_buffer(view, offset)  # type: ignore[attr-defined]
     window.token = token

@@ -1,12 +1,11 @@
-"""Who waits for room in a memory pool. First come, first served: a small allocation behind a large one waits, too.
+"""The queue for room in a memory pool. First come, first served: a small allocation behind a large one waits, too.
 
-Who owns what
-    The registry owns one for each of its pools, and tells it of pages that were freed. A caller brings an *attempt*, which
-    makes the whole cache or returns None and takes nothing; it runs in the caller's own task, when that is the first in the
-    line. So what a caller that was cancelled, or is out of time, would have got is free for the next one.
+The registry owns one queue for each of its pools, and calls it when pages are freed. A caller brings an *attempt*,
+which makes the whole cache, or returns None and takes nothing. It runs in the caller's own task when that task is first
+in line. So room that a cancelled or late caller would have got is free for the next one.
 
-What a caller without patience gets
-    What fits at once, where no other waits. Where others do, nothing: room that is free belongs to the first of them.
+A caller that does not wait gets what fits at once if no other waits. Otherwise it gets nothing: free room belongs to
+the first in line.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wish:
-    """What a task waits for, since when by the loop's clock."""
+    """The allocation that a task waits for, and since when by the loop's clock."""
 
     nbytes: int
     count: int
@@ -33,12 +32,13 @@ class _Wish:
     task: str
 
     def told(self, now: float) -> str:
+        """Return a description for a message."""
         what = f"{self.nbytes} bytes" if self.count == 1 else f"{self.count} x {self.nbytes} bytes"
         return f"{what} for task {self.task!r}, which has waited for {now - self.since:.3g} s"
 
 
 class RoomQueue:
-    """The line in front of one pool. ``len()`` is how many wait."""
+    """The line in front of one pool. ``len()`` is the number of waiting calls."""
 
     def __init__(self, pages: PagePool) -> None:
         self._pages = pages
@@ -49,11 +49,10 @@ class RoomQueue:
         return len(self._wishes)
 
     def at_once(self, nbytes: int, count: int, attempt: Callable[[], T | None]) -> T:
-        """What the attempt makes, now or never.
+        """Return what the attempt makes, now or never. Raises what the attempt raises.
 
         Raises:
-            OutOfMemory: there is no room for ``count`` pieces of ``nbytes`` each, or others wait for it.
-            Whatever the attempt raises.
+            OutOfMemory: if there is no room for ``count`` pieces of ``nbytes`` each, or other calls wait for it.
         """
         made = attempt() if not self._wishes else None
         if made is None:
@@ -61,11 +60,12 @@ class RoomQueue:
         return made
 
     async def in_turn(self, nbytes: int, count: int, attempt: Callable[[], T | None], seconds: float) -> T:
-        """The same, as soon as it is this caller's turn and there is room. Cancelled: nothing was taken.
+        """Return what the attempt makes, once it is this caller's turn and there is room. If cancelled, nothing was taken.
+
+        Raises what the attempt raises.
 
         Raises:
-            OutOfMemory: not within ``seconds``, or never, because the whole pool is smaller.
-            Whatever the attempt raises.
+            OutOfMemory: if there is no room within ``seconds``, or never, because the whole pool is smaller.
         """
         if not self._pages.could_hold(nbytes, count):
             raise self._pages.no_room(nbytes, count, "; it would not fit into the empty pool")
@@ -88,10 +88,10 @@ class RoomQueue:
     def _in_front(ahead: list[_Wish]) -> str:
         if not ahead:
             return ""
-        return f", behind {len(ahead)} that came before: first {ahead[0].told(asyncio.get_running_loop().time())}"
+        return f", behind {len(ahead)} in line: first {ahead[0].told(asyncio.get_running_loop().time())}"
 
     def call(self) -> None:
-        """Pages were freed, or no more are given out: the first in the line attempts again."""
+        """Let the first in line try again: pages were freed, or no more are handed out."""
         self._line.call()
 
 

@@ -1,4 +1,4 @@
-"""The caches of this cluster: what they are called, who refers to them, who uses them."""
+"""The caches of this cluster: their names, references and users."""
 
 from __future__ import annotations
 
@@ -19,38 +19,45 @@ from aiodatadist.wire.messages import MAX_TENSORS, CacheEntry
 
 
 class LeaseHolder(Protocol):
-    """A peer that may reach a cache at any moment, because it was told where it is."""
+    """A peer that may reach a cache at any moment, because it knows its place."""
 
     @property
     def failure(self) -> LLMException | None:
-        """Why its link is over or ends. What it reaches, it reaches until its channels are closed. None: the link lasts."""
+        """The reason why its link has ended or is ending; None while the link lasts.
+
+        The peer can reach the cache until its channels are closed.
+        """
 
     def revoke(self, entry: Entry) -> Signal:
-        """Take it back. When nothing of the peer's can touch it any more, it is taken out of ``entry.holders``, and the
-        event is set."""
+        """Withdraw the cache from the peer; return a signal.
+
+        Once nothing of the peer's can touch the cache, the peer is removed from ``entry.holders``, and the signal is
+        set.
+        """
 
 
 class Entry:
-    """One cache.
+    """A cache, its references and its users.
 
-    ``stride`` and ``pieces`` of its tensors and their ``addresses`` are what they were when the cache was made: the
-    description is its caller's, who may change it.
+    ``stride``, ``pieces`` and ``addresses`` of its tensors are those of the moment when the cache was made: its caller
+    may change the description.
 
     Attributes:
-        names: what it is called, with the batch slot that each name stands for. Not its id.
-        pool: what its memory is from; None for memory of the caller's.
-        references: of a contiguous cache from a pool: its id, while the caller has it, and its names.
-        leases: this cluster's transfers that use it.
-        holders: peers that may.
-        writers: of links that are gone: peers that were stopped while they wrote, and may still do so.
-        is_poisoned: the device would not let go of it; for good.
-        is_live: transfers may start.
-        has_id: its id was not deallocated.
-        epoch: how young a channel has to be to reach it.
-        keep: what keeps the caller's memory alive.
-        pinned_at: when it was last pinned by a transfer or a peer, which it had not been before; by the monotonic clock.
-        layer_seconds: that a layer took to be computed the last time layers were sent as they came, or None.
-        views: gives something that is alive as long as an array over the cache's memory is, or None.
+        names: its names, each with its batch slot. Its id is not among them.
+        pool: the pool of its memory; None for the caller's own memory.
+        references: number of references to a contiguous cache from a pool: its id, until that is deallocated, and its
+            names.
+        leases: number of this cluster's transfers that use it.
+        holders: peers that may use it.
+        writers: peers whose link has ended, and who were stopped while they wrote and may continue.
+        is_poisoned: True if the device did not release it; for good.
+        is_live: True if transfers may start.
+        has_id: True until its id is deallocated.
+        epoch: lowest epoch of a channel that can reach it.
+        keep: objects that keep the caller's memory alive.
+        pinned_at: time of the monotonic clock at which a transfer or a peer began to use it while no other did.
+        layer_seconds: seconds in which a layer was computed the last time layers were sent one by one, or None.
+        views: returns an object that lives as long as an array over the cache's memory, or None.
     """
 
     __slots__ = (
@@ -89,8 +96,8 @@ class Entry:
         self.cache_id = cache.cache_id
         self.blocks = cache.is_blocks_cache
         self.remote_accessible = remote_accessible
-        self.may_receive = remote_accessible  # it may be the destination of this cluster's own pulls
-        self.is_known = pool is not None  # to the transport
+        self.may_receive = remote_accessible  # as the destination of this cluster's own pulls
+        self.is_known = pool is not None  # registered with the transport
         self.names = names
         self.pool = pool
         self.data_type = desc.data_type.value
@@ -100,7 +107,7 @@ class Entry:
         self.leases = 0
         self.holders: set[LeaseHolder] = set()
         self.writers: set[LeaseHolder] = set()
-        self.coverage: dict[Name, int] = {}  # tensors that were pulled by this name, a bit each
+        self.coverage: dict[Name, int] = {}  # tensors pulled by this name, a bit each
         self.is_poisoned = False
         self.is_live = False
         self.has_id = True
@@ -112,46 +119,49 @@ class Entry:
 
     @property
     def references(self) -> int:
+        """Number of references; see the class."""
         if self.blocks or self.pool is None:
             return int(self.has_id)
         return int(self.has_id) + len(self.names)
 
     def regions(self) -> list[Region]:
-        """Each distinct tensor once."""
+        """Return the memory of each distinct tensor once."""
         return [Region(address, self.nbytes, self.placement) for address in dict.fromkeys(self.addresses)]
 
     # ---- who uses it ----
 
     def lease(self) -> None:
+        """Count a transfer that starts to use it."""
         if not self.leases and not self.holders and not self.writers:
             self.pinned_at = time.monotonic()
         self.leases += 1
 
     def release(self) -> None:
+        """Count a transfer that no longer uses it."""
         self.leases -= 1
         if self.leases == 0:
             self._changed()
 
     def hold(self, holder: LeaseHolder) -> None:
-        """The peer is told of it, and may reach it from now on."""
+        """Note that a peer knows its place, and may reach it from now on."""
         if self.is_quiet:
             self.pinned_at = time.monotonic()
         self.holders.add(holder)
 
     def drop_holder(self, holder: LeaseHolder) -> None:
-        """The peer cannot reach it any more."""
+        """Note that the peer can no longer reach it."""
         self.holders.discard(holder)
         self.writers.discard(holder)
         self._changed()
 
     def withhold(self, holder: LeaseHolder) -> None:
-        """The link to a peer is gone, but the peer may still write: until it is dropped, the memory is not used."""
+        """Note that a peer without a link may still write: until it is dropped, the memory is not used."""
         self.holders.discard(holder)
         self.writers.add(holder)
         self._changed()
 
     def poison(self) -> None:
-        """The device did not let go of it: its lease never ends."""
+        """Mark it as never released by the device: its lease never ends."""
         self.is_poisoned = True
         self._changed()
 
@@ -162,38 +172,41 @@ class Entry:
 
     @property
     def is_withheld(self) -> bool:
-        """A peer that is lost may still write into it: it is not used, and its memory is not given on."""
+        """True if a lost peer may still write into it: it is not used, and its memory is not reused."""
         return bool(self.writers)
 
     @property
     def is_left(self) -> bool:
-        """A peer may still write into it whose link is over: it was stopped meanwhile, or its channels are being closed."""
+        """True if a peer whose link has ended may still write into it.
+
+        The peer was stopped while it wrote, or its channels are still being closed.
+        """
         return self.is_withheld or any(holder.failure is not None for holder in self.holders)
 
     @property
     def is_usable(self) -> bool:
-        """Its owner may use it: it has an id, is registered, and no device or lost peer holds it."""
+        """True if its owner may use it: it has an id, is registered, and no device or lost peer holds it."""
         return self.is_live and self.has_id and not self.is_poisoned and not self.writers
 
     @property
     def is_released(self) -> bool:
-        """No transfer uses it, and no link reaches it."""
+        """True if no transfer uses it, and no link reaches it."""
         return not self.leases and not self.holders
 
     @property
     def is_quiet(self) -> bool:
-        """No transfer uses it, and no peer may reach it."""
+        """True if no transfer uses it, and no peer may reach it."""
         return self.is_released and not self.is_withheld
 
     def told_pins(self) -> str:
-        """What pins it, and for how long, in words."""
+        """Return what pins it, and for how long, in words."""
         peers = sorted(repr(peer) for peer in self.holders | self.writers)
         users = [f"{self.leases} transfers"] if self.leases else []
         users += peers[:1] + ([f"{len(peers) - 1} more peers"] if len(peers) > 1 else [])
         return f"cache {self.cache_id}, for {time.monotonic() - self.pinned_at:.3g} s, by {', '.join(users)}"
 
     async def wait_change(self) -> None:
-        """Wait until the last lease, a holder or a writer is gone, a holder became a writer, or the cache is poisoned."""
+        """Wait until its last lease, a holder or a writer is gone, a holder became a writer, or it is poisoned."""
         if self._change is None:
             self._change = Signal()
         await self._change.wait()
@@ -201,7 +214,7 @@ class Entry:
     # ---- what others see ----
 
     def message(self) -> CacheEntry:
-        """As a peer is told."""
+        """Return the message that tells a peer of it."""
         return CacheEntry(
             cache_id=self.cache_id,
             blocks=self.blocks,
@@ -214,37 +227,38 @@ class Entry:
         )
 
     def cover(self, name: Name, tensors: range) -> bool:
-        """These tensors were pulled by this name; whether all of them have been by now."""
+        """Note that these tensors were pulled by this name; return True if all tensors have been by now."""
         mask = self.coverage.get(name, 0) | ((1 << len(tensors)) - 1) << tensors.start
         self.coverage[name] = mask
         return mask == (1 << len(self.addresses)) - 1
 
 
 class CacheTable:
-    """Ids and names. Ids start at 1 and are never used again."""
+    """The caches by id and name. Ids start at 1 and are never used again."""
 
     def __init__(self, home: CacheHome | None = None) -> None:
         self._home = home
         self._ids = itertools.count(1)
         self._entries: dict[int, Entry] = {}
         self._names: dict[Name, tuple[Entry, int]] = {}
-        self._starts: list[tuple[int, int]] = []  # of all tensors: address and cache id, sorted
+        self._starts: list[tuple[int, int]] = []  # (address, cache id) of all tensors, sorted
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
     def entries(self) -> list[Entry]:
-        """All as they are now. From any thread: this is one step of the interpreter, which ``list(table)`` is not."""
+        """Return all entries. Callable from any thread: unlike ``list(table)`` this is one step of the interpreter."""
         return list(self._entries.values())
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def find(self, cache_id: int) -> Entry | None:
+        """Return the entry with this id, or None."""
         return self._entries.get(cache_id)
 
     def resolve(self, name: Name) -> tuple[Entry, int] | None:
-        """The cache and the batch slot that a name stands for; slot 0 for ids and blocks."""
+        """Return the cache and the batch slot of a name; the slot of ids and blocks is 0."""
         if name.kind == "id":
             entry = self._entries.get(name.id)
             return None if entry is None else (entry, 0)
@@ -253,7 +267,7 @@ class CacheTable:
         return self._names.get(name)
 
     def _around(self, address: int) -> tuple[Entry, int] | None:
-        """The cache with a tensor that this address lies in; the youngest of those that share it."""
+        """Return the cache with a tensor that contains this address; the youngest of those that share it."""
         at = bisect_right(self._starts, (address, 2**63)) - 1
         if at < 0:
             return None
@@ -262,14 +276,14 @@ class CacheTable:
         return (entry, 0) if address < start + entry.nbytes else None
 
     def is_bound(self, key: CacheKey) -> bool:
-        """The key names a slot of some cache."""
+        """Return True if the key names a slot of a cache."""
         return name_of(key) in self._names
 
     def check_blocks(self, key: BlocksCacheKey | None) -> dict[Name, int]:
-        """The name that a new blocks cache may have.
+        """Return the name for a new blocks cache.
 
         Raises:
-            ParamInvalid: another blocks cache has it.
+            ParamInvalid: if another blocks cache has it.
         """
         if key is None:
             return {}
@@ -279,10 +293,10 @@ class CacheTable:
         return {name: 0}
 
     def check_slots(self, desc: CacheDesc, keys: Sequence[CacheKey]) -> dict[Name, int]:
-        """The names that a new contiguous cache may have: the i-th key is slot i; placeholders name nothing.
+        """Return the names for a new contiguous cache: the i-th key names slot i; placeholders name nothing.
 
         Raises:
-            ParamInvalid: more keys than slots, or a key that is bound already, or twice.
+            ParamInvalid: if there are more keys than slots, or a key is bound already or occurs twice.
         """
         if len(keys) > desc.shape[0]:
             raise ParamInvalid(f"{len(keys)} keys for {desc.shape[0]} batch slots: the limit is one each")
@@ -305,7 +319,7 @@ class CacheTable:
         accessible: bool,
         pool: PagePool | None = None,
     ) -> Entry:
-        """A new cache; its names were checked without anything awaited since. It is not live yet."""
+        """Add a cache, which is not live yet. No await may lie between the check of its names and this."""
         entry = Entry(Cache(next(self._ids), desc, addresses, blocks, self._home), accessible, names, pool)
         self._entries[entry.cache_id] = entry
         for start in set(addresses):
@@ -314,13 +328,13 @@ class CacheTable:
         return entry
 
     def bind(self, entry: Entry, names: dict[Name, int]) -> None:
-        """More names for slots of a cache; they were checked without anything awaited since."""
+        """Add names for slots of a cache. No await may lie between their check and this."""
         entry.names.update(names)
         for name, slot in names.items():
             self._names[name] = (entry, slot)
 
     def unbind(self, name: Name) -> Entry | None:
-        """The name stands for nothing any more; the cache that had it."""
+        """Remove a name; return the cache that had it, or None."""
         entry, _ = self._names.pop(name, (None, 0))
         if entry is not None:
             entry.names.pop(name, None)
@@ -328,10 +342,12 @@ class CacheTable:
         return entry
 
     def forget_names(self, entry: Entry) -> None:
+        """Remove all names of a cache."""
         for name in list(entry.names):
             self.unbind(name)
 
     def remove(self, entry: Entry) -> None:
+        """Remove a cache and its names."""
         self.forget_names(entry)
         if self._entries.pop(entry.cache_id, None) is not None:
             for start in set(entry.addresses):
@@ -339,13 +355,15 @@ class CacheTable:
 
 
 def check_desc(desc: CacheDesc) -> None:
-    """Rules of a cache whose tensors are to move.
+    """Check a cache whose tensors are to move.
 
     Raises:
-        ParamInvalid: no tensor, too many, or not cut along dimension 0.
+        ParamInvalid: if it has no tensor or too many, or is not cut along dimension 0.
     """
     if not 1 <= desc.num_tensors <= MAX_TENSORS:
         raise ParamInvalid(f"num_tensors is {desc.num_tensors}: a cache has 1 to {MAX_TENSORS}")
     if desc.batch_dim != 0:
-        raise ParamInvalid(f"batch_dim_index is {desc.batch_dim}: tensors that move are cut along dimension 0")
+        raise ParamInvalid(
+            f"batch_dim_index is {desc.batch_dim}: must be 0, because tensors that move are cut along dimension 0"
+        )
     _ = desc.size

@@ -1,4 +1,4 @@
-"""The future that callers of everything that moves bytes get."""
+"""The future that every call that moves bytes returns."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from aiodatadist.values import checks
 logger = logging.getLogger(__name__)
 
 BLOCKS = "{}, {} blocks, all layers"
-"""What a transfer that took a shortcut says of itself, once it is asked: key and number of blocks."""
+"""Description of a transfer that took the shortcut: key and number of blocks. It is formatted only if needed."""
 
 
 class CacheTask(StartedCoroutine[TransferReport]):
-    """A transfer under way. It has started when you get it.
+    """A transfer that has started: ``await`` it for its :class:`TransferReport`, give it to a task group, or poll it.
 
-    ``await`` it for its :class:`TransferReport`, or give it to a task group; or keep it, and ask. Dropping it leaks nothing:
-    the transfer goes on, its caches stay leased until it ends, and a failure that no caller asked for is logged, with the
-    line that started it (in asyncio's debug mode, the last ten that led there). Cancelling the task that awaits it cancels
-    the transfer, and the cancellation is delivered only when no byte can land any more.
+    Dropping it leaks nothing: the transfer continues, and its caches stay leased until it ends. A failure that no
+    caller retrieved is logged, with the line that started the transfer (in asyncio's debug mode, the last ten that led
+    there). Cancelling the task that awaits it cancels the transfer, and the cancellation is delivered only once no more
+    bytes can land.
 
-    It belongs to the event loop of its cluster: elsewhere it can be asked how it is (:meth:`done`, :meth:`cancelled`,
-    :meth:`exception`, :meth:`result`), and everything else raises LLMException, in a forked child ForkError.
+    It belongs to the event loop of its cluster. Elsewhere only its state can be read (:meth:`done`, :meth:`cancelled`,
+    :meth:`exception`, :meth:`result`); everything else raises LLMException, in a forked child ForkError.
 
     Attributes:
-        peer: the other cluster, or our own for copies.
+        peer: the other cluster, or this one for copies.
     """
 
     __slots__ = ("_about", "_check_here", "_is_told", "_operation", "_origin", "_transfer", "_ways", "peer")
@@ -51,8 +51,13 @@ class CacheTask(StartedCoroutine[TransferReport]):
         about: object = "",
         origin: Origin | None = None,
     ) -> None:
-        """``check_here`` raises where the caller is not on the cluster's event loop. ``about``: what moves, to be shown, or a
-        format and its arguments. ``origin``: who started it, if it may fail."""
+        """Follow a transfer.
+
+        Args:
+            check_here: raises if the caller is not on the cluster's event loop.
+            about: what moves, to be shown, or a format and its arguments.
+            origin: the line that started it, if it may fail.
+        """
         self._about = about
         self._check_here = check_here
         self._is_told = False
@@ -71,34 +76,35 @@ class CacheTask(StartedCoroutine[TransferReport]):
         return self.result()
 
     def done(self) -> bool:
-        """It has ended, one way or another."""
+        """Return True if it has ended, with any outcome."""
         return self._transfer.is_done
 
     def add_done_callback(self, callback: Callable[[CacheTask], object]) -> None:
-        """Call it on the event loop when the task has ended; at once if it has. What it raises is logged."""
+        """Call ``callback`` on the event loop once the task has ended, or at once. Exceptions from it are logged."""
         self._check_here()
         self._transfer.add_done_callback(lambda _: callback(self))
 
     def cancel(self) -> bool:
-        """Ask it to stop; False if it is done. Its memory is free to use only once it is done."""
+        """Ask it to stop; return False if it is done. Its memory may be reused only once it is done."""
         self._check_here()
         return self._transfer.cancel()
 
     def cancelled(self) -> bool:
+        """Return True if it ended by cancellation."""
         return self._transfer.state is TransferState.CANCELLED
 
     def exception(self) -> LLMException | None:
-        """Why it failed; None while it runs, when it succeeded, and when it was cancelled."""
+        """Return why it failed; None while it runs, if it succeeded, and if it was cancelled."""
         self._is_told |= self._transfer.is_done
         return self._transfer.error
 
     def result(self) -> TransferReport:
-        """The report of a finished transfer.
+        """Return the report of a finished transfer.
 
         Raises:
-            LLMException: it failed.
-            asyncio.CancelledError: it was cancelled.
-            asyncio.InvalidStateError: it still runs.
+            LLMException: if it failed.
+            asyncio.CancelledError: if it was cancelled.
+            asyncio.InvalidStateError: if it is still running.
         """
         transfer = self._transfer
         self._is_told |= transfer.is_done
@@ -111,18 +117,18 @@ class CacheTask(StartedCoroutine[TransferReport]):
         return TransferReport(transfer.nbytes, transfer.ranges, transfer.queue_seconds, transfer.transfer_seconds)
 
     async def synchronize(self, timeout_in_millis: int | None = None) -> LLMStatusCode:
-        """Wait for the end and return the first status that is not success, or success. Do not raise.
+        """Wait for the end; return the first status that is not success, or success. Never raises for a failure.
 
-        ``LLM_FAILED`` also if it was cancelled: :meth:`cancelled` says so. ``LLM_TIMEOUT`` if the wait is over first; the
-        transfer continues then.
+        ``LLM_FAILED`` can also mean that it was cancelled: see :meth:`cancelled`. ``LLM_TIMEOUT`` means that it did not
+        end in time; the transfer continues then.
         """
         return first_failure(await self.get_results(timeout_in_millis))
 
     async def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode | None]:
-        """Wait like :meth:`synchronize`, and return one status per destination, in the order in which they were given.
+        """Wait like :meth:`synchronize`; return a status for each destination, in the order of the call.
 
-        None stands for a destination that was cancelled. It neither failed nor is complete; upstream has None for one that
-        the end of the job left like that.
+        A cancelled destination has None: it neither failed nor is complete. Upstream has None if the end of the job
+        left a destination like that.
         """
         self._check_here()
         if timeout_in_millis is not None:
@@ -139,8 +145,11 @@ class CacheTask(StartedCoroutine[TransferReport]):
         return [_status(state, error) for state, error in self._transfer.results()]
 
     async def progress(self) -> AsyncIterator[Any]:
-        """``async for done in task.progress()``: a layered transfer tells of each layer at each destination as it arrives,
-        also of those that have; see :class:`~aiodatadist.LayerDone`. Ends with the task. Others tell nothing."""
+        """Yield a :class:`~aiodatadist.LayerDone` for each layer of a layered transfer at each destination, as it arrives.
+
+        Layers that have arrived before are included. Use it as ``async for done in task.progress()``; it ends with the
+        task. Other transfers yield nothing.
+        """
         self._check_here()
         layers = getattr(self._transfer, "progress", None)
         if layers is None:
@@ -150,13 +159,13 @@ class CacheTask(StartedCoroutine[TransferReport]):
             yield done
 
     async def _wait_quietly(self) -> None:
-        """Until it is done; does not cancel it when the wait is cancelled."""
+        """Wait until it is done. If the wait is cancelled, the transfer is not."""
         ended = anyio.Event()
         self._transfer.add_done_callback(lambda _: ended.set())
         await ended.wait()
 
     def __repr__(self) -> str:
-        """Peer, key, blocks or slot, layers, bytes that landed, and state."""
+        """Return peer, key, blocks or slot, layers, bytes that landed, and state."""
         about = self._about
         if isinstance(about, tuple):
             about = about[0].format(*about[1:])
@@ -166,7 +175,7 @@ class CacheTask(StartedCoroutine[TransferReport]):
 
 
 class StartedTask(CacheTask):
-    """One that may fail, and says so where no caller asks."""
+    """A task that may fail, and reports a failure that no caller retrieves."""
 
     __slots__ = ()
 
@@ -176,7 +185,7 @@ class StartedTask(CacheTask):
 
 
 class AtOnce:
-    """What tasks have in common that ended well in the call that made them: transfers of blocks between two caches."""
+    """The shared part of tasks that succeeded in the call that made them: transfers of blocks between two caches."""
 
     __slots__ = ("check_here", "loop_time", "operation", "peer")
 
@@ -188,13 +197,13 @@ class AtOnce:
 
 
 class _Late:
-    """A slot of the base class's that is filled when it is first asked for."""
+    """A slot of the base class that is filled on first access."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._slot = CacheTask.__dict__[name]
 
     def __get__(self, task: EndedTask | None, owner: type | None = None) -> Any:
-        if task is None:  # who looks at the class
+        if task is None:  # accessed on the class
             return self
         try:
             return self._slot.__get__(task)
@@ -207,7 +216,7 @@ class _Late:
 
 
 class EndedTask(CacheTask):
-    """One of them. What its caller asks for seldom is made when it is asked for."""
+    """A task that had already succeeded when its call returned. Rarely used attributes are built on first access."""
 
     __slots__ = ("_common", "_count", "_key", "_report")
 
@@ -226,13 +235,13 @@ class EndedTask(CacheTask):
         self._count = count
 
     def fill(self) -> None:
-        """Make what :class:`CacheTask` has."""
+        """Build the attributes of :class:`CacheTask`."""
         common, about = self._common, (BLOCKS, self._key, self._count)
         super().__init__(common.operation, common.peer, self.completion, common.check_here, about)
 
     @property
     def completion(self) -> TransferCompletion:
-        """What others see of it."""
+        """The finished transfer."""
         return RanAtOnce(self._report, self._common.loop_time)
 
     def __await__(self) -> Generator[Any, None, TransferReport]:

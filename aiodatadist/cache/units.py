@@ -1,4 +1,4 @@
-"""Numbers of a block's units, which are many and follow each other by rule: C writes them, a hundred times as fast."""
+"""Numbers of a block's units. They are many and regular, so C writes them, a hundred times as fast as Python."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def numbers_of_units(
     """Return the numbers, stretch by stretch of tokens; within one, offset by offset, each for all tokens of the stretch.
 
     Args:
-        offsets: from the unit of a token that comes first in its block to the others of that token.
-        first_token, tokens: which tokens, counted from the first one of the first block.
+        offsets: distances from the first unit of a token in its block to the token's other units.
+        first_token, tokens: first token and number of tokens, counted from the start of the first block.
         stretch: tokens that an offset has in a row.
-        block_tokens, block_units: of a block.
-        unit_tokens: of a unit.
-        step: from a unit to that of the next tokens.
+        block_tokens, block_units: tokens and units of a block.
+        unit_tokens: tokens of a unit.
+        step: distance from a unit to that of the next tokens.
     """
     whole, rest = divmod(max(tokens, 0), stretch)
     each = whole * -(-stretch // unit_tokens) + -(-rest // unit_tokens)

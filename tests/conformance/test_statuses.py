@@ -152,7 +152,7 @@ async def test_llm_kv_cache_not_exist_names_the_cache_that_we_have_not() -> None
         await refused(
             lambda: manager.copy_blocks(cache, {0: [1]}),
             LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
-            rf"cache {cache.cache_id} is not known here",
+            rf"cache {cache.cache_id} is unknown here",
         )
 
 

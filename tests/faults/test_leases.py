@@ -279,7 +279,7 @@ async def _spoil() -> None:
             assert isinstance(task.exception(), StuckError), task.exception()
             why = await gone(decoder)
             assert "let go" in why or why == "gone already", why
-            with pytest.raises(LLMException, match="never let go"):
+            with pytest.raises(LLMException, match="never released"):
                 await manager.deallocate_blocks_cache(cache)
             assert free(decoder) == rest
             taken = []

@@ -37,7 +37,7 @@ async def finalize_ends() -> None:
     assert memory.is_stuck
     assert not memory.is_free
     assert is_registered(memory)
-    assert "cache 1: the device never let go of its memory; do not use it" in log.getvalue()
+    assert "cache 1: the device never released its memory; do not use it" in log.getvalue()
     assert "HcclCommDestroy has not returned within 0.2 s: until the process ends" in log.getvalue()
 
 

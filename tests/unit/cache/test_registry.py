@@ -234,7 +234,7 @@ async def test_new_cache_is_there_for_us_and_for_peers(registry: CacheRegistry) 
 
 
 async def test_cache_that_was_never_made_is_not_found(registry: CacheRegistry) -> None:
-    with pytest.raises(CacheNotFound, match="src_cache 7 is not known here"):
+    with pytest.raises(CacheNotFound, match="src_cache 7 is unknown here"):
         registry.local(Cache(7, TWO, [0, 0], False), "src_cache")
 
 
@@ -257,7 +257,7 @@ async def test_deallocated_cache_cannot_be_used_here_any_more(registry: CacheReg
     cache, entry = allocate(registry, K0)
     await registry.deallocate(cache, False)
     assert (cache.tensor_addrs, cache.cache_id) == ([], entry.cache_id)
-    with pytest.raises(CacheNotFound, match="not known here"):
+    with pytest.raises(CacheNotFound, match="unknown here"):
         registry.local(cache, "cache")
 
 
@@ -517,7 +517,7 @@ async def test_withheld_cache_is_not_used_and_not_offered_until_the_peer_lets_go
     peer, piece = Peer(), Piece()
     entry.holders.add(peer)
     registry.withhold([entry], peer, piece)
-    with pytest.raises(CacheNotFound, match="src_cache 1 is withheld: a peer that is lost was stopped while it wrote"):
+    with pytest.raises(CacheNotFound, match="src_cache 1 is withheld: a lost peer was stopped while it wrote"):
         registry.local(cache, "src_cache")
     assert registry.offered(N0) is None
     piece.is_over.set()
@@ -547,7 +547,7 @@ async def test_memory_is_lost_when_it_is_never_known_whether_the_peer_let_go(
     piece.is_over.set()
     await anyio.wait_all_tasks_blocked()
     assert "may write for ever: HcclCommDestroy was refused" in caplog.text
-    with pytest.raises(LLMException, match="never let go"):
+    with pytest.raises(LLMException, match="never released"):
         await registry.deallocate(cache, False)
     assert free(registry) == PAGES - 2
 
@@ -561,7 +561,7 @@ async def test_piece_is_abandoned_when_the_cluster_is_finalized(caplog: pytest.L
         await anyio.wait_all_tasks_blocked()
         before = piece.is_abandoned
     assert (before, piece.is_abandoned) == (False, True)
-    assert f"cache {own.cache_id}: a peer that was stopped while it wrote there may go on" in caplog.text
+    assert f"cache {own.cache_id}: a peer that was stopped while it wrote there may continue" in caplog.text
     assert f"cache {pooled.cache_id}:" not in caplog.text
 
 
@@ -575,7 +575,7 @@ async def test_lost_memory_is_never_given_back(registry: CacheRegistry) -> None:
     await anyio.wait_all_tasks_blocked()
     entry.poison()
     for attempt in (first, registry.deallocate(cache, False)):
-        with pytest.raises(LLMException, match=f"cache {cache.cache_id}: the device never let go of its memory"):
+        with pytest.raises(LLMException, match=f"cache {cache.cache_id}: the device never released its memory"):
             await attempt
     assert free(registry) == PAGES - 2
 
@@ -584,7 +584,7 @@ async def test_lost_cache_takes_part_in_nothing_any_more(registry: CacheRegistry
     cache, entry = allocate(registry, K0)
     entry.poison()
     assert registry.offered(N0) is None
-    with pytest.raises(CacheNotFound, match="is lost: the device never let go"):
+    with pytest.raises(CacheNotFound, match="is lost: the device never released"):
         registry.local(cache, "cache")
 
 
@@ -593,7 +593,7 @@ async def test_lost_memory_of_the_callers_stays_registered(registry: CacheRegist
     entry.lease()
     entry.poison()
     for _ in range(2):
-        with pytest.raises(LLMException, match="never let go"):
+        with pytest.raises(LLMException, match="never released"):
             await registry.unregister(cache.cache_id, has_links=False)
     with pytest.raises(ParamInvalid, match="overlaps the registered"):
         await transport_of(registry).register([Region(entry.addresses[0] + 64, 64, Placement.DEVICE)])
@@ -781,7 +781,7 @@ async def test_unregister_waits_for_transfers_and_for_peers_and_goes_on_when_can
     waiting = asyncio.create_task(registry.unregister(cache.cache_id, has_links=False))
     await anyio.wait_all_tasks_blocked()
     assert not waiting.done()
-    with pytest.raises(CacheNotFound, match="is being given up"):
+    with pytest.raises(CacheNotFound, match="is being released"):
         registry.local(cache, "cache")
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -83,7 +83,7 @@ async def test_what_does_not_wait_gets_nothing_while_others_do_and_is_told_so() 
     (waiter,) = await start(lambda: pool.take("large", 4))
     with pytest.raises(
         OutOfMemory,
-        match=r"1024 bytes do not fit: 2048 of 8192 bytes are free.*, behind 1 that came before: first 4096 bytes for "
+        match=r"1024 bytes do not fit: 2048 of 8192 bytes are free.*, behind 1 in line: first 4096 bytes for "
         r"task 'caller 0', which has waited for .* s \[",
     ):
         pool.take_now(1)
@@ -112,7 +112,7 @@ async def test_a_wait_that_ends_says_who_was_in_front() -> None:
     large, small = await start(lambda: pool.take("large", 2, 4), lambda: pool.take("small", 1, seconds=0.05))
     with pytest.raises(
         OutOfMemory,
-        match=r"it waited for 0\.\d+ s, behind 1 that came before: first 4 x 2048 bytes for task 'caller 0'",
+        match=r"it waited for 0\.\d+ s, behind 1 in line: first 4 x 2048 bytes for task 'caller 0'",
     ):
         await small
     assert len(pool.room) == 1

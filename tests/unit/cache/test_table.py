@@ -212,7 +212,9 @@ def test_each_key_has_its_own_coverage_which_ends_with_it() -> None:
 
 
 def test_only_dimension_zero_is_cut() -> None:
-    with pytest.raises(ParamInvalid, match="batch_dim_index is 1: tensors that move are cut along dimension 0"):
+    with pytest.raises(
+        ParamInvalid, match="batch_dim_index is 1: must be 0, because tensors that move are cut along dimension 0"
+    ):
         check_desc(CacheDesc(1, [4, 32], DataType.DT_FLOAT16, batch_dim_index=1))
 
 
