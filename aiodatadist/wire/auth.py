@@ -1,4 +1,4 @@
-"""Mutual proof of a shared key, HMAC-SHA256 over everything both ends said so far."""
+"""Mutual proof of a shared key: HMAC-SHA256 over everything that both ends have sent so far."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ Side = Literal["client", "server"]
 
 
 def proof(key: bytes, side: Side, client: Hello, server: Hello) -> str:
-    """What ``side`` has to send. Both hellos are in it, nonces included: it cannot be replayed or carried over."""
+    """Return the proof that ``side`` must send.
+
+    It covers both hellos with their nonces, so it cannot be replayed, or used on another connection.
+    """
     mac = hmac.new(key, b"aiodatadist link 1 " + side.encode(), sha256)
     mac.update(encode(client))
     mac.update(encode(server))

@@ -1,4 +1,4 @@
-"""Messages as bytes: an 8-byte head (magic, version, length), then JSON, and its checksum in blanks behind it."""
+"""Messages as bytes: an 8-byte head (magic, version, length), then JSON, then its checksum as blanks."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ MAGIC = b"KV"
 VERSION = 1
 HEAD = struct.Struct(">2sBxI")
 SEAL = b"\n\r\n\r"
-"""Stands between the JSON of a message and its CRC-32. Both are blanks, which an end that knows nothing of them skips; so no
-message is without, not even the first. TCP's own checksum misses one damage in some 65,000, and a digit that has changed is
-the number of another block."""
+"""The mark between the JSON of a message and its CRC-32.
+
+Both are blanks, which an end that does not know them skips; so every message has them, even the first. TCP's own
+checksum misses one damage in some 65,000, and a changed digit is the number of another block.
+"""
 SEALED_SINCE = 1
-"""The minor version from which on every message has one: the damage may be in the mark."""
+"""The minor version from which on every message must have a checksum, because the damage may be in the mark."""
 _BLANKS = b" \t\n\r"
 _FOUR_BLANKS = [bytes(_BLANKS[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256)]
 MAX_BODY = 20 * MAX_INDEXES
-"""Bytes of one message, at most: two full lists of nine digits. Checked before anything is allocated for it."""
+"""The largest message in bytes: two full lists of nine-digit numbers. Checked before anything is allocated for it."""
 SMALL_FRAME = 4096
-"""Bytes of one that is looked at in the call that brings it."""
+"""The largest frame in bytes that is parsed in the call that receives it."""
 MAX_KIND = 32
-"""Characters of a message's type."""
+"""The longest message type, in characters."""
 MAX_TEXT = (MAX_NOTE + 2) // 3 * 4
-"""Characters of one text: those of a notification."""
+"""The longest text, in characters: that of a notification."""
 MAX_NEWER = 16
-"""Fields of one message that are ignored because a newer minor version may have added them."""
+"""The largest number of fields in one message that are ignored because a newer minor version may have added them."""
 
 
 class Unknown(NamedTuple):
-    """A message of a newer minor version than this end's, which does not know its kind. ``call``: its number, or 0."""
+    """A message of a newer minor version, whose kind this end does not know. ``call`` is its number, or 0."""
 
     type: str
     call: int
 
 
 def encode(message: Message, minor: int = MINOR) -> bytes:
-    """One frame, for a peer of this minor version: fields that it does not know are left out. A hello has those of its own,
-    for each peer, so that it is as it travelled in both ends' proofs.
+    """Return one frame, for a peer of this minor version, without the fields that the peer does not know.
+
+    A hello always has the fields of its own version, so that it is the same in both ends' proofs.
 
     Raises:
-        ProtocolError: the message is larger than a frame may be, or of a newer version than the peer.
+        ProtocolError: if the message is larger than a frame may be, or newer than the peer's version.
     """
     unknown: set[str] | None = None
     if isinstance(message, Hello):
@@ -56,16 +59,16 @@ def encode(message: Message, minor: int = MINOR) -> bytes:
     if minor < MINOR:
         _check_minor(message, minor, "peer")
         unknown = {name for name, since in NEWER_FIELDS.get(type(message), {}).items() if since > minor}
-    # By its own serializer: the parser's looks for the type first, which takes several times as long as the rest.
+    # The message's own serializer: the parser's looks for the type first, which takes several times as long as the rest.
     content = message.__pydantic_serializer__.to_json(message, exclude=unknown)
     body = sealed(content)
     if len(body) > MAX_BODY:
-        raise ProtocolError(f"a {message.type!r} message of {len(body)} bytes: the limit is {MAX_BODY}")
+        raise ProtocolError(f"a {message.type!r} message has {len(body)} bytes: the limit is {MAX_BODY}")
     return HEAD.pack(MAGIC, VERSION, len(body)) + body
 
 
 def sealed(content: bytes) -> bytes:
-    """With its checksum behind it."""
+    """Return the content with its checksum appended."""
     crc, blanks = zlib.crc32(content), _FOUR_BLANKS
     return content + SEAL + blanks[crc >> 24] + blanks[crc >> 16 & 255] + blanks[crc >> 8 & 255] + blanks[crc & 255]
 
@@ -74,11 +77,11 @@ _SEALED = len(sealed(b""))
 
 
 class Decoder:
-    """Bytes in, messages out. After an error it is good for nothing.
+    """A decoder: bytes in, messages out. It cannot be used after an error.
 
     Attributes:
         max_body: bytes that a message may have.
-        minor: the peer's minor version, which its hello says; None before.
+        minor: the peer's minor version, from its hello; None before that.
     """
 
     def __init__(self, max_body: int = MAX_BODY) -> None:
@@ -89,18 +92,20 @@ class Decoder:
 
     @property
     def wanting(self) -> int:
-        """Bytes to the end of the next message, or of its head: who reads no more than that takes nothing from behind it."""
+        """Bytes to the end of the next message, or of its head. Reading no more than that takes nothing from behind it."""
         if len(self._buffer) < HEAD.size:
             return HEAD.size - len(self._buffer)
         *_, length = HEAD.unpack_from(self._buffer)
         return HEAD.size + int(length) - len(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> list[Message | Unknown]:
-        """The messages that are complete with ``data``. Those in front of an error are not lost: it is raised next time.
+        """Return the messages that are complete with ``data``.
+
+        Messages before an error are not lost: they are returned, and the next call raises the error.
 
         Raises:
-            ProtocolError: these bytes are no message of this protocol.
-            IncompatiblePeer: they are a hello of another major version.
+            ProtocolError: if these bytes are not a message of this protocol.
+            IncompatiblePeer: if they are a hello of another major version.
         """
         if self._failure is not None:
             raise self._failure
@@ -121,8 +126,10 @@ class Decoder:
         return messages
 
     def peek(self, data: bytes) -> Message | Unknown | None:
-        """The message, if ``data`` is a whole small one and nothing else, and nothing came before that is not complete. It is
-        not taken: :meth:`feed` would give it, too, or say what is wrong with it."""
+        """Return the message if ``data`` is exactly one small message, and no incomplete one came before; None otherwise.
+
+        The message is not consumed: :meth:`feed` would return it, too, or raise what is wrong with it.
+        """
         if self._buffer or self._failure is not None or not HEAD.size < len(data) <= SMALL_FRAME:
             return None
         if HEAD.unpack_from(data) != (MAGIC, VERSION, len(data) - HEAD.size) or len(data) > self.max_body:
@@ -136,7 +143,7 @@ class Decoder:
         return message
 
     def meet(self, message: Message | Unknown) -> None:
-        """If the peer said who it is, its version is known from here on."""
+        """Learn the peer's version from its hello. Has no effect on other messages."""
         if isinstance(message, Hello):
             self.minor = message.minor
 
@@ -161,7 +168,7 @@ class Decoder:
 
 
 def _check_minor(message: Message | Unknown, minor: int, end: str) -> None:
-    """Raises ProtocolError: messages of this kind are newer than the protocol of this end of the connection."""
+    """Raise ProtocolError if messages of this kind are newer than the protocol of this end of the connection."""
     if isinstance(message, Unknown) or message.since <= minor:
         return
     raise ProtocolError(
@@ -170,28 +177,33 @@ def _check_minor(message: Message | Unknown, minor: int, end: str) -> None:
 
 
 def _parse(body: bytes, minor: int | None) -> Message | Unknown | None:
-    """The message in a frame of a peer of this minor version; None: one that is not known here, and may be ignored. It costs
-    some milliseconds and megabytes at most, whatever is in it.
+    """Return the message in a frame from a peer of this minor version; None if it is unknown and may be ignored.
+
+    It takes some milliseconds and megabytes at most, whatever the frame contains.
 
     Raises:
-        ProtocolError: there is none, or its checksum is wrong, or missing where the peer's version has them.
-        IncompatiblePeer: it is a hello of another major version.
+        ProtocolError: if there is no message, or its checksum is wrong, or missing although the peer's version has
+            them.
+        IncompatiblePeer: if it is a hello of another major version.
     """
     is_sealed = body[-_SEALED:].startswith(SEAL)
     if is_sealed and body != sealed(body[:-_SEALED]):
-        raise ProtocolError("a message of the peer's was damaged on its way: its checksum is wrong")
+        raise ProtocolError("a message from the peer was damaged in transit: its checksum is wrong")
     message = _content(body, minor)
     if isinstance(message, Hello):
         minor = message.minor
-    is_cut_off = body[-1:].isspace()  # blanks behind the JSON are what is left of a damaged mark: 4.0 says none
+    is_cut_off = body[-1:].isspace()  # blanks after the JSON are the rest of a damaged mark: 4.0 sends none
     if not is_sealed and (is_cut_off or (minor is not None and minor >= SEALED_SINCE)):
-        raise ProtocolError("a message of the peer's was damaged on its way: it has no checksum")
+        raise ProtocolError("a message from the peer was damaged in transit: it has no checksum")
     return message
 
 
 def _content(body: bytes, minor: int | None) -> Message | Unknown | None:
-    """As :func:`_parse`, of what is before the checksum. If the peer's minor version is newer than this end's, fields and
-    messages that are not known here are ignored, or told apart."""
+    """Return the message in the part before the checksum, as :func:`_parse` does.
+
+    If the peer's minor version is newer than this end's, unknown fields are ignored, and unknown messages are
+    recognised.
+    """
     try:
         return read_foreign(body, parser, limit_bytes=MAX_BODY, limit_chars=MAX_TEXT)
     except Unreadable as error:
@@ -199,12 +211,12 @@ def _content(body: bytes, minor: int | None) -> Message | Unknown | None:
 
 
 def _of_another_version(body: bytes, error: Unreadable, minor: int | None) -> Message | Unknown | None:
-    """What is no message of this version may be one of another.
+    """Return a message that is not of this version, but may be of another.
 
     Raises:
-        ProtocolError: it is none of a newer minor version either, or the peer has none. The message names both versions
-            if the peer's is known.
-        IncompatiblePeer: it is a hello of another major version.
+        ProtocolError: if it is not of a newer minor version either, or the peer has none. The message names both
+            versions if the peer's is known.
+        IncompatiblePeer: if it is a hello of another major version.
     """
     what = f"the peer sent a message that is not valid: {error}"
     complaint = ProtocolError(what if minor is None else f"{what} ({both_versions(PROTOCOL, minor)})")
@@ -238,13 +250,13 @@ def _of_another_version(body: bytes, error: Unreadable, minor: int | None) -> Me
 
 
 def check_version(major: object, minor: object) -> None:
-    """Raises IncompatiblePeer: a hello with these is of another major version."""
+    """Raise IncompatiblePeer if a hello with these versions is of another major version."""
     if _is_number(major) and major != PROTOCOL:
         raise IncompatiblePeer(f"protocol differs: {PROTOCOL}.{MINOR} here, {_version(major, minor)} at the peer")
 
 
 def both_versions(major: object, minor: object) -> str:
-    """This end's version and what a peer's hello has in place of its own, in words."""
+    """Return this end's version and that of a peer's hello, whatever it has in its place, in words."""
     return f"protocol {PROTOCOL}.{MINOR} here, {_version(major, minor)} at the peer"
 
 
@@ -255,7 +267,7 @@ def _version(major: object, minor: object) -> str:
 
 
 def _is_number(said: object) -> bool:
-    """Return True for a number that a hello may have: what is longer would be written out in a complaint."""
+    """Return True for a number that a hello may have. A longer one would be written out in an error."""
     return isinstance(said, int) and not isinstance(said, bool) and 0 <= said < 2**32
 
 

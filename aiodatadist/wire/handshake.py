@@ -1,4 +1,4 @@
-"""The order of words with which a link begins. A state machine without I/O.
+"""The order of the first messages on a link. A state machine without I/O.
 
 ::
 
@@ -14,12 +14,14 @@
     DONE    ready    ->                   DONE
             when its half is open and heartbeats come
 
-At any point either may say ``refuse``, and then it is over; so it is after whatever the other end should not have said.
+At any point either end may send ``refuse``, which ends the link. Any message that the other end should not have sent
+does the same.
 
-With a key the two ends compare their options once the other end is proved: the client before it says ``connect``, the server
-when it hears that. An unproved end decides about this connection only. Without a key all ends are unproved. A proof of
-another cluster than the expected one does not count: a process at the expected one's address may have relayed it. Nor does
-a refusal after the proof: the hellos are part of the proof, later messages are not.
+With a key the two ends compare their options once the other end is proved: the client before it sends ``connect``, the
+server when it receives that. An unproved end can only decide about this connection. Without a key all ends are
+unproved. A proof of another cluster than the expected one does not count, because a process at the expected one's
+address may have relayed it. Nor does a refusal after the proof: the hellos are part of the proof, later messages are
+not.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class OwnListener(IncompatiblePeer):
 
 
 class State(Enum):
+    """The states of a handshake, each named after the message that is expected next."""
+
     HELLO = "hello"
     PROOF = "proof"
     CONNECT = "connect"
@@ -53,18 +57,18 @@ class State(Enum):
 
 
 class Handshake:
-    """One end's view. Feed it what arrives, send what it returns; it raises when the link cannot be.
+    """An end of a handshake. Feed it what arrives, and send what it returns; it raises if there can be no link.
 
     Args:
-        expected: the cluster that must answer; None: any.
-        before_asking: the client's: called with the peer's hello, which is proved if there is a key, before the client asks
-            for the link. Raises LinkError if the client does not want it.
+        expected: the cluster that must answer; None for any.
+        before_asking: for the client: called with the peer's hello, which is proved if there is a key, before the
+            client asks for the link. Raises LinkError if the client does not want it.
 
     Attributes:
-        peer: the other end's hello, which may be a lie until it is proved.
+        peer: the other end's hello, which may be false until it is proved.
         proved: the same hello, once the other end has proved that it has the key; None if there is no key.
-        connect: what the channel is called, once both know; then open it and call :meth:`opened`.
-        ready: what the peer said when its half of the channel was open.
+        connect: the name of the channel, once both ends know it; then open it and call :meth:`opened`.
+        ready: the peer's message when its half of the channel was open.
     """
 
     def __init__(
@@ -90,12 +94,12 @@ class Handshake:
 
     @property
     def me(self) -> int:
-        """Our own cluster id."""
+        """The cluster id of this end."""
         return self._hello.cluster_id
 
     @property
     def agreed(self) -> tuple[Hello, Connect] | None:
-        """Who the peer is and what the channel is called, once both are settled."""
+        """The peer's hello and the channel's name, once both are settled."""
         return None if self.peer is None or self.connect is None else (self.peer, self.connect)
 
     @property
@@ -108,21 +112,21 @@ class Handshake:
         return self._is_open and self.ready is not None
 
     def start(self, connect: Connect) -> list[Message]:
-        """The client's first words; ``connect`` is what it will ask for."""
+        """Return the client's first messages; ``connect`` is its later request."""
         self._wanted = connect
         return [self._hello]
 
     def opened(self, epoch: int, heartbeat_token: str) -> list[Message]:
-        """Our half of the channel is open, and reaches what was registered up to ``epoch``."""
+        """Note that this end's half of the channel is open, and reaches what was registered up to ``epoch``."""
         self._is_open = True
         return [Ready(epoch=epoch, heartbeat_token=heartbeat_token)]
 
     def receive(self, message: Message | Unknown) -> list[Message]:
-        """What to answer.
+        """Return the answers to a message.
 
         Raises:
-            LinkError: the peer refused; with the peer's status, and of the class that says why.
-            ProtocolError, IncompatiblePeer, AuthError: we refuse. Say so with :func:`refusal`.
+            LinkError: if the peer refused; with the peer's status, and of the class for its reason.
+            ProtocolError, IncompatiblePeer, AuthError: if this end refuses. Send :func:`refusal` to tell the peer.
         """
         try:
             return self._react(message)
@@ -152,11 +156,14 @@ class Handshake:
                 self.ready = message
                 self.state = State.DONE
                 return []
-        raise ProtocolError(f"the peer said {message.type!r} in state {self.state.value!r}")
+        raise ProtocolError(f"the peer sent {message.type!r} in state {self.state.value!r}")
 
     def _unsaid_version(self, message: Refuse) -> str:
-        """What to add to a refusal of our hello if it may not have been understood: a peer of another version cannot always
-        name both. Empty if the peer said its version, or refuses for another reason."""
+        """Return words to add to a refusal of our hello if the peer may not have understood it.
+
+        A peer of another version cannot always name both. The words are empty if the peer has named its version, or
+        refuses for another reason.
+        """
         is_about_words = message.kind == "" and message.status == LLMStatusCode.LLM_PARAM_INVALID
         if self.peer is not None or not is_about_words or f"{PROTOCOL}.{MINOR}" in message.reason:
             return ""
@@ -180,9 +187,12 @@ class Handshake:
         return self._prove() if self.side == "client" else self._answer()
 
     def _compare(self, theirs: Hello) -> None:
-        """Raises IncompatiblePeer if the options of the two ends do not fit together."""
+        """Raise IncompatiblePeer if the options of the two ends do not fit together."""
         mine = self._hello
-        us, them = f"cluster {mine.cluster_id}", f"cluster {theirs.cluster_id}"  # in words that are right at both ends
+        us, them = (
+            f"cluster {mine.cluster_id}",
+            f"cluster {theirs.cluster_id}",
+        )  # worded to be true at both ends, because the peer gets the text, too
         for what, a, b in (
             ("runtime", mine.endpoint.runtime, theirs.endpoint.runtime),
             ("transport", mine.endpoint.transport, theirs.endpoint.transport),
@@ -227,7 +237,7 @@ class Handshake:
 
 
 def refusal(error: LinkError) -> Refuse:
-    """How to tell the peer that it cannot be."""
+    """Return the message that tells the peer why there can be no link."""
     kind: Literal["", "key", "unfit"] = (
         "key" if isinstance(error, AuthError) else "unfit" if isinstance(error, IncompatiblePeer) else ""
     )
@@ -235,7 +245,7 @@ def refusal(error: LinkError) -> Refuse:
 
 
 def refused(message: Refuse, is_proved: bool, versions: str = "") -> LinkError:
-    """What the peer said, as an error of this end. ``versions`` stands behind the peer's reason."""
+    """Return the peer's refusal as an error of this end. ``versions`` is appended to the peer's reason."""
     peer = "the peer" if is_proved else "an unproved peer"
     return {"": LinkError, "key": AuthError, "unfit": IncompatiblePeer}[message.kind](
         f"{peer} refused: {printable(message.reason)}{versions}",

@@ -1,6 +1,6 @@
 """The control messages. Strict: an unknown field or a wrong type is an error, never a guess.
 
-What a newer minor version may add, and what an older one makes of it, is in ``docs/architecture.md``.
+``docs/architecture.md`` says what a newer minor version may add, and what an older one makes of it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,29 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter, model_validator
 
 PROTOCOL = 4
-"""The major version: raised when a message changes its meaning. Both ends have to have the same."""
+"""The major version, raised when a message changes its meaning. Both ends must have the same."""
 MINOR = 2
-"""Raised when a message or a field is added that an older end may do without. Ends of all minors talk.
+"""The minor version, raised for each new message or field that an older end can do without. Ends of all minors can talk.
 
-1: checksums (``Pull.checksum``, ``Pulled.checksums``, ``Digest``, ``Digests``), priorities (``Pull.priority``), an owner's
-limit of a pull (``Claimed.seconds``), and numbers by which a message is noticed that is lost, comes twice or late (of
+1: checksums (``Pull.checksum``, ``Pulled.checksums``, ``Digest``, ``Digests``), priorities (``Pull.priority``), an
+owner's limit of a pull (``Claimed.seconds``), and numbers that reveal a message that is lost, repeated or late (in
 ``Note``, ``Taken``, ``Revoke``, ``Watch``, ``Landed``).
-2: digests that the owner of kept blocks compares (``blocks_digest`` and ``prompt_digest`` of ``Claim``, ``Unclaim``), why
-it refuses a claim (``Claimed.why``), and several requests or answers in one message (``Pull.also``, ``Pulled.also``).
+2: digests that the owner of kept blocks compares (``blocks_digest`` and ``prompt_digest`` in ``Claim``, ``Unclaim``),
+the reason why it refuses a claim (``Claimed.why``), and several requests or answers in one message (``Pull.also``,
+``Pulled.also``).
 """
 
 DIGESTS_SINCE = 2
-"""The minor version that compares which blocks are kept, and of which prompt."""
+"""The minor version that compares kept blocks and their prompt."""
 
 TOGETHER_SINCE = 2
 """The minor version that reads several requests, and several answers, in one message."""
 MAX_TOGETHER = 8
-"""Requests, or answers, in one message. Eight requests of 256 KiB each hold the loop of their receiver for 0.5 ms. Twice as
-many would spare it a few hundredths of what they cost."""
+"""Requests, or answers, in one message.
+
+Eight requests of 256 KiB each hold the loop of their receiver for 0.5 ms. Twice that number would save only a few
+hundredths of their cost.
+"""
 
 MAX_TENSORS = 4096
 MAX_INDEXES = 16384
@@ -38,33 +42,33 @@ MAX_INDEXES = 16384
 MAX_TAKERS = 4096
 """Peers that share kept blocks."""
 MAX_NOTE = 64 << 10
-"""Bytes of a notification."""
+"""The largest notification, in bytes."""
 
 UInt32 = Annotated[int, Field(ge=0, lt=2**32)]
 UInt63 = Annotated[int, Field(ge=0, lt=2**63)]
 UInt64 = Annotated[int, Field(ge=0, lt=2**64)]
 CacheId = Annotated[int, Field(ge=1, lt=2**63)]
 CallId = Annotated[int, Field(ge=1, lt=2**63)]
-"""Chosen by the end that asks; its answer has it, too."""
+"""A number chosen by the end that asks; the answer has it, too."""
 Text = Annotated[str, Field(max_length=512, pattern=r"^[\x20-\x7e]*$")]
-"""Printable ASCII: it may end up in a log."""
+"""Printable ASCII, because it may end up in a log."""
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MAX_SECONDS = 864_000.0
-"""The longest duration that is told to a peer."""
+"""The longest duration in a message."""
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 LeaseName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Digest16 = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
-"""Sixteen bytes in hexadecimal, as ``values.digests`` makes them; empty: none."""
+"""Sixteen bytes in hexadecimal, as ``values.digests`` makes them; empty if there is none."""
 ChannelName = Annotated[str, Field(min_length=1, max_length=127, pattern=r"^[\x21-\x7e]+$")]
 Status = Annotated[int, Field(ge=-1, lt=2**32)]
 MAX_REASON = 2048
-"""Characters in which a peer says why: ``reasons.reason_of`` writes them."""
+"""The longest reason of a peer's, in characters, as ``reasons.reason_of`` writes it."""
 Reason = Annotated[str, Field(max_length=MAX_REASON, pattern=r"^[\x20-\x7e]*$")]
 LayerRange = Annotated[tuple[UInt32, UInt32], Strict(False)] | None
-"""Half-open. A list in JSON, which is why the tuple, and nothing in it, is read leniently."""
+"""A half-open range. It is a list in JSON, so the tuple, and nothing in it, is read leniently."""
 Indexes = Annotated[list[UInt64], Field(max_length=MAX_INDEXES), FailFast()]
 Checksums = Annotated[list[UInt32], Field(max_length=MAX_INDEXES), FailFast()]
-"""CRC-32C of each block, over all its tensors in their order."""
+"""The CRC-32C of each block, over all its tensors in their order."""
 
 
 class _Message(BaseModel):
@@ -73,20 +77,21 @@ class _Message(BaseModel):
     )  # model_id is one of the fields
 
     since: ClassVar[int] = 0
-    """The minor version that such messages came with."""
+    """The minor version that introduced such messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """The minor version that a field of a message came with, if that is not the message's. It has a default, and is not said
-    to a peer of an older one."""
+    """The minor version that introduced a field of a message, if it is newer than the message.
+
+    The field has a default, and is not sent to a peer of an older version.
+    """
 
     minor: int
 
 
 class EndpointInfo(_Message):
-    """``transport.Endpoint`` on the wire. What a newer minor version adds stands behind the rest, and is kept for the
-    proof."""
+    """The ``transport.Endpoint`` of the sender. Fields of a newer minor version come last, and are kept for the proof."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -105,10 +110,10 @@ class EndpointInfo(_Message):
 
 
 class Hello(_Message):
-    """First from both ends. ``instance`` is new for every start of a cluster; ``nonce`` is fresh for every link.
+    """The first message from both ends. ``instance`` is new for every start of a cluster, ``nonce`` for every link.
 
-    ``minor`` of the protocol comes with this message, so of whatever version its sender is, its fields are read, and those
-    that a newer one adds, behind the rest, are kept for the proof.
+    This message announces the ``minor`` version, so its fields are read whatever version its sender has. Fields of a
+    newer version come last, and are kept for the proof.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -122,25 +127,27 @@ class Hello(_Message):
     one_sided: bool
     has_key: bool
     backend: Text = ""
-    """``"hixl"``: a link belongs to its initiator; else to both ends."""
+    """With ``"hixl"``, a link belongs to its initiator; otherwise to both ends."""
     heartbeat: Annotated[float, Field(gt=0, le=600)]
     """Seconds between two heartbeats of the sender's."""
     links: UInt63 = 0
-    """How many links with the receiver this instance of the sender has had: one of them that the receiver still has is out of
-    date, unless it was made since."""
+    """The number of links with the receiver that this instance of the sender has had.
+
+    A link with a lower number that the receiver still has is out of date.
+    """
     endpoint: EndpointInfo
     minor: UInt32 = 0
 
 
 class Proof(_Message):
-    """That its sender has the key: see ``auth``."""
+    """The proof that its sender has the key: see ``auth``."""
 
     type: Literal["proof"] = "proof"
     mac: Hex
 
 
 class Connect(_Message):
-    """From the client: open a channel of this name now; it will wait this many seconds."""
+    """From the client: a request to open a channel of this name now. The client waits this number of seconds."""
 
     type: Literal["connect"] = "connect"
     channel: ChannelName
@@ -154,8 +161,11 @@ class Accept(_Message):
 
 
 class KeyName(_Message):
-    """What the receiver's cache is called: a blocks cache's model, a request's or a prefix's slot, a cache id, or an address
-    in one of its tensors, which the receiver looks up and does not follow."""
+    """The name of a cache of the receiver's.
+
+    It is the model of a blocks cache, the slot of a request or prefix, a cache id, or an address in one of the cache's
+    tensors. The receiver looks an address up, and does not follow it.
+    """
 
     kind: Literal["blocks", "request", "prefix", "id", "address"]
     id: UInt64
@@ -163,9 +173,9 @@ class KeyName(_Message):
 
 
 class CacheEntry(_Message):
-    """One cache of the sender, as its peer may reach it.
+    """A cache of the sender's, as its peer may reach it.
 
-    ``addresses`` are the sender's; the receiver only hands them back to the transport, which checks them against the
+    ``addresses`` are the sender's. The receiver only hands them back to the transport, which checks them against the
     regions that the sender registered for this link.
     """
 
@@ -174,16 +184,16 @@ class CacheEntry(_Message):
     placement: Literal[0, 1]
     data_type: UInt32
     pieces: Annotated[int, Field(ge=1, lt=2**63)]
-    """Batch slots, or blocks, per tensor."""
+    """The number of batch slots, or blocks, in each tensor."""
     stride: Annotated[int, Field(ge=1, lt=2**63)]
-    """Bytes of each."""
+    """Bytes of each piece."""
     addresses: Annotated[list[UInt64], Field(min_length=1, max_length=MAX_TENSORS), FailFast()]
     epoch: UInt32
-    """A channel has to be at least this young at the sender's end to reach it."""
+    """A channel must be at least this young at the sender's end to reach the cache."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        """So that code which computes with a peer's geometry need not think of overflow."""
+        """Refuse an impossible geometry, so that code which computes with it cannot overflow."""
         nbytes = self.pieces * self.stride
         if nbytes >= 2**63 or max(self.addresses) + nbytes > 2**64:
             raise ValueError(f"{self.pieces} pieces of {self.stride} bytes leave the address space")
@@ -191,10 +201,10 @@ class CacheEntry(_Message):
 
 
 class Ready(_Message):
-    """The sender's half of the channel is open; it reaches what the sender had registered up to ``epoch``.
+    """The sender's half of the channel is open, and reaches what the sender had registered up to ``epoch``.
 
-    ``heartbeat_token``: from the server: what a second connection of the client's has to say to carry this link's
-    heartbeats. The client says ready when heartbeats come on it.
+    ``heartbeat_token`` comes from the server: the client's second connection must send it to carry this link's
+    heartbeats. The client sends its ready when heartbeats come on that connection.
     """
 
     type: Literal["ready"] = "ready"
@@ -203,7 +213,7 @@ class Ready(_Message):
 
 
 class AttachHeartbeats(_Message):
-    """The first and only message of a connection that carries heartbeats, one byte each, from then on.
+    """The first and only message of a connection that then carries heartbeats, one byte each.
 
     The receiver reads it, and not a byte more, before it decides who reads the rest.
     """
@@ -213,7 +223,10 @@ class AttachHeartbeats(_Message):
 
 
 class Refuse(_Message):
-    """No. The link ends here. ``kind``: the keys differ, or the two ends do not fit together: asking again is of no use."""
+    """A refusal, which ends the link.
+
+    With a ``kind``, the keys differ, or the two ends do not fit together: asking again cannot help.
+    """
 
     type: Literal["refuse"] = "refuse"
     status: Status
@@ -222,7 +235,7 @@ class Refuse(_Message):
 
 
 class Disconnect(_Message):
-    """The sender uses the link no more; the receiver ends its transfers on it, answers ``bye`` and closes."""
+    """The sender no longer uses the link. The receiver ends its transfers on it, answers ``bye`` and closes."""
 
     type: Literal["disconnect"] = "disconnect"
     reason: Text
@@ -238,7 +251,7 @@ class Bye(_Message):
 
 
 class Lookup(_Message):
-    """Which of your caches is called this? The receiver answers ``found``."""
+    """A question: which of the receiver's caches has this name? The receiver answers ``found``."""
 
     type: Literal["lookup"] = "lookup"
     call: CallId
@@ -246,7 +259,7 @@ class Lookup(_Message):
 
 
 class Found(_Message):
-    """The cache, and the batch slot that the name stands for; None: there is none. From now on the receiver holds it."""
+    """The cache, and the batch slot that the name stands for; None if there is none. The receiver holds it from now on."""
 
     type: Literal["found"] = "found"
     call: CallId
@@ -255,15 +268,18 @@ class Found(_Message):
 
 
 class Grant(_Message):
-    """Here is a cache of mine that a request of mine is about to name. The receiver holds it."""
+    """A cache of the sender's that a request of its is about to name. The receiver holds it."""
 
     type: Literal["grant"] = "grant"
     cache: CacheEntry
 
 
 class Revoke(_Message):
-    """Forget this cache of mine: let transfers of yours end, after ``seconds`` stop them, then say ``revoked``. It is said
-    again, under its number, where no answer comes."""
+    """A request to forget this cache of the sender's.
+
+    The receiver lets its transfers end, stops them after ``seconds``, and then sends ``revoked``. Without an answer,
+    the message is repeated under its number.
+    """
 
     type: Literal["revoke"] = "revoke"
     cache_id: CacheId
@@ -272,24 +288,24 @@ class Revoke(_Message):
 
 
 class Revoked(_Message):
-    """The sender holds this cache no more, and no transfer of its touches it."""
+    """The sender no longer holds this cache, and none of its transfers touches it."""
 
     type: Literal["revoked"] = "revoked"
     cache_id: CacheId
     number: Annotated[UInt63, Since(1)] = 0
-    """Of the ``revoke``; 0: of the one that there is."""
+    """The number of the ``revoke``; 0 for the only one."""
 
 
 OtherPull = Annotated[tuple[CallId, Indexes, Indexes], Strict(False)]
-"""``call``, ``src_blocks`` and ``dst_blocks``. A list in JSON, as a layer range."""
+"""The fields ``call``, ``src_blocks`` and ``dst_blocks``. A list in JSON, as for a layer range."""
 OtherPulled = Annotated[
     tuple[CallId, UInt64, UInt64, Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]], Strict(False)
 ]
-"""``call``, ``nbytes``, ``ranges``, ``queue_seconds`` and ``transfer_seconds``."""
+"""The fields ``call``, ``nbytes``, ``ranges``, ``queue_seconds`` and ``transfer_seconds``."""
 
 
 class PartNumbers(BaseModel):
-    """Part ``src[i]``, numbered through ``src_blocks``, goes to part ``dst[i]`` of ``dst_blocks``."""
+    """Numbers of parts: part ``src[i]``, counted through ``src_blocks``, goes to part ``dst[i]`` of ``dst_blocks``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -299,11 +315,12 @@ class PartNumbers(BaseModel):
 
 
 class Pull(_Message):
-    """Write the source that ``name`` stands for into a cache of mine that you hold; the receiver answers ``pulled``.
+    """A request to write the source that ``name`` stands for into a cache of the sender's that the receiver holds.
 
-    ``slot``: the source's batch slot where the name is an id. ``layers``: half-open, or None for all. With ``dst_blocks``
-    the destination is blocks, else batch slot ``dst_slot``, ``nbytes`` of it, which begin at ``offsets`` in the source's slot
-    and in the destination's; with offsets no key is consumed.
+    The receiver answers ``pulled``. ``slot`` is the source's batch slot if the name is an id. ``layers`` are half-open;
+    None means all. With ``dst_blocks`` the destination is blocks. Otherwise it is ``nbytes`` of batch slot
+    ``dst_slot``, which begin at ``offsets`` in the source's slot and in the destination's; with offsets no key is
+    consumed.
     """
 
     type: Literal["pull"] = "pull"
@@ -322,23 +339,26 @@ class Pull(_Message):
     parts: PartNumbers | None = None
     seconds: Seconds
     checksum: Annotated[bool, Since(1)] = False
-    """The answer shall have checksums of what was read."""
+    """True if the answer must have checksums of what was read."""
     priority: Annotated[Literal[0, 1, 2], Since(1)] = 1
-    """``TransferPriority``: NORMAL at a peer that knows of none."""
+    """The ``TransferPriority``; NORMAL for a peer that does not know priorities."""
     also: Annotated[list[OtherPull], Field(max_length=MAX_TOGETHER - 1), FailFast(), Since(TOGETHER_SINCE)] = Field(
         default_factory=list
     )
-    """Further requests, which differ from this one in these alone. Each is served and answered as if it came by itself. All
-    together name no more blocks, with their parts, than one may name blocks."""
+    """Further requests, which differ from this one only in these fields.
+
+    Each is served and answered like a separate one. All together name at most the number of blocks, and parts, that one
+    may name.
+    """
 
     @property
     def is_whole_blocks(self) -> bool:
-        """Blocks of all tensors go to as many."""
+        """True if whole blocks of all tensors go to the same number of blocks."""
         is_all = self.parts is None and self.src_layers is None and self.dst_layers is None
         return is_all and not self.dst_slot and len(self.src_blocks) > 0
 
     def count_blocks(self) -> int:
-        """Return how many numbers of blocks, and of their parts, the requests of this message have, at both ends."""
+        """Return the number of block and part numbers in the requests of this message, at both ends."""
         lists = (self.src_blocks, self.dst_blocks, *(blocks for _, *both in self.also for blocks in both))
         parts = 0 if self.parts is None else len(self.parts.src) + len(self.parts.dst)
         return sum(map(len, lists)) + parts * (1 + len(self.also))
@@ -354,16 +374,22 @@ class Pull(_Message):
 
 
 class Stop(_Message):
-    """Give up a call of mine. The receiver answers it all the same, once nothing can be written any more; it answers again
-    where it did before, and does not begin where the call comes after this."""
+    """A request to give up a call of the sender's.
+
+    The receiver answers the call all the same, once nothing can be written any longer. It answers again if it did so
+    before, and does not begin if the call comes after this.
+    """
 
     type: Literal["stop"] = "stop"
     call: CallId
 
 
 class Pulled(_Message):
-    """How a pull ended. Whatever the status, the sender writes no more. ``stopped``: because it was told to, or the pull
-    never came. ``is_unknown``: it was not told of the destination, or does not hold it any more; nothing was written."""
+    """The end of a pull. Whatever the status, the sender writes no more.
+
+    ``stopped``: it was told to stop, or the pull never came. ``is_unknown``: it was not told of the destination, or no
+    longer holds it; nothing was written.
+    """
 
     type: Literal["pulled"] = "pulled"
     call: CallId
@@ -376,11 +402,11 @@ class Pulled(_Message):
     queue_seconds: Annotated[float, Field(ge=0)] = 0.0
     transfer_seconds: Annotated[float, Field(ge=0)] = 0.0
     checksums: Annotated[Checksums, Since(1)] = Field(default_factory=list)
-    """Of the source's blocks, parts or slot, in the order of the request; empty if that did not ask for them."""
+    """The checksums of the source's blocks, parts or slot, in the request's order; empty if it did not ask for them."""
     also: Annotated[list[OtherPulled], Field(max_length=MAX_TOGETHER - 1), FailFast(), Since(TOGETHER_SINCE)] = Field(
         default_factory=list
     )
-    """How further pulls ended: as this one, but for these."""
+    """The ends of further pulls, which differ from this one only in these fields."""
 
     def each(self) -> Iterator[Pulled]:
         """Yield the answers of this message, one by one."""
@@ -394,10 +420,11 @@ class Pulled(_Message):
 
 
 class Digest(_Message):
-    """What are the checksums of these pieces of a cache of yours that I hold? The receiver answers ``digests``.
+    """A question: what are the checksums of these pieces of a cache of the receiver's? The receiver answers ``digests``.
 
-    Piece ``i`` is ``nbytes`` long, the last one ``tail``, and begins ``offset + indexes[i] * step`` bytes behind the start of
-    each of ``tensors`` tensors, from ``first_tensor`` on. The receiver adds that up, and sees to it that it is in the cache.
+    Piece ``i`` is ``nbytes`` long, the last one ``tail``. It begins ``offset + indexes[i] * step`` bytes after the
+    start of each of ``tensors`` tensors, from ``first_tensor`` on. The receiver checks that the sum is inside the
+    cache, which the sender holds.
     """
 
     since = 1
@@ -415,7 +442,7 @@ class Digest(_Message):
 
 
 class Digests(_Message):
-    """The answer: as many as there are pieces; or why not, and none."""
+    """The answer: one checksum for each piece; or the reason for having none."""
 
     since = 1
     type: Literal["digests"] = "digests"
@@ -426,12 +453,14 @@ class Digests(_Message):
 
 
 class Claim(_Message):
-    """The sender begins to pull blocks that the receiver keeps under this name, which takes it so long at most. The receiver
-    answers ``claimed``; if it does not know the name it waits for ``patience`` seconds first. ``takers`` peers share the
-    blocks, and all say so.
+    """The sender begins to pull blocks that the receiver keeps under this name, for at most ``seconds``.
 
-    ``blocks_digest`` is of all blocks of the lease as the sender was told them, however few of them it reads, and
-    ``prompt_digest`` of its own prompt. The receiver compares them with the lease's."""
+    The receiver answers ``claimed``; if it does not know the name, it waits for ``patience`` seconds first. ``takers``
+    peers share the blocks, and all send the same number.
+
+    ``blocks_digest`` is of all blocks of the lease as the sender was told them, even if it reads only a few.
+    ``prompt_digest`` is of the sender's own prompt. The receiver compares them with the lease's.
+    """
 
     type: Literal["claim"] = "claim"
     call: CallId
@@ -444,8 +473,11 @@ class Claim(_Message):
 
 
 class Claimed(_Message):
-    """Whether the blocks are kept for the receiver, until it says ``unclaim``; for ``seconds`` at most, or, where that is 0,
-    for as long as it asked. ``why``: the reason if they are not, and the claim itself was wrong."""
+    """The answer: if the blocks are kept for the receiver, until it sends ``unclaim``.
+
+    They are kept for ``seconds`` at most; if that is 0, for the time of the claim. If they are not kept because the
+    claim itself was wrong, ``why`` is the reason.
+    """
 
     type: Literal["claimed"] = "claimed"
     call: CallId
@@ -455,8 +487,10 @@ class Claimed(_Message):
 
 
 class Unclaim(_Message):
-    """The sender's pull ended; ``call``: its claim, or 0 where it never pulled. After a failure it may try again. The digests
-    are those of ``claim``: a lease ends only for who knows its blocks and its prompt."""
+    """The end of the sender's pull. ``call`` is its claim, or 0 if it never pulled. After a failure it may try again.
+
+    The digests are those of ``claim``: a lease ends only for a peer that knows its blocks and its prompt.
+    """
 
     type: Literal["unclaim"] = "unclaim"
     call: Annotated[int, Field(ge=0, lt=2**63)]
@@ -467,8 +501,11 @@ class Unclaim(_Message):
 
 
 class Note(_Message):
-    """A notification; everything that was pushed before it is in place. ``payload`` is base64. ``number``: from 1; 0: the
-    next one. It is said again under its number where the receiver may not have heard it; one that was heard is answered."""
+    """A notification; everything that was pushed before it is in place. ``payload`` is base64.
+
+    ``number`` counts from 1; 0 means the next one. A notification is repeated under its number if the receiver may not
+    have heard it; one that was heard is answered.
+    """
 
     type: Literal["note"] = "note"
     payload: Annotated[str, Field(max_length=(MAX_NOTE + 2) // 3 * 4, pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
@@ -476,8 +513,10 @@ class Note(_Message):
 
 
 class Taken(_Message):
-    """The sender's user took one more notification of the receiver's; to an end of the same version it says how many by now,
-    and how many the sender has heard, without a gap."""
+    """The sender's user has taken another notification of the receiver's.
+
+    To an end of the same version it tells how many were taken so far, and how many the sender has heard without a gap.
+    """
 
     type: Literal["taken"] = "taken"
     count: Annotated[UInt63, Since(1)] = 0
@@ -485,8 +524,10 @@ class Taken(_Message):
 
 
 class Watch(_Message):
-    """Tell me from now on, or no more, which layers of yours have landed in this cache of mine. With a ``call`` the receiver
-    answers ``pong``; the second time it tells again what it told since the first."""
+    """A request to report which of the receiver's layers have landed in this cache of the sender's, or to stop reporting.
+
+    With a ``call`` the receiver answers ``pong``; the second time it repeats what it has reported since the first.
+    """
 
     type: Literal["watch"] = "watch"
     cache_id: CacheId
@@ -495,8 +536,10 @@ class Watch(_Message):
 
 
 class Landed(_Message):
-    """Layers ``first`` to ``stop`` of a cache of the receiver's hold what the sender's transfer put there. With a reason the
-    transfer failed, and no more come. ``watch``: the call of the ``watch`` that it answers."""
+    """Layers ``first`` to ``stop`` of a cache of the receiver's hold what the sender's transfer put there.
+
+    With a reason, the transfer failed, and no more layers come. ``watch`` is the call of the ``watch`` that it answers.
+    """
 
     type: Literal["landed"] = "landed"
     cache_id: CacheId
@@ -508,7 +551,7 @@ class Landed(_Message):
 
 
 class Ping(_Message):
-    """Say ``pong``."""
+    """A question whether the receiver is there. The receiver answers ``pong``."""
 
     type: Literal["ping"] = "ping"
     call: CallId
@@ -520,7 +563,7 @@ class Pong(_Message):
 
 
 class Own(_Message):
-    """The link belongs to the sender, too, from now on, or no more. A link that belongs to neither end is not used."""
+    """The link belongs to the sender, too, from now on, or no longer. A link that belongs to neither end is not used."""
 
     type: Literal["own"] = "own"
     call: CallId
@@ -528,7 +571,7 @@ class Own(_Message):
 
 
 class Owned(_Message):
-    """The answer: whether the link belongs to the sender of this."""
+    """The answer: whether the link belongs to the sender of this message."""
 
     type: Literal["owned"] = "owned"
     call: CallId
@@ -536,7 +579,7 @@ class Owned(_Message):
 
 
 class Renew(_Message):
-    """From the client: open one more channel, which reaches what was registered meanwhile."""
+    """From the client: a request for one more channel, which reaches what was registered in the meantime."""
 
     type: Literal["renew"] = "renew"
     channel: ChannelName
@@ -544,7 +587,7 @@ class Renew(_Message):
 
 
 class Renewed(_Message):
-    """The sender's half of a further channel is open, up to ``epoch``; or, with a ``reason``, it could not be opened."""
+    """The sender's half of a further channel is open, up to ``epoch``; with a ``reason``, it could not be opened."""
 
     type: Literal["renewed"] = "renewed"
     channel: ChannelName
@@ -560,15 +603,20 @@ class Retire(_Message):
 
 
 class Broken(_Message):
-    """A transfer of the sender's was stopped half-way on this channel: neither end starts another one there, and both close
-    it when those under way are over."""
+    """A transfer of the sender's was stopped half-way on this channel.
+
+    Neither end starts another transfer there, and both close the channel when those under way have ended.
+    """
 
     type: Literal["broken"] = "broken"
     channel: ChannelName
 
 
 class Outdated(_Message):
-    """From the server: renew the channel, it has to reach these epochs of mine and of yours; say ``pong`` when you tried."""
+    """From the server: a request to renew the channel so that it reaches these epochs of both ends.
+
+    The client sends ``pong`` when it has tried.
+    """
 
     type: Literal["outdated"] = "outdated"
     call: CallId
@@ -577,8 +625,10 @@ class Outdated(_Message):
 
 
 class Unsupported(_Message):
-    """The sender does not know messages of this kind, which are of a newer minor version than its own: it did nothing, and
-    the link goes on. ``call``: of the message, or 0 if it has none."""
+    """The sender does not know messages of this kind, which are of a newer minor version than its own.
+
+    It did nothing, and the link continues. ``call`` is that of the message, or 0 if it has none.
+    """
 
     type: Literal["unsupported"] = "unsupported"
     kind: Annotated[str, Field(max_length=32, pattern=r"^[\x20-\x7e]*$")]
@@ -595,10 +645,10 @@ parser: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminato
 
 
 def _newer_fields(kind: type[_Message]) -> dict[str, int]:
-    """The minor versions that fields of these messages came with, where it was not the first."""
+    """Return the minor versions that introduced fields of these messages, unless it was the first."""
     fields = kind.model_fields.items()
     return {name: mark.minor for name, field in fields for mark in field.metadata if isinstance(mark, Since)}
 
 
 NEWER_FIELDS: dict[type, dict[str, int]] = {kind: _newer_fields(kind) for kind in get_args(Message)}
-"""Of each kind of message. Only a message's own fields, none of what it contains."""
+"""The newer fields of each kind of message: only a message's own fields, not those of what it contains."""

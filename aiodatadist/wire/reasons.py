@@ -1,4 +1,4 @@
-"""What a peer is told of an error: printable ASCII of a bounded length."""
+"""The reason of an error as a peer is told it: printable ASCII of a bounded length."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from aiodatadist.wire.messages import MAX_REASON
 
 
 def reason_of(error: Exception) -> str:
-    """Return the error's message alone. Its status travels beside it, and its hint is for a caller here."""
+    """Return only the error's message. Its status travels separately, and its hint is for a caller here."""
     return printable(error.args[0] if error.args else error, MAX_REASON)

@@ -187,7 +187,7 @@ def test_complaint_is_one_short_printable_line_whatever_the_peer_says(body: byte
 
 
 def test_message_larger_than_a_frame_is_not_sent() -> None:
-    with pytest.raises(ProtocolError, match=rf"a 'pull' message of \d+ bytes: the limit is {MAX_BODY}"):
+    with pytest.raises(ProtocolError, match=rf"a 'pull' message has \d+ bytes: the limit is {MAX_BODY}"):
         encode(pull(src_blocks=[2**63] * MAX_INDEXES))
 
 

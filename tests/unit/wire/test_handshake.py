@@ -134,7 +134,7 @@ def test_our_half_alone_is_no_link() -> None:
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_peer_is_ready_once_and_not_before_both_agreed(side: Side, key: bytes | None) -> None:
     for state in [state for s, state, k in STATES if (s, k) == (side, key) and state is not State.OPEN]:
-        with pytest.raises(ProtocolError, match=f"said 'ready' in state '{state.value}'"):
+        with pytest.raises(ProtocolError, match=f"sent 'ready' in state '{state.value}'"):
             in_state(side, state, key).receive(SERVER_READY)
 
 
@@ -174,7 +174,7 @@ def test_without_the_key_no_words_make_a_link(side: Side, said: list[Message]) -
 def test_server_with_a_key_takes_no_connect_before_the_proof() -> None:
     server = end("server", KEY)
     server.receive(hello(1, has_key=True))
-    with pytest.raises(ProtocolError, match="said 'connect' in state 'proof'"):
+    with pytest.raises(ProtocolError, match="sent 'connect' in state 'proof'"):
         server.receive(CONNECT)
 
 
@@ -295,7 +295,7 @@ def test_client_that_did_not_start_has_nothing_to_ask() -> None:
 def test_client_takes_no_connect() -> None:
     client = end("client")
     client.start(CONNECT)
-    with pytest.raises(ProtocolError, match="said 'connect' in state 'hello'"):
+    with pytest.raises(ProtocolError, match="sent 'connect' in state 'hello'"):
         client.receive(CONNECT)
 
 
