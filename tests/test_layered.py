@@ -971,7 +971,7 @@ async def test_a_layer_of_one_tensor(one_sided: bool, is_gated: bool) -> None:
                 await receiver.layer(layer)
             await task
         assert made.held(0) == made.after_blocks(0, before)
-        with pytest.raises(ParamInvalid, match=f"{2 * LAYERS} tensors: a layer is 3 of them"):
+        with pytest.raises(ParamInvalid, match=f"{2 * LAYERS} tensors: must be a multiple of tensor_num_per_layer, 3"):
             manager.transfer_cache_async(made.src, said, [config], [1], [4], tensor_num_per_layer=3)
         with pytest.raises(ParamInvalid, match="tensor_num_per_layer is 0"):
             manager.transfer_cache_async(made.src, said, [config], [1], [4], tensor_num_per_layer=0)
@@ -1126,16 +1126,20 @@ async def nothing_started(made: Fan) -> AsyncIterator[None]:
 @pytest.mark.parametrize(
     ("words", "kind", "message"),
     [
-        (((1, 2), None), ParamInvalid, "2 src_block_indices for 0 dst_block_indices"),
-        ((None, [1]), ParamInvalid, "0 src_block_indices for 1 dst_block_indices"),
-        (([1, 2], [1]), ParamInvalid, "2 src_block_indices for 1 dst_block_indices: as many are needed"),
+        (((1, 2), None), ParamInvalid, "src_block_indices has 2 entries, dst_block_indices has 0"),
+        ((None, [1]), ParamInvalid, "src_block_indices has 0 entries, dst_block_indices has 1"),
+        (([1, 2], [1]), ParamInvalid, "dst_block_indices has 1: they must have the same length, at least 1"),
         (([1, 16], [1, 2]), ParamInvalid, r"src_block_indices\[1\] is 16: the source cache has 16 blocks"),
         (([-1], [1]), ValueError, r"src_block_indices.*-1"),
         (([1], [2**64]), ValueError, r"dst_block_indices.*18446744073709551616"),
         ((["1"], [1]), TypeError, "src_block_indices"),
         (({1}, [1]), TypeError, "src_block_indices"),
         (([1], 1), TypeError, "dst_block_indices"),
-        (([1], [1], 512), ParamInvalid, "dst_block_memory_size is 512: a block of the source has 1024 bytes"),
+        (
+            ([1], [1], 512),
+            ParamInvalid,
+            "dst_block_memory_size is 512: must be 1024, the bytes of a block of the source",
+        ),
         (([1], [1], -1), ValueError, "dst_block_memory_size is -1"),
         (([1], [1], "1"), TypeError, "dst_block_memory_size is '1'"),
     ],
@@ -1149,7 +1153,7 @@ async def test_block_lists_of_a_blocks_source(words: tuple[Any, ...], kind: type
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (([1], [1], 1024), "1 src_block_indices: a contiguous source has no blocks"),
+        (([1], [1], 1024), "src_block_indices has 1 entries: a contiguous source has no blocks"),
         ((None, [1, 2, 3]), "dst_block_memory_size is missing"),
         ((None, [1, 2, 3], 0), "dst_block_memory_size is missing"),
         ((None, None, 1024), "dst_block_memory_size is 1024, but there are no dst_block_indices"),
@@ -1172,7 +1176,9 @@ async def test_sources_that_cannot_be() -> None:
             start(None, Never(), config, [0], [0])  # type: ignore[arg-type]
         with pytest.raises(ParamInvalid, match="src_cache is in host memory"):
             start(host, Never(), config, [0], [0])
-        with pytest.raises(ParamInvalid, match="src_cache has 3 tensors: a layer is 2 of them"):
+        with pytest.raises(
+            ParamInvalid, match="src_cache has 3 tensors: must be a multiple of tensor_num_per_layer, 2"
+        ):
             start(odd, Never(), config, [0], [0])
         with pytest.raises(CacheNotFound, match="src_cache"):
             start(Cache(99, BLOCKS, [1] * 8, True), Never(), config, [0], [0])
@@ -1219,7 +1225,7 @@ async def test_configs_that_do_not_fit_the_source(one_sided: bool) -> None:
             own = TransferWithCacheKeyConfig(BlocksCacheKey(1), range(2), range(2))
             away = TransferWithCacheKeyConfig(BlocksCacheKey(9), range(2), range(2))
         else:
-            with pytest.raises(ParamInvalid, match="3 dst_addrs for 1 layers: there must be 2 for each"):
+            with pytest.raises(ParamInvalid, match="3 dst_addrs for 1 layers: there must be 2 for each layer"):
                 made.blocks(Never(), [TransferConfig(2, [1, 2, 3], range(1))])
             own, away = TransferConfig(1, [1, 2], range(1)), TransferConfig(9, [1, 2], range(1))  # type: ignore[assignment]
         with pytest.raises(ParamInvalid, match="names this cluster itself"):

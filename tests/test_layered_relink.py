@@ -447,7 +447,7 @@ async def test_addresses_are_not_of_a_peer_that_was_started_again(one_sided: boo
                 await _filled_or_again(made, task)
                 assert made.held(0) == made.after_blocks(0, before)
             else:
-                with pytest.raises(CacheNotFound, match="another process than when its dst_addrs were given"):
+                with pytest.raises(CacheNotFound, match="is no longer the process that gave its dst_addrs"):
                     await task
                 assert made.held(0) == before
             await made.still_works()

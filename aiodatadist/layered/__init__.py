@@ -1,8 +1,8 @@
-"""Layered transfer: a future made of futures. Prefill computes the next layer while the last one travels.
+"""Layered transfer: one completion made of several. Prefill computes the next layer while the last one travels.
 
-``request`` is what was asked for, checked; ``part`` one destination under way; ``transfer`` all of them together, and who
-says that a layer is ready. Promises: one destination's failure is its own, and a transfer ends when its link does. Refuses to
-know: who else uses the caches.
+``request`` has the checked arguments; ``destination`` is one destination under way; ``transfer`` is all of them
+together, with the source of readiness. Promises: a destination's failure affects no other, and a transfer ends when its
+links do. It knows nothing of other users of the caches.
 """
 
 from aiodatadist.layered.destination import Destination

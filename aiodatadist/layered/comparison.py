@@ -1,4 +1,4 @@
-"""Checksums of the layers of one destination: a layer counts as there when it is what was sent."""
+"""Checksums of the layers of one destination: a layer counts as landed once it equals what was sent."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ if TYPE_CHECKING:
 
 
 class LayerComparison:
-    """Compares layers as they land, in order, one at a time, in a task of the link's that there is as long as some wait.
+    """A comparison of layers as they land, in order, one at a time.
+
+    It runs in a task of the link's that exists as long as some layers wait.
 
     Args:
-        compare: compares one layer, counted from the first that is sent. Raises LLMException: it is not what was sent, or
-            that cannot be found out.
-        hold: around comparing: the peer's cache stays.
-        verified: called with the number of layers that are there.
-        failed: called with what ended it.
-        ended: called when nothing reads the source any more.
+        compare: compares one layer, counted from the first that is sent. Raises LLMException if it is not what was
+            sent, or that cannot be determined.
+        hold: entered while comparing, so that the peer's cache stays.
+        verified: called with the number of verified layers.
+        failed: called with the error that ended it.
+        ended: called when nothing reads the source any longer.
 
     Attributes:
-        is_running: the source is being read.
+        is_running: True while the source is being read.
     """
 
     def __init__(
@@ -50,14 +52,14 @@ class LayerComparison:
         self.is_running = False
 
     def landed(self, layers: int) -> None:
-        """So many layers are at the destination, as far as the device says."""
+        """Note that this number of layers is at the destination, as far as the device says."""
         self._landed = max(layers, self._landed)
         if self._landed > self._compared and not self._has_task and not self._scope.cancel_called:
             self._has_task = True
             self._link.spawn(self._run)
 
     def stop(self) -> None:
-        """No layer is verified any more. One that is being compared ends in a moment."""
+        """Verify no further layers. One that is being compared ends in a moment."""
         self._scope.cancel()
 
     async def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""One destination of a layered transfer."""
+"""A destination of a layered transfer."""
 
 from __future__ import annotations
 
@@ -34,25 +34,26 @@ if TYPE_CHECKING:
 
 
 MAX_IN_FLIGHT = 2
-"""Portions of one destination on its stream at a time; layers that become ready meanwhile travel together."""
+"""Portions of one destination on its stream at a time. Layers that become ready in the meantime travel together."""
 
 
 class Destination:
-    """One destination under way. Layers go out in order, in portions; one failure ends it, and it alone. Where its link is
-    being made again it waits for that first, and holds nothing of the peer's.
+    """A destination under way. Layers go out in order, in portions; a failure ends this destination only.
+
+    If its link is being made again, it waits for that first, and holds nothing of the peer's.
 
     Args:
         index: the destination's place among all.
-        device_event: handle of the event behind a layer, if the device can wait for that.
-        seconds: for each layer to travel.
+        device_event: returns the handle of the event behind a layer, if the device can wait for that.
+        seconds: time for each layer to travel.
         news: called when something has landed or ended.
-        checksum: a layer has landed when it is what was sent.
+        checksum: True if a layer has landed only once it equals what was sent.
 
     Attributes:
-        layers: of the source.
-        group: how many of them are sent at a time, unless more are waiting.
-        landed: how many have, from the first on.
-        told: how many of those the transfer has made known.
+        layers: layers of the source.
+        group: the number of layers that are sent at a time, unless more are waiting.
+        landed: the number of layers that have landed, from the first on.
+        told: the number of those that the transfer has announced.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Destination:
 
     @property
     def has_link(self) -> bool:
-        """It does not wait for it, and has not ended before it was there."""
+        """True unless it waits for its link, or has ended before the link was there."""
         return self._link is not None
 
     @property
@@ -133,7 +134,7 @@ class Destination:
 
     @property
     def is_known(self) -> bool:
-        """The destination has been found, and is within reach."""
+        """True if the destination has been found, and is within reach."""
         return self._grid is not None
 
     @property
@@ -143,20 +144,20 @@ class Destination:
     # ---- a link that is being made again ----
 
     def wait_for_link(self, linked: Callable[[Destination], None]) -> None:
-        """Call it when the link is there. For one that has none."""
+        """Call ``linked`` when the link is there. For a destination that has none."""
         if self._awaited is not None:
             self._linked = linked
             self._awaited_instance = self._awaited.instance()
             self._awaited.add(self)
 
     def begin(self, link: Link) -> None:
-        """The link is there. Raises LLMException: the transfer cannot be as it was asked for."""
+        """Begin, because the link is there. Raises LLMException if the transfer can no longer be what was asked for."""
         check_still_usable(self._entry)
         if self._wanted.addresses is not None and link.instance != self._awaited_instance:
             raise CacheNotFound(
-                f"cluster {self.cluster_id} is another process than when its dst_addrs were given: they would be of its"
+                f"cluster {self.cluster_id} is no longer the process that gave its dst_addrs: they would be addresses of its"
                 " memory now",
-                hint="ask it for its addresses anew",
+                hint="ask it for its addresses again",
             )
         if self._is_checked:
             link.requester.checks.want_peer()
@@ -165,12 +166,12 @@ class Destination:
             self._linked(self)
 
     def how_far(self) -> str:
-        """It has got, in words for its caller."""
+        """Return how far it has got, in words for its caller; empty once all layers have landed."""
         peer = f"cluster {self.cluster_id}"
         if not self.has_link:
             return f"the link to {peer} is not there yet"
         if not self.is_known:
-            return f"{peer} has not said where its cache is"
+            return f"{peer} has not reported its cache yet"
         if self.landed == len(self.layers):
             return ""
         layer = self.layers[self.landed]
@@ -180,7 +181,7 @@ class Destination:
     # ---- the beginning ----
 
     def prepare_at_once(self) -> bool:
-        """Whether the destination is known and within reach. What goes wrong ends this part."""
+        """Begin if the destination is known and within reach; return False if it is not. An error ends this destination."""
         known = self.link.within_reach(self._entry, self._wanted.key)
         if known is not None:
             remote, slot, _ = known
@@ -191,7 +192,7 @@ class Destination:
         return known is not None
 
     async def prepare(self) -> None:
-        """Find the destination, and how to reach it. What goes wrong ends this part."""
+        """Find the destination, and how to reach it. An error ends this destination."""
         requester, wanted = self.link.requester, self._wanted
         try:
             remote, _, grid = await self.link.while_it_lasts(
@@ -203,7 +204,7 @@ class Destination:
 
     def _plan(self, remote: RemoteCache, slot: int) -> Grid:
         self._base = self._first_layer(remote)
-        self._remote = remote  # who watches it hears also that it does not fit
+        self._remote = remote  # set first: a peer that watches it hears that it does not fit, too
         return self._wanted.grid(self._entry, remote, slot)
 
     def _first_layer(self, remote: RemoteCache) -> int:
@@ -219,7 +220,10 @@ class Destination:
             self.link.layer_events.begin(self, remote.cache_id)
 
     def choose_group(self, layer_seconds: float | None) -> None:
-        """How many layers to send at a time, as far as was measured on this link; ``layer_seconds``: to compute one."""
+        """Choose the number of layers to send at a time from what was measured on this link.
+
+        ``layer_seconds`` is the time to compute one layer; None if it is not known.
+        """
         if self._grid is not None:
             compute = None if layer_seconds is None else layer_seconds * len(self.layers)
             self.group = group_size(len(self.layers), self._grid.total, compute, self.link.estimate.costs)
@@ -232,7 +236,7 @@ class Destination:
         return self.layers[self._offered :]
 
     def offer(self, layer: int) -> None:
-        """This layer is ready, and all wanted ones before it."""
+        """Take this layer, which is ready, as are all wanted ones before it."""
         if self.is_open and self._device_event is not None and self.link.channels.has_one_queue:
             self._try(lambda: self._wait_on_host(Program().wait_number(self._event(layer)), layer, self._seconds))
             self._offered = layer - self.layers.start + 1
@@ -260,7 +264,7 @@ class Destination:
         self.link.estimate.add_interference(perf_counter() - started)
 
     def _try(self, launch: Callable[[], None]) -> None:
-        """What goes wrong ends this part; after a fork it is the caller's."""
+        """Call ``launch``. An error ends this destination; after a fork it is raised, because it is the caller's."""
         try:
             launch()
         except ForkError:
@@ -273,7 +277,10 @@ class Destination:
             self.fail(failure)
 
     def _event(self, layer: int) -> int:
-        """The caller's event behind a layer. Raises TransferError: the caller's code raised, or returned no handle."""
+        """Return the caller's event behind a layer.
+
+        Raises TransferError if the caller's code raised, or did not return a handle.
+        """
         find = self._device_event
         if find is None:
             raise InternalError("this destination waits for no events")
@@ -289,7 +296,7 @@ class Destination:
             program.wait_number(self._event(self.layers.start + stop - 1))
         link_channel.channel.add_put(program, _layers_of(grid, self._wanted.tensors, first, stop))
         seconds, priority = self._seconds * (stop - first), self._priority
-        # What waits for an event holds its stream, so more urgent layers have another one.
+        # A program that waits for an event holds its stream, so more urgent layers have another one.
         stream = "layers" if priority is TransferPriority.NORMAL else f"layers {priority}"
         transfer = self.link.launch(program, "put", link_channel, self._entry, remote, seconds, stream, priority)
         self._transfers[transfer] = stop
@@ -308,10 +315,11 @@ class Destination:
     # ---- channels with one queue: a later request starts earlier ones, so it is made when its layer is final ----
 
     def _wait_on_host(self, program: Program, layer: int, seconds: float) -> None:
-        """Offer the layer when this program, which only waits, is over. They end in the order of layers.
+        """Offer the layer when this program, which only waits, has ended. Such programs end in the order of layers.
 
-        Gates are all waited for at once, events one by one as they are recorded: in between their stream is idle, and must
-        not be taken for gates, behind which they would be held."""
+        Gates are all waited for at once. Events are waited for one by one, as they are recorded. In between, their
+        stream is idle, and must not be used for gates, behind which they would be held.
+        """
         self._wait_stream = self._wait_stream or self.link.idle_stream("events" if self._gate is None else "gates")
         wait = self.link.stream(self._wait_stream).submit(program, seconds)
         self._waits[wait] = layer
@@ -333,7 +341,7 @@ class Destination:
 
     @property
     def _has_no_channel(self) -> bool:
-        """A transfer that was stopped half-way took it away."""
+        """True if a transfer that was stopped half-way has taken the channel away."""
         remote = self._remote
         return (
             remote is not None
@@ -343,7 +351,7 @@ class Destination:
         )
 
     def _reach(self) -> None:
-        """Have the next channel opened, and send what waits for it."""
+        """Have the next channel opened, then send what waits for it."""
 
         async def reach() -> None:
             try:
@@ -363,7 +371,10 @@ class Destination:
     # ---- gates ----
 
     def launch_gated(self, gate: Gate, seconds: float) -> None:
-        """All layers as one program, which the device holds at each gate; ``seconds``: for each layer to be computed."""
+        """Launch all layers as one program, which the device holds at each gate.
+
+        ``seconds`` is the time for each layer to be computed.
+        """
         self._gate, self._gate_seconds = gate, seconds
         if self.link.channels.has_one_queue:
             self._try(lambda: self._follow_gates(gate, seconds))
@@ -386,14 +397,14 @@ class Destination:
         transfer.add_done_callback(self._ended)
 
     def watch(self) -> None:
-        """From now on each layer is news when it lands, not only the last."""
+        """Report each layer when it lands from now on, not only the last."""
         self._is_watched = True
         if self._layering is not None:
             for transfer in self._transfers:
                 self._arrived(transfer.watch(self._arrived))
 
     def landed_at(self, layer: int, heard: float) -> float:
-        """When a layer, counted from our first, was known to have landed; ``heard``: when the loop was told."""
+        """Return when a layer, counted from the first, was known to have landed; ``heard`` is when the loop was told."""
         return heard if self._layering is None else self._layering.landed_ns[layer] / 1e9
 
     # ---- what becomes of it ----
@@ -404,7 +415,9 @@ class Destination:
         self.ranges += transfer.ranges
         self.transfer_seconds += transfer.transfer_seconds
         if transfer.state is TransferState.DONE:
-            if not any(before < stop for before in self._transfers.values()):  # else that one failed, and will say so
+            if not any(
+                before < stop for before in self._transfers.values()
+            ):  # otherwise that one failed, and will report it
                 self._arrived(stop)
             if self.is_open:
                 self._send()
@@ -414,7 +427,7 @@ class Destination:
         self._news(self)
 
     def _of_gate(self, layer: int | None, error: LLMException | None) -> LLMException | None:
-        """The error of what waited for this layer's gate, in the caller's words if the gate stayed shut for too long."""
+        """Return the error of a wait for this layer's gate, in the caller's words if the gate stayed shut for too long."""
         if layer is None or not isinstance(error, TransferTimeout):
             return error
         return TransferTimeout(
@@ -424,7 +437,7 @@ class Destination:
         )
 
     def _arrived(self, landed: int) -> None:
-        """As the device says."""
+        """Take over the number of landed layers from the device."""
         if self._comparison is None:
             self._is_there(landed)
         elif self.is_open:
@@ -439,7 +452,7 @@ class Destination:
 
     @contextmanager
     def _hold(self) -> Iterator[None]:
-        """The peer's cache, while it is compared."""
+        """Hold the peer's cache while it is compared."""
         remote = self._remote
         if remote is None:
             raise InternalError("a layer landed before its destination was known")
@@ -451,7 +464,7 @@ class Destination:
     def _is_there(self, landed: int) -> None:
         if (
             landed <= self.landed or self._remote is None or not self.is_open
-        ):  # a portion behind one that failed says nothing
+        ):  # a portion after one that failed proves nothing
             return
         first, self.landed = self.landed, landed
         self.link.layer_events.tell(self._remote.cache_id, self._base + first, self._base + landed)
@@ -465,14 +478,17 @@ class Destination:
         return [(self._base, self._base + told)] if told else []
 
     def on_link_ended(self, failure: LinkError) -> None:
-        """What is on the device and waits for nothing may end well; the rest cannot be sent, and nothing can be compared."""
+        """Fail, unless all is on the device and waits for nothing: that may still succeed.
+
+        Nothing more can be sent or compared.
+        """
         cannot_end = self._sent < len(self.layers) or self._comparison is not None
         if cannot_end or (self._gate is not None and self._gate.is_shut):
             self.fail(failure)
 
     def fail(self, error: LLMException) -> None:
-        """It cannot go on. What is on the device is stopped."""
-        own = error.with_status(error.status_code)  # others may fail with the same
+        """Fail with an error. What is on the device is stopped."""
+        own = error.with_status(error.status_code)  # a copy: others may fail with the same one
         own.__cause__ = error.__cause__
         self._close(TransferState.FAILED, own)
 
@@ -481,7 +497,7 @@ class Destination:
 
     def _close(self, state: TransferState, error: LLMException | None) -> None:
         if self._layering is not None and state is not TransferState.DONE:
-            self._arrived(self._layering.landed)  # they may not have been watched
+            self._arrived(self._layering.landed)  # layers may have landed that were not watched
         if not self.is_open:
             return
         if self._awaited is not None:
@@ -494,7 +510,7 @@ class Destination:
             if state is not TransferState.DONE:
                 failure = error or TransferError("the transfer was cancelled")
                 self.link.layer_events.tell(self._remote.cache_id, 0, 0, failure)
-        if state is not TransferState.DONE:  # else all has landed, and the device says so in a moment
+        if state is not TransferState.DONE:  # otherwise all has landed, and the device reports it in a moment
             for transfer in [*self._transfers, *self._waits]:
                 transfer.cancel()
             if self._comparison is not None:
@@ -503,19 +519,19 @@ class Destination:
 
     @property
     def is_quiet(self) -> bool:
-        """It ended, the device let go, and no checksum is made of its source."""
+        """True if it has ended, the device has let go, and no checksum is made of its source."""
         is_read = self._comparison is not None and self._comparison.is_running
         return not self.is_open and not self._transfers and not self._waits and not is_read
 
     def give_back_gate(self) -> None:
-        """It is quiet: nothing waits at its gate any more."""
+        """Release its gate. Call it once the destination is quiet, so that nothing waits there."""
         if self._gate is not None:
             passed = self._layering.landed if self._layering is not None else self._passed
             self._gate.close(passed, is_stuck=self.state is TransferState.STUCK)
 
 
 def _layers_of(grid: Grid, tensors: int, first: int, stop: int) -> Grid:
-    """Some layers of a grid over all of them."""
+    """Return some layers of a grid over all of them."""
     if first == 0 and stop * tensors == len(grid.local):
         return grid
     a, b = first * tensors, stop * tensors

@@ -1,4 +1,4 @@
-"""What a layered transfer is asked for, checked: which layers go where, and how their blocks correspond."""
+"""The checked arguments of a layered transfer: which layers go where, and how their blocks correspond."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """Tensors as a plan sees them, where no cache says so: given by addresses, or blocks that go as slots."""
+    """The tensors of a plan that no cache describes: given by addresses, or blocks treated as slots."""
 
     cache_id: int
     blocks: bool
@@ -34,21 +34,24 @@ class _Tensors:
 
 
 def _as_slots(cache: Geometry) -> Geometry:
-    """Block n of a blocks cache as batch slot n. Without block lists, one stride of it travels: block 0."""
+    """Return a blocks cache with block n as batch slot n.
+
+    Without block lists, one stride of it travels: block 0.
+    """
     return _Tensors(cache.cache_id, False, cache.pieces, cache.stride, cache.addresses) if cache.blocks else cache
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One destination, as far as this end knows.
+    """A destination, as far as this end knows it.
 
     Attributes:
-        link: to the peer; or one that is being made again, for which it waits.
-        layers: of the source.
-        first: destination layer of the first of them; None: the one that the key's address lies in.
+        link: the link to the peer; or one that is being made again, for which it waits.
+        layers: layers of the source.
+        first: destination layer of the first of them; None for the layer in which the key's address is.
         selection: all layers at once.
-        block_size: bytes of the destination's blocks; 0: it is a slot.
-        addresses: of the destination's tensors, where the caller gave them; else the key's cache says them.
+        block_size: bytes of the destination's blocks; 0 if it is a slot.
+        addresses: of the destination's tensors, if the caller gave them; otherwise the key's cache has them.
     """
 
     link: Link | AwaitedLink
@@ -61,11 +64,11 @@ class Wanted:
 
     @property
     def tensors(self) -> int:
-        """Of a layer."""
+        """Tensors of a layer."""
         return self.selection.layers.tensors_per_layer
 
     def grid(self, source: Entry, remote: RemoteCache, slot: int) -> Grid:
-        """All layers' ranges, once the peer's cache is known. Raises LLMException: they do not fit."""
+        """Return all layers' ranges, once the peer's cache is known. Raises LLMException if they do not fit."""
         if source.blocks and not self.selection.src_blocks:
             return self._one_stride(source, remote, slot)
         if self.addresses is not None:
@@ -75,7 +78,7 @@ class Wanted:
         return plan(self.selection, source, remote, dst_slot=slot)
 
     def _one_stride(self, source: Entry, remote: RemoteCache, slot: int) -> Grid:
-        """Of a blocks cache, into the first stride at the addresses, or into block 0 or the slot that the key names."""
+        """Plan one stride of a blocks cache: into the first stride at the addresses, or the block 0 or slot of the key."""
         if self.addresses is not None:
             return plan(self.selection, _as_slots(source), self._at_addresses(source, remote, self.addresses))
         return plan(self.selection, _as_slots(source), _as_slots(remote), dst_slot=slot)
@@ -94,7 +97,7 @@ class Wanted:
 
 
 def check_apart(wanted: Sequence[Wanted]) -> None:
-    """Raises ParamInvalid: two configs write the same destination layers, in an unknown order."""
+    """Raise ParamInvalid if two configs write the same destination layers, because their order is unknown."""
     layers: dict[Key, dict[int, int]] = {}
     addresses: dict[tuple[int, int], int] = {}
     for i, each in enumerate(wanted):
@@ -104,7 +107,7 @@ def check_apart(wanted: Sequence[Wanted]) -> None:
                 if other != i:
                     raise ParamInvalid(
                         f"transfer_configs[{i}] and [{other}] both name the address {address:#x} of cluster "
-                        f"{each.key.cluster_id}: a destination may be named once in a call"
+                        f"{each.key.cluster_id}: a destination can be named only once in a call"
                     )
         elif each.first is not None:
             taken = layers.setdefault(each.key, {})
@@ -113,13 +116,13 @@ def check_apart(wanted: Sequence[Wanted]) -> None:
                 if other != i:
                     raise ParamInvalid(
                         f"transfer_configs[{i}] and [{other}] both name layer {layer} of {each.key}: "
-                        "a destination layer may be named once in a call"
+                        "a destination layer can be named only once in a call"
                     )
 
 
 @dataclass(frozen=True, slots=True)
 class LayeredRequest:
-    """The arguments that all destinations share, checked."""
+    """The checked arguments that all destinations share."""
 
     entry: Entry
     src_blocks: array[int]
@@ -131,7 +134,7 @@ class LayeredRequest:
     def of(
         cls, entry: Entry, src: BlockNumbers | None, dst: BlockNumbers | None, block_size: int | None, tensors: int
     ) -> LayeredRequest:
-        """Raises TypeError, ValueError, ParamInvalid: they make no sense together."""
+        """Return the request. Raises TypeError, ValueError or ParamInvalid if the arguments do not fit together."""
         sources = indexes(() if src is None else src, "src_block_indices")
         targets = indexes(() if dst is None else dst, "dst_block_indices")
         size = 0 if block_size is None else checks.integer(block_size, "dst_block_memory_size", checks.UINT64)
@@ -139,19 +142,24 @@ class LayeredRequest:
         if entry.placement is Placement.HOST:
             raise ParamInvalid("src_cache is in host memory: layered transfers start from device memory")
         if len(entry.addresses) % layers_of(None, None, tensors).tensors_per_layer:
-            raise ParamInvalid(f"src_cache has {len(entry.addresses)} tensors: a layer is {tensors} of them")
+            raise ParamInvalid(
+                f"src_cache has {len(entry.addresses)} tensors: must be a multiple of tensor_num_per_layer, {tensors}"
+            )
         if entry.blocks and (sources or targets):
             if not targets or len(sources) != len(targets):
                 raise ParamInvalid(
-                    f"{len(sources)} src_block_indices for {len(targets)} dst_block_indices: as many are needed, and some"
+                    f"src_block_indices has {len(sources)} entries, dst_block_indices has {len(targets)}: "
+                    "they must have the same length, at least 1"
                 )
             check_below(sources, entry.pieces, "src_block_indices", "source")
             if size not in {0, entry.stride}:
-                raise ParamInvalid(f"dst_block_memory_size is {size}: a block of the source has {entry.stride} bytes")
+                raise ParamInvalid(
+                    f"dst_block_memory_size is {size}: must be {entry.stride}, the bytes of a block of the source"
+                )
         elif sources:
-            raise ParamInvalid(f"{len(sources)} src_block_indices: a contiguous source has no blocks")
+            raise ParamInvalid(f"src_block_indices has {len(sources)} entries: a contiguous source has no blocks")
         elif targets and not size:
-            raise ParamInvalid("dst_block_memory_size is missing: it says how large the destination's blocks are")
+            raise ParamInvalid("dst_block_memory_size is missing: give the bytes of the destination's blocks")
         elif size and not targets:
             raise ParamInvalid(f"dst_block_memory_size is {size}, but there are no dst_block_indices")
         return cls(entry, sources, targets, size or (entry.stride if sources else 0), tensors)
@@ -159,7 +167,10 @@ class LayeredRequest:
     def wanted(
         self, config: TransferConfig | TransferWithCacheKeyConfig, find_link: Callable[[Any], Link | AwaitedLink]
     ) -> Wanted:
-        """One destination. Raises ParamInvalid: it does not fit the source. NotLinked and the like: the peer is not there."""
+        """Return one destination.
+
+        Raises ParamInvalid if it does not fit the source, and what ``find_link`` raises if the peer is not linked.
+        """
         count = len(self.entry.addresses) // self.tensors
         layers = range(count) if config.src_layer_range is None else config.src_layer_range
         if layers.stop > count:
@@ -187,7 +198,7 @@ class LayeredRequest:
         addresses = array("Q", config.dst_addrs)
         if len(addresses) != self.tensors * len(layers):
             raise ParamInvalid(
-                f"{len(addresses)} dst_addrs for {len(layers)} layers: there must be {self.tensors} for each"
+                f"{len(addresses)} dst_addrs for {len(layers)} layers: there must be {self.tensors} for each layer"
             )
         check_once(addresses, "dst_addrs")
         key = AddressKey(config.dst_cluster_id, addresses[0])

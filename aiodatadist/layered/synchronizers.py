@@ -1,4 +1,4 @@
-"""When a layer's KV is final: the contract, and three ways to keep it."""
+"""Synchronizers, which know when a layer's KV is final: the contract, and three implementations."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ from aiodatadist.values import checks
 
 
 class LayerSynchronizer(ABC):
-    """Tells a layered transfer when a layer may be sent. Any object with this method will do; it may be a plain function,
-    which is then called in a thread, because it may block."""
+    """The interface by which a layered transfer learns when a layer may be sent.
+
+    Any object with this method will do. The method may be a plain function, which is then called in a thread, because
+    it may block.
+    """
 
     @abstractmethod
     async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
-        """Wait until the layer is final: True. Or give it up: False, or None. Numpy's booleans count as Python's. Any other
-        answer fails the transfer.
+        """Wait until the layer is final, and return True; return False or None to give the layer up.
 
-        Called with source layers in ascending order, those that some destination wants, one at a time. ``timeout_in_millis``
-        is always None: the code that computes knows how long that may take.
+        numpy's booleans count as Python's. Any other answer fails the transfer.
+
+        It is called with source layers in ascending order, those that some destination wants, one at a time.
+        ``timeout_in_millis`` is always None, because only the computing code knows how long that may take.
         """
 
 
 def check_synchronizer(value: Any) -> None:
-    """Raises TypeError: it cannot say when a layer is final."""
+    """Raise TypeError if the object cannot report when a layer is final."""
     method = getattr(value, "synchronize_layer", None)
     if not callable(method):
         raise TypeError(f"layer_synchronizer is {shown(value)}: must have synchronize_layer()")
@@ -47,15 +51,21 @@ def check_synchronizer(value: Any) -> None:
 
 @runtime_checkable
 class GatedByEvent(Protocol):
-    """A synchronizer whose layers the device can wait for: the host need not."""
+    """A synchronizer whose layers the device can wait for, so that the host need not."""
 
     def device_event(self, layer_index: int) -> int:
-        """Handle of an event that has been recorded behind the layer, when ``synchronize_layer`` returned True. It is neither
-        destroyed nor recorded again before the transfer has ended."""
+        """Return the handle of an event that was recorded behind the layer before ``synchronize_layer`` returned True.
+
+        It must not be destroyed or recorded again before the transfer has ended.
+        """
 
 
 class AwaitableLayerSynchronizer(LayerSynchronizer):
-    """Model code says which layer is ready, on the event loop or in any thread. ``num_layers``: of the source cache."""
+    """A synchronizer that model code tells which layer is ready, on the event loop or in any thread.
+
+    Args:
+        num_layers: layers of the source cache.
+    """
 
     def __init__(self, num_layers: int) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -65,22 +75,25 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
         self._events: dict[int, anyio.Event] = {}
 
     def ready(self, layer_index: int) -> None:
-        """The layer is final. In a thread this returns at once, and the event loop hears of it in its next turn."""
+        """Mark the layer as final. In a thread this returns at once; the event loop is notified in its next round.
+
+        Raises ParamInvalid if there is no such layer.
+        """
         self._say(layer_index, True)
 
     def fail(self, layer_index: int) -> None:
-        """The layer will not come. As :meth:`ready`."""
+        """Mark the layer as one that will not come. For threads and errors see :meth:`ready`."""
         self._say(layer_index, False)
 
     def _say(self, layer_index: int, what: bool) -> None:
         self._check(layer_index)
-        # Before the loop is looked for: a transfer that listens sets the loop first, and looks for what was said then.
+        # Set before the loop is read: a transfer that listens sets the loop first, and then looks for what was said.
         self._said.setdefault(layer_index, what)
         loop = self._loop
         if loop is None or loop is _get_running_loop():
             self._tell(layer_index)
         else:
-            with suppress(RuntimeError):  # it is closed: no transfer waits any more
+            with suppress(RuntimeError):  # the loop is closed: no transfer waits any longer
                 loop.call_soon_threadsafe(self._tell, layer_index)
 
     def _tell(self, layer_index: int) -> None:
@@ -91,21 +104,21 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
 
     @property
     def is_plain(self) -> bool:
-        """No subclass has put something else in the place of ``synchronize_layer``: it may be asked without waiting."""
+        """True if no subclass replaces ``synchronize_layer``, so that answers can be read without waiting."""
         is_ours = type(self).synchronize_layer is AwaitableLayerSynchronizer.synchronize_layer
         return is_ours and "synchronize_layer" not in vars(self)
 
     def said(self, layer_index: int) -> bool | None:
-        """Whether the layer is final, or will not come; None: nothing was said so far."""
+        """Return True if the layer is final, False if it will not come, None if neither was said so far."""
         return self._said.get(layer_index)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call it on this loop whenever something was said. What was said before is to be looked for behind that."""
+        """Call ``listener`` on this loop whenever a layer is marked. Look for earlier marks after this call."""
         self._loop = asyncio.get_running_loop()
         self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
-        """Not any more, if it did."""
+        """Stop calling ``listener``, if it was listening."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
@@ -131,15 +144,15 @@ def _torch_captures() -> bool:
 
 
 class TorchNpuLayerSynchronizer(AwaitableLayerSynchronizer):
-    """Over ``torch.npu.Event`` objects, one per layer: the device waits for them, the host does not.
+    """A synchronizer over ``torch.npu.Event`` objects, one per layer: the device waits for them, the host does not.
 
-    Record the event on the compute stream, then say so::
+    Record the event on the compute stream, then mark the layer::
 
         events[layer].record()
         synchronizer.ready(layer)
 
-    Both must be outside a captured region: a record inside becomes part of the graph. :meth:`ready` raises ParamInvalid if
-    torch_npu reports that the current stream is being captured, and a transfer fails if the event's record was.
+    Both must be outside a captured region: a record inside becomes part of the graph. :meth:`ready` raises ParamInvalid
+    if torch_npu reports that the current stream is being captured, and a transfer fails if the event's record was.
 
     Not run on hardware so far.
     """
@@ -164,15 +177,15 @@ class TorchNpuLayerSynchronizer(AwaitableLayerSynchronizer):
 class EventLayerSynchronizer(LayerSynchronizer):
     """A gate per layer on the device itself: the whole transfer is one program, without any Python per layer.
 
-    Args:
-        device: ``LLMDataDist.device``.
-        num_layers: of the source cache.
-        timeout_in_millis: for each layer to be computed, from the layer before; without it a layer may take ten minutes.
-
     One synchronizer serves one transfer.
 
+    Args:
+        device: ``LLMDataDist.device``.
+        num_layers: layers of the source cache.
+        timeout_in_millis: the time for each layer to be computed, from the layer before; by default ten minutes.
+
     Raises:
-        FeatureNotEnabled: the runtime has no notifies (CANN before 8.5).
+        FeatureNotEnabled: if the runtime has no notifies (CANN before 8.5).
     """
 
     def __init__(self, device: Device, num_layers: int, timeout_in_millis: int = 600_000) -> None:
@@ -185,12 +198,14 @@ class EventLayerSynchronizer(LayerSynchronizer):
         device.want_gates()
 
     def record(self, layer_index: int, stream: Stream | int) -> None:
-        """The layer is final when everything submitted to ``stream`` so far is done: a stream of ``device.open_stream``, or
-        an ``aclrtStream`` as ``torch.npu.current_stream().npu_stream`` gives it. It has to stay open until the transfer has
-        ended: a destination that waits for its link opens its gates there when it has begun.
+        """Mark the layer as final once everything submitted to ``stream`` so far is done.
 
-        Raises ParamInvalid if there is no such layer, if the stream is closed or is being captured into a graph, or if this
-        thread is not the event loop's.
+        The stream is one of ``device.open_stream``, or an ``aclrtStream`` as ``torch.npu.current_stream().npu_stream``
+        returns it. It must stay open until the transfer has ended, because a destination that waits for its link opens
+        its gates there when it begins.
+
+        Raises ParamInvalid if there is no such layer, if the stream is closed or is being captured into a graph, or if
+        this thread is not the event loop's.
         """
         if not 0 <= layer_index < self.num_layers:
             raise ParamInvalid(f"layer_index is {layer_index}: there are {self.num_layers} layers")
@@ -205,7 +220,7 @@ class EventLayerSynchronizer(LayerSynchronizer):
         self._streams[layer_index] = stream
 
     def gate(self, layers: range) -> Gate:
-        """For a destination: one more set of gates. Layers recorded already open at once, behind their streams' work."""
+        """Return another set of gates, for a destination. Layers recorded already open once their streams' work is done."""
         self._loop = asyncio.get_running_loop()
         gate = Gate(self._device, layers, self._gates.remove)
         self._gates.append(gate)

@@ -1,4 +1,4 @@
-"""All destinations of one layered transfer, and who says that a layer is ready."""
+"""A layered transfer: all its destinations, and the source of readiness."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Spawn = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
 
 @dataclass(frozen=True, slots=True)
 class LayerDone:
-    """One layer is at one destination.
+    """The landing of one layer at one destination.
 
     Attributes:
         config_index: the destination's place in ``transfer_configs``.
         cluster_id: the peer.
-        layer_index: of the source.
-        seconds: since the transfer was asked for.
+        layer_index: the layer of the source.
+        seconds: time since the call.
     """
 
     config_index: int
@@ -47,7 +47,10 @@ class LayerDone:
 
 
 class LayeredTransfer(TransferCompletion):
-    """It ends when all destinations have; one that fails, or is slow to be found, does not concern the others."""
+    """A transfer that ends when all its destinations have.
+
+    A destination that fails, or is slow to be found, affects no other.
+    """
 
     __slots__ = ("_changed", "_entry", "_has_concluded", "_has_waited", "_landed", "_ready_seconds", "_scopes", "_spawn",
                  "_started", "_synchronizer", "_verdicts", "parts")  # fmt: skip
@@ -65,14 +68,14 @@ class LayeredTransfer(TransferCompletion):
         super().__init__()
         self._entry = entry
         self._synchronizer = synchronizer
-        self._scopes: set[Scope] = set()  # of its tasks
+        self._scopes: set[Scope] = set()  # one for each of its tasks
         self._spawn: Spawn | None = None
         self._changed: Signal | None = None
         self._started = perf_counter()
         self._has_waited = self._has_concluded = False
         self._landed: list[
             tuple[Destination, int, int, float]
-        ] = []  # some layers of a part: first, stop, when we heard of it
+        ] = []  # layers of a destination: first, stop, when the loop was told
         self._verdicts: dict[int, LLMException | None] = {}
         self._ready_seconds: dict[int, float] = {}
         event = getattr(synchronizer, "device_event", None)  # see GatedByEvent
@@ -84,7 +87,7 @@ class LayeredTransfer(TransferCompletion):
 
     @property
     def quiesce_seconds(self) -> float:
-        """That of its streams, with a little for its own tasks."""
+        """The longest time of its streams, plus a little for its own tasks."""
         links = [part.link for part in self.parts if part.has_link]
         streams = max((link.quiesce_seconds for link in links), default=0.0)
         return streams + 1.0 + (CLEAN_SECONDS if any(link.channels.has_one_queue for link in links) else 0.0)
@@ -96,7 +99,7 @@ class LayeredTransfer(TransferCompletion):
         return True
 
     def expire(self) -> None:
-        """Each destination that has not ended ends with ``LLM_TIMEOUT``."""
+        """End each destination that has not ended with ``LLM_TIMEOUT``."""
         for part in self.parts:
             part.fail(too_late(self.late_after, part.how_far()))
 
@@ -112,8 +115,11 @@ class LayeredTransfer(TransferCompletion):
     # ---- the beginning ----
 
     def start(self, spawn: Spawn) -> None:
-        """Destinations that are known begin at once. A task looks for the others, and waits for layers if that is needed.
-        Those whose link is being made again begin when it is there."""
+        """Begin at once with the destinations that are known.
+
+        A task looks for the others, and waits for layers if that is needed. Destinations whose link is being made again
+        begin when it is there.
+        """
         self._spawn = spawn
         linked = [part for part in self.parts if part.has_link]
         unknown = [part for part in linked if not self._begin_at_once(part)]
@@ -122,14 +128,14 @@ class LayeredTransfer(TransferCompletion):
                 self._has_waited = True
                 part.wait_for_link(self._linked)
         if self._listens and not self.is_done:
-            self._ready_seconds.clear()  # what was ready before says nothing about compute
+            self._ready_seconds.clear()  # layers that were ready before say nothing about compute
             self._listener.listen(self._offer_ready)
-            self._offer_ready()  # what a thread has said since the parts began
+            self._offer_ready()  # for layers that a thread has marked since the destinations began
         if (unknown or self._walks) and not self.is_done:
             self._start_task(unknown, walks=self._walks)
 
     def _begin_at_once(self, part: Destination) -> bool:
-        """False: it has to be looked for."""
+        """Begin with a destination; return False if it must be looked for."""
         is_known = part.prepare_at_once()
         if is_known:
             self._prepared(part)
@@ -151,16 +157,16 @@ class LayeredTransfer(TransferCompletion):
 
     @property
     def _listens(self) -> bool:
-        """The synchronizer tells us of layers."""
+        """True if the synchronizer notifies the transfer of layers."""
         return isinstance(self._synchronizer, AwaitableLayerSynchronizer) and self._synchronizer.is_plain
 
     @property
     def _walks(self) -> bool:
-        """A task has to wait for the layers."""
+        """True if a task must wait for the layers."""
         return not self._listens and not isinstance(self._synchronizer, EventLayerSynchronizer)
 
     async def _run(self, scope: Scope, unknown: Sequence[Destination], walks: bool) -> None:
-        """In a task of the engine's."""
+        """Find destinations, and wait for layers, in a task of the engine's."""
         try:
             with scope:
                 async with anyio.create_task_group() as group:
@@ -179,7 +185,7 @@ class LayeredTransfer(TransferCompletion):
             self._check_end()
 
     def _fail_unjudged(self) -> None:
-        """The walk is gone: what it has not looked at will never be ready."""
+        """Fail destinations with layers that the walk has not reached: it has ended, so they will never be ready."""
         for part in self.parts:
             layer = next((layer for layer in part.layers if layer not in self._verdicts), None)
             if part.is_open and layer is not None:
@@ -190,7 +196,7 @@ class LayeredTransfer(TransferCompletion):
         self._prepared(part)
 
     def _prepared(self, part: Destination) -> None:
-        """The destination is known, or has failed: what is ready goes out."""
+        """Send what is ready to a destination that was found, unless it has failed."""
         part.choose_group(self._entry.layer_seconds)
         if part.is_open and isinstance(self._synchronizer, EventLayerSynchronizer):
             try:
@@ -205,7 +211,7 @@ class LayeredTransfer(TransferCompletion):
     # ---- layers become ready ----
 
     def _offer_ready(self) -> None:
-        """Every destination that is known takes what it can have, in order."""
+        """Offer every known destination the layers that it can have, in order."""
         for part in self.parts:
             if part.is_open and part.is_known:
                 self._offer(part)
@@ -225,12 +231,12 @@ class LayeredTransfer(TransferCompletion):
             part.offer(layer)
 
     def _judge(self, layer: int, error: LLMException | None) -> None:
-        """The layer is ready, or will not be."""
+        """Note that the layer is ready, or with an error that it will not be."""
         self._verdicts[layer] = error
         self._ready_seconds[layer] = perf_counter()
 
     async def _walk(self) -> None:
-        """Layer by layer, in ascending order, those that a destination wants."""
+        """Wait for each layer that a destination wants, in ascending order."""
         limiter = anyio.CapacityLimiter(1)  # a function that blocks holds up its own transfer only
         for layer in sorted({layer for part in self.parts for layer in part.layers}):
             if any(part.is_open and layer in part.layers for part in self.parts):
@@ -241,13 +247,13 @@ class LayeredTransfer(TransferCompletion):
                     self._fail_wanting(layer, error)
 
     def _fail_wanting(self, layer: int, error: LLMException) -> None:
-        """Also those that are still looked for: no later layer is of use to them."""
+        """Fail all destinations that want this layer, even those not found yet: no later layer is of use to them."""
         for part in self.parts:
             if layer in part.layers:
                 part.fail(error)
 
     async def _synchronize(self, layer: int, limiter: anyio.CapacityLimiter) -> LLMException | None:
-        """Wait until a layer is final; return why it will not be."""
+        """Wait until a layer is final; return None, or the error because of which it will not be."""
         synchronizer: Any = self._synchronizer
         try:
             call = attempt(lambda: synchronizer.synchronize_layer)
@@ -286,12 +292,12 @@ class LayeredTransfer(TransferCompletion):
             self._changed = None
 
     def fail(self, error: LLMException) -> None:
-        """Whatever has not ended yet ends with this."""
+        """Fail every destination that has not ended."""
         for part in self.parts:
             part.fail(error)
 
     def abandon(self) -> None:
-        """Its tasks will never run, if it had any."""
+        """End it without its tasks, which will never run."""
         self._scopes.clear()
         self.fail(LinkClosed("the cluster was finalized"))
         self._check_end()
@@ -322,14 +328,17 @@ class LayeredTransfer(TransferCompletion):
         self._wake()
 
     def _remember_compute(self) -> None:
-        """How long a layer took to be computed: the next transfer of this cache is planned with it. Of one that waited for a
-        link that is not known: layers were looked at when that was there."""
+        """Note how long a layer took to be computed, by which the next transfer of this cache is planned.
+
+        If a destination waited for its link that is not known, because layers were looked at only when the link was
+        there.
+        """
         stamps = self._ready_seconds.values()
         if len(stamps) > 1 and not self._has_waited:
             self._entry.layer_seconds = (max(stamps) - min(stamps)) / (len(stamps) - 1)
 
     async def progress(self) -> AsyncIterator[LayerDone]:
-        """What has arrived, and what arrives, layer by layer and destination by destination; ends with the transfer."""
+        """Yield what has landed, and what lands, layer by layer and destination by destination; end with the transfer."""
         told = 0
         for part in self.parts:
             part.watch()
@@ -349,11 +358,11 @@ class LayeredTransfer(TransferCompletion):
 
 
 def _verdict(layer: int, said: object) -> LLMException | None:
-    """What a synchronizer's answer means: None if the layer is final."""
+    """Return the error that a synchronizer's answer means; None if the layer is final."""
     if said is None or _is_bool(said):
         return None if said else _given_up(layer)
     if inspect.iscoroutine(said):
-        said.close()  # else it warns that nothing awaited it
+        said.close()  # otherwise it warns that it was never awaited
     return ParamInvalid(
         f"synchronize_layer({layer}) returned {shown(said)} of type {type(said).__name__}: must be True, False or None, or"
         " an awaitable of one of them"
