@@ -24,7 +24,7 @@ from aiodatadist import (
     NotLinked,
     ParamInvalid,
 )
-from aiodatadist.link import Link
+from aiodatadist.link.ownership import Owners
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
 from aiodatadist.wire.messages import Own
 from tests.held import turns
@@ -127,14 +127,14 @@ async def test_both_ends_link_and_unlink_at_the_same_moment(seed: int) -> None:
 async def test_a_cancelled_call_leaves_the_peers_link_to_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     async with ends() as (a, b):
         await a.link()
-        own, begun = Link.own, anyio.Event()
+        own, begun = Owners.own, anyio.Event()
 
-        async def held_up(self: Link) -> None:
+        async def held_up(self: Owners) -> None:
             begun.set()
             await own(self)
             await anyio.sleep_forever()
 
-        monkeypatch.setattr(Link, "own", held_up)
+        monkeypatch.setattr(Owners, "own", held_up)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(b.link)
             await begun.wait()
@@ -144,15 +144,15 @@ async def test_a_cancelled_call_leaves_the_peers_link_to_the_peer(monkeypatch: p
 
 
 async def test_a_peer_that_ends_the_link_at_the_same_moment_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = Link._on_own
+    answer = Owners.on_own
 
-    def answer_or_leave(self: Link, message: Own) -> None:
+    def answer_or_leave(self: Owners, message: Own) -> None:
         if message.on:
             answer(self, message)
         else:
-            self.spawn(lambda: self.disconnect("unlink_clusters", 5))
+            self.session.spawn(lambda: self.disconnect("unlink_clusters"))
 
-    monkeypatch.setattr(Link, "_on_own", answer_or_leave)
+    monkeypatch.setattr(Owners, "on_own", answer_or_leave)
     async with ends() as (a, b):
         assert [await a.link(), await b.link()] == [SUCCESS, SUCCESS]
         assert await a.unlink() is SUCCESS

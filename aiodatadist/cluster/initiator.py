@@ -399,7 +399,7 @@ class LinkInitiator:
         if link is None:
             return False
         try:
-            await link.own()
+            await link.owners.own()
         except LinkError:  # the peer ended it in the meantime
             await self._outlast(cluster_id, timeout / 2)
             return False

@@ -6,14 +6,12 @@ import logging
 import math
 import secrets
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.abc
 from anyio.lowlevel import checkpoint
 
-from aiodatadist.cache.names import Name
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.counting import Incident
@@ -28,19 +26,18 @@ from aiodatadist.errors import (
     ProtocolError,
     StuckError,
 )
-from aiodatadist.link.block_leases import LeaseEnd
 from aiodatadist.link.checksums import check_peer
 from aiodatadist.link.layer_events import LayerReceiver
 from aiodatadist.link.leased_pull import KeptBlocks, LeasedPull
-from aiodatadist.link.lifecycle import Cause, End, Event, LinkState, Ownership, Reach, Service
+from aiodatadist.link.lifecycle import Cause, End, Event, LinkState, Reach, Service
 from aiodatadist.link.link_handshake import LinkHandshake, refuse
 from aiodatadist.link.notifications import IncomingNotifications, check_payload
-from aiodatadist.link.peer_claim import PeerClaim
-from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Answer, Question
+from aiodatadist.link.ownership import Owners
+from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS
+from aiodatadist.link.reactions import REACTIONS, Reactions
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec, failed
 from aiodatadist.link.requester import Requester
 from aiodatadist.link.responder import Responder
-from aiodatadist.link.served_requests import KNOWN
 from aiodatadist.link.session import Session
 from aiodatadist.link.shortcut import Shortcuts
 from aiodatadist.link.state import LinkHost
@@ -53,40 +50,15 @@ from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import (
     DIGESTS_SINCE,
     PROTOCOL,
-    Broken,
     Bye,
-    CacheEntry,
-    Claim,
-    Claimed,
     Connect,
-    Digest,
-    Digests,
     Disconnect,
-    Found,
-    Grant,
     Hello,
-    Landed,
-    Lookup,
     Message,
-    Note,
-    Outdated,
-    Own,
-    Owned,
     Ping,
     Pong,
-    Pull,
-    Pulled,
     Refuse,
-    Renew,
-    Renewed,
-    Retire,
-    Revoke,
-    Revoked,
-    Stop,
-    Taken,
     Unclaim,
-    Unsupported,
-    Watch,
 )
 
 if TYPE_CHECKING:
@@ -104,8 +76,6 @@ PORTION_BYTES = 64 << 20
 """Of a pull of leased blocks, which are known to be here even if a later portion fails."""
 LAST_WORD_SECONDS = 1.0
 """Seconds for hearing what a peer said before its connection broke."""
-MAX_HELD = 1 << 20
-"""Caches that a peer may tell us of."""
 
 
 class Link(Session):
@@ -113,6 +83,7 @@ class Link(Session):
 
     Attributes:
         heartbeat_token: what a connection for this link's heartbeats has to say.
+        owners: which ends the link belongs to.
         requester: transfers for which the peer has to be asked.
         shortcuts: for small transfers that are made again and again.
         generation: how many times the link to this peer was made, from 1; 0 until it is.
@@ -130,16 +101,15 @@ class Link(Session):
         self._when_mutual: Callable[[], object] | None = None
         self._reason = ""
         self._patience = 0.0
-        self._incoming = IncomingNotifications(
+        incoming = IncomingNotifications(
             self._say_while_open,
             lambda payload, taken: host.heard(self.cluster_id, self.generation, payload, taken),
         )
-        self._given_back: dict[int, None] = {}  # numbers of the peer's latest revocations
-        self._own_heard = self._owned_heard = 0
-        self._withdrawing: set[int] = set()  # caches that the peer takes back, and this end still uses
         self.requester = Requester(self)
         self.shortcuts = Shortcuts(self)
         self._responder = Responder(self, host.registry, self.shortcuts)
+        self.owners = Owners(self, lambda reason: self.disconnect(reason, DRAIN_TIMEOUT))
+        self._reactions = Reactions(self, host, self.owners, self.requester, self._responder, incoming)
         self.heartbeat_token = secrets.token_hex(32)
         self.generation = self.peer_links = 0
         self.dialled: tuple[str, int] | None = None
@@ -286,34 +256,6 @@ class Link(Session):
         """Until the peer knows that it is to tell of layers. Raises what ended the link."""
         await self.while_it_lasts(lambda: self.layer_events.announce(receiver))
 
-    async def own(self) -> None:
-        """Make this end an owner of the link, too. Raises what ended the link. If cancelled, it is none."""
-        try:
-            await self._tell_owner(True)
-        except BaseException:
-            self.life.on(Event.DISOWN)
-            if self.is_ready:
-                self.spawn(lambda: self._tell_owner(False))
-            raise
-
-    async def disown(self, seconds: float) -> bool:
-        """Give up ownership. Return True if the link must be closed, because the peer does not own it either.
-
-        Raises LinkTimeout if the peer does not confirm in time, or what ended the link, unless that was an orderly end.
-        """
-        with anyio.move_on_after(seconds) as limit:
-            try:
-                await self._tell_owner(False)
-            except LinkClosed:  # both ends unlink at the same moment
-                return True
-        if limit.cancelled_caught:
-            raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:.3f} s", peer=self.cluster_id)
-        return not self.life.ownership.is_peers
-
-    async def _tell_owner(self, on: bool) -> None:
-        self.life.on(Event.OWN if on else Event.DISOWN)
-        await self.while_it_lasts(lambda: self.questions.ask(lambda call: Own(call=call, on=on), Owned))
-
     async def notify(self, payload: bytes) -> None:
         """Behind everything that was asked for before. If cancelled, it is sent or not."""
         self.check_ready()
@@ -339,105 +281,6 @@ class Link(Session):
         if not event.is_set():
             raise self.copy_of_failure()
 
-    # ---- what the peer says ----
-
-    def _on_own(self, message: Own) -> None:
-        """A link that is being ended is not given to an owner any more: the peer hears of its end instead of an answer. What
-        was said before something that was heard already is out of date."""
-        if message.call >= self._own_heard:
-            self._own_heard = message.call
-            self.life.on(Event.PEER_OWNS if message.on else Event.PEER_DISOWNS)
-        if self.is_ready or not message.on:
-            self._wire.post(Owned(call=message.call, on=self.life.ownership.is_ours))
-
-    async def _end_without_owner(self) -> None:
-        with suppress(LinkError):
-            await self.disconnect("it belongs to neither end", DRAIN_TIMEOUT)
-
-    def _on_claim(self, message: Claim) -> None:
-        def answer(is_kept: bool) -> None:
-            if self.life.is_open:
-                seconds = claim.seconds if is_kept and claim.seconds < message.seconds else 0.0
-                self._wire.post(Claimed(call=message.call, kept=is_kept, seconds=seconds, why=claim.why or ""))
-
-        leases = self._host.block_leases
-        digests = LeaseDigests(message.blocks_digest, message.prompt_digest)
-        claim = PeerClaim(
-            self, message.call, message.seconds, answer, message.takers, self.peer_minor >= 1, digests=digests
-        )
-        if self.peer_minor < DIGESTS_SINCE:
-            leases.warn_of(self.cluster_id, f"{PROTOCOL}.{self.peer_minor}")
-        leases.claim(message.lease, claim, message.patience)
-
-    def _on_unclaim(self, message: Unclaim) -> None:
-        why = None if message.end == "failed" else LeaseEnd(message.end)
-        digests = LeaseDigests(message.blocks_digest, message.prompt_digest)
-        self._host.block_leases.unclaim(self, message.call, message.lease, why, digests)
-
-    def _on_answer(self, message: Answer) -> None:
-        """Learnt at once, in the order in which the peer speaks: it may take the cache back in its next message."""
-        question = self.questions.find(message)
-        if isinstance(message, Owned) and message.call >= self._owned_heard:
-            self._owned_heard = message.call
-            self.life.on(Event.PEER_OWNS if message.on else Event.PEER_DISOWNS)
-            if question is None and self.life.ownership is Ownership.NEITHER:  # its last owner did not wait for this
-                self.spawn(self._end_without_owner)
-        if question is not None and question.answer is None:  # the first one counts
-            if isinstance(message, Found) and message.cache is not None:
-                self._learn(question, message.cache, message.slot)
-            question.settle(message)
-        elif not isinstance(message, Owned):  # it was repeated, or came when nothing waited for it any more
-            self._host.totals.answers_late += 1
-
-    def _on_pulled(self, message: Pulled) -> None:
-        for each in message.each():
-            self._on_answer(each)
-
-    def _on_unsupported(self, message: Unsupported) -> None:
-        """What this end said is of a newer version than the peer's: only what asked for it fails."""
-        if not self.questions.refused(message.call):
-            told = "cluster %d does not know %r: it is of an older version", self.cluster_id, message.kind
-            self.incidents.add(Incident.PEER_OUTDATED, logger, *told)
-
-    def _learn(self, question: Question, cache: CacheEntry, slot: int) -> None:
-        """Not of one that the peer took back since it said so: who needs it asks again."""
-        if cache.cache_id not in question.revoked:
-            self._hold(cache, question.name, slot)
-
-    def _hold(self, cache: CacheEntry, name: Name | None = None, slot: int = 0) -> None:
-        if len(self.catalogue) >= MAX_HELD:
-            raise ProtocolError(f"the peer told us of more than {MAX_HELD} caches")
-        self.catalogue.learn(cache, name, slot)
-
-    def _on_revoke(self, message: Revoke) -> None:
-        """The peer takes a cache back: say so when no transfer of this end touches it. It may say so again, meanwhile or when
-        it was answered, which it hears again: it may have told of the cache anew since."""
-        if message.number in self._given_back:
-            self._wire.post(Revoked(cache_id=message.cache_id, number=message.number))
-        if message.cache_id in self._withdrawing or message.number in self._given_back:
-            return
-        self.questions.revoked(message.cache_id)
-        remote = self.catalogue.withdraw(message.cache_id)
-        self._withdrawing.add(message.cache_id)
-
-        async def answer() -> None:
-            if remote is not None:
-                with anyio.move_on_after(message.seconds):
-                    await remote.wait_idle()
-                for transfer in [t for t, running in self._transfers.items() if running.remote is remote]:
-                    self._taken_back.add(transfer)
-                    transfer.cancel()
-                self.requester.take_back(remote)
-                await remote.wait_idle()
-            self._withdrawing.discard(message.cache_id)
-            if message.number:
-                self._given_back[message.number] = None
-                if len(self._given_back) > KNOWN:
-                    del self._given_back[next(iter(self._given_back))]
-            self._wire.post(Revoked(cache_id=message.cache_id, number=message.number))
-
-        self.spawn(answer)
-
     # ---- until it ends ----
 
     async def serve(self) -> None:
@@ -445,7 +288,7 @@ class Link(Session):
         try:
             async with anyio.create_task_group() as group:
                 self._tasks, self._scope = Spawner(group), group.cancel_scope
-                self._wire.react_at_once(self._react_at_once)
+                self._wire.react_at_once(self._reactions.at_once)
                 self._wire.pump_with(lambda: self.spawn(self._pump))
                 while self._to_start:
                     group.start_soon(self._to_start.pop(0))
@@ -493,9 +336,9 @@ class Link(Session):
         """Until one end has had the last word."""
         while True:
             message = await self._wire.receive()
-            if (react := _REACTIONS.get(type(message))) is not None:
+            if (react := REACTIONS.get(type(message))) is not None:
                 self.heard()
-                react(self, message)
+                react(self._reactions, message)
                 if self._wire.is_congested:
                     await self._wire.flush()
                 await give_way()  # many messages come in one piece
@@ -520,15 +363,6 @@ class Link(Session):
                     self._end(Event.LAST_WORD, LinkClosed(why))
                 self.spawn(self._say_bye)
             await give_way()
-
-    def _react_at_once(self, message: Message | Unknown) -> bool:
-        """Where a transfer waits for the answer, and the reaction needs no task. Whether it was one of these."""
-        if not self.is_ready:
-            return False
-        if not isinstance(message, (Lookup, Found, Pulled)):
-            return False
-        _REACTIONS[type(message)](self, message)
-        return True
 
     async def _say_bye(self) -> None:
         """The peer leaves: it hears on while our transfers end."""
@@ -711,36 +545,3 @@ class Link(Session):
     def __repr__(self) -> str:
         busy = len(self._transfers) + len(self.operations)
         return f"<Link to cluster {self.cluster_id} {self.life.state.value} {busy} transfers>"
-
-
-_REACTIONS: dict[type, Callable[[Link, Any], object]] = {
-    Lookup: lambda link, message: link._responder.find(message),
-    Found: lambda link, message: link._on_answer(message),
-    Pulled: lambda link, message: link._on_pulled(message),
-    Pong: lambda link, message: link._on_answer(message),
-    Own: lambda link, message: link._on_own(message),
-    Owned: lambda link, message: link._on_answer(message),
-    Claim: lambda link, message: link._on_claim(message),
-    Claimed: lambda link, message: link._on_answer(message),
-    Digest: lambda link, message: link._responder.digest(message),
-    Digests: lambda link, message: link._on_answer(message),
-    Unclaim: lambda link, message: link._on_unclaim(message),
-    Grant: lambda link, message: link._hold(message.cache),
-    Revoke: lambda link, message: link._on_revoke(message),
-    Revoked: lambda link, message: link.peer_leases.on_revoked(message.cache_id, message.number),
-    Pull: lambda link, message: link._responder.begin_each(message),
-    Stop: lambda link, message: link._responder.stop(message.call),
-    Note: lambda link, message: link._incoming.on_note(message),
-    Watch: lambda link, message: link.layer_events.on_watch(message),
-    Landed: lambda link, message: link.layer_events.on_landed(message),
-    Taken: lambda link, message: link.notification_queue.on_taken(message),
-    Ping: lambda link, message: link._wire.post(Pong(call=message.call)),
-    Renew: lambda link, message: link.channels.on_renew(message),
-    Renewed: lambda link, message: link.channels.on_renewed(message),
-    Retire: lambda link, message: link.channels.on_retire(message),
-    Broken: lambda link, message: link.channels.on_broken(message),
-    Outdated: lambda link, message: link.channels.on_outdated(message),
-    Unknown: lambda link, message: link._wire.post(Unsupported(kind=message.type, call=message.call)),
-    Unsupported: lambda link, message: link._on_unsupported(message),
-}
-"""What to do, without waiting, about each message of a ready link. One table for all of them."""

@@ -472,6 +472,12 @@ class Session:
         self.break_off(PeerLost(died), Cause.DEVICE_ERROR)
         return died
 
+    def take_back(self, remote: RemoteCache) -> None:
+        """Cancel the transfers that use a cache which the peer takes back: they fail with CacheNotFound."""
+        for transfer in [t for t, running in self._transfers.items() if running.remote is remote]:
+            self._taken_back.add(transfer)
+            transfer.cancel()
+
     def lose(self, entry: Entry) -> None:
         """It is not known when bytes stop to land in it: it is never used again."""
         entry.poison()

@@ -34,6 +34,7 @@ from aiodatadist.cache.table import Entry
 from aiodatadist.link import Link
 from aiodatadist.link.channels import Channels
 from aiodatadist.link.pull_requests import PullRequests
+from aiodatadist.link.reactions import Reactions
 from aiodatadist.link.requester import Requester
 from aiodatadist.link.responder import Responder
 from aiodatadist.testing import (
@@ -291,15 +292,15 @@ async def test_a_pull_cancelled_in_the_tick_in_which_the_answer_comes(
     how: str, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     struck = Struck(CALLER, MOST, how)
-    original = Link._on_answer
+    original = Reactions.on_answer
 
-    def answer(link: Link, message: Any) -> None:
+    def answer(here: Reactions, message: Any) -> None:
         if first == "cancellation":
             struck.strike()
-        original(link, message)
+        original(here, message)
         struck.strike()
 
-    monkeypatch.setattr(Link, "_on_answer", answer)
+    monkeypatch.setattr(Reactions, "on_answer", answer)
     async with scene() as all_of:
 
         async def pull() -> None:

@@ -183,3 +183,17 @@ def test_only_the_lifecycle_sets_its_attributes() -> None:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)) and is_of_a_life(node)
     ]
     assert not wrong
+
+
+@pytest.mark.parametrize("part", ["link", "session", "ownership", "reactions"])
+def test_no_boolean_stands_beside_the_state_of_a_link(part: str) -> None:
+    """A second flag beside the tables means that one of them lacks a state."""
+    flags = [
+        ast.unparse(node)
+        for node in ast.walk(tree_of(f"aiodatadist.link.{part}"))
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, bool)
+        and "self." in ast.unparse(node)
+    ]
+    assert not flags

@@ -1,0 +1,225 @@
+"""What this end does, without waiting, about each message of a ready link. One table for all of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from aiodatadist.counting import Incident
+from aiodatadist.errors import ProtocolError
+from aiodatadist.link.block_leases import LeaseEnd
+from aiodatadist.link.peer_claim import PeerClaim
+from aiodatadist.link.served_requests import KNOWN
+from aiodatadist.values.digests import LeaseDigests
+from aiodatadist.wire.frames import Unknown
+from aiodatadist.wire.messages import (
+    DIGESTS_SINCE,
+    PROTOCOL,
+    Broken,
+    CacheEntry,
+    Claim,
+    Claimed,
+    Digest,
+    Digests,
+    Found,
+    Grant,
+    Landed,
+    Lookup,
+    Message,
+    Note,
+    Outdated,
+    Own,
+    Owned,
+    Ping,
+    Pong,
+    Pull,
+    Pulled,
+    Renew,
+    Renewed,
+    Retire,
+    Revoke,
+    Revoked,
+    Stop,
+    Taken,
+    Unclaim,
+    Unsupported,
+    Watch,
+)
+
+if TYPE_CHECKING:
+    from aiodatadist.cache.names import Name
+    from aiodatadist.link.notifications import IncomingNotifications
+    from aiodatadist.link.ownership import Owners
+    from aiodatadist.link.questions import Answer, Question
+    from aiodatadist.link.requester import Requester
+    from aiodatadist.link.responder import Responder
+    from aiodatadist.link.session import Session
+    from aiodatadist.link.state import LinkHost
+
+logger = logging.getLogger(__name__)
+
+MAX_HELD = 1 << 20
+"""The number of caches that a peer may tell this end of."""
+
+
+class Reactions:
+    """The reactions of one link to what its peer says."""
+
+    def __init__(
+        self,
+        session: Session,
+        host: LinkHost,
+        owners: Owners,
+        requester: Requester,
+        responder: Responder,
+        incoming: IncomingNotifications,
+    ) -> None:
+        self.session = session
+        self.owners = owners
+        self.responder = responder
+        self.incoming = incoming
+        self._host = host
+        self._requester = requester
+        self._given_back: dict[int, None] = {}  # numbers of the peer's latest revocations
+        self._withdrawing: set[int] = set()  # caches that the peer takes back, and this end still uses
+
+    def at_once(self, message: Message | Unknown) -> bool:
+        """React to a message that a transfer waits for, if no task is needed. Return False if it is another message."""
+        if not self.session.is_ready or not isinstance(message, (Lookup, Found, Pulled)):
+            return False
+        REACTIONS[type(message)](self, message)
+        return True
+
+    def on_claim(self, message: Claim) -> None:
+        """Keep blocks for the peer, if they can be kept, and tell it."""
+        session = self.session
+
+        def answer(is_kept: bool) -> None:
+            if session.is_open:
+                seconds = claim.seconds if is_kept and claim.seconds < message.seconds else 0.0
+                session.post(Claimed(call=message.call, kept=is_kept, seconds=seconds, why=claim.why or ""))
+
+        leases = self._host.block_leases
+        digests = LeaseDigests(message.blocks_digest, message.prompt_digest)
+        claim = PeerClaim(
+            session, message.call, message.seconds, answer, message.takers, session.peer_minor >= 1, digests=digests
+        )
+        if session.peer_minor < DIGESTS_SINCE:
+            leases.warn_of(session.cluster_id, f"{PROTOCOL}.{session.peer_minor}")
+        leases.claim(message.lease, claim, message.patience)
+
+    def on_unclaim(self, message: Unclaim) -> None:
+        """End the peer's claim."""
+        why = None if message.end == "failed" else LeaseEnd(message.end)
+        digests = LeaseDigests(message.blocks_digest, message.prompt_digest)
+        self._host.block_leases.unclaim(self.session, message.call, message.lease, why, digests)
+
+    def on_answer(self, message: Answer) -> None:
+        """Settle the question.
+
+        Caches are learnt at once, in the order in which the peer speaks: its next message may take one back.
+        """
+        question = self.session.questions.find(message)
+        if question is not None and question.answer is None:  # the first one counts
+            if isinstance(message, Found) and message.cache is not None:
+                self._learn(question, message.cache, message.slot)
+            question.settle(message)
+        else:  # it was repeated, or came when nothing waited for it any more
+            self._host.totals.answers_late += 1
+
+    def on_owned(self, message: Owned) -> None:
+        """Settle the question, and note who owns the link."""
+        question = self.session.questions.find(message)
+        self.owners.on_owned(message, question is not None)
+        if question is not None and question.answer is None:
+            question.settle(message)
+
+    def on_pulled(self, message: Pulled) -> None:
+        """Settle the question of each request that the message answers."""
+        for each in message.each():
+            self.on_answer(each)
+
+    def on_unsupported(self, message: Unsupported) -> None:
+        """Fail the question, if there is one: the peer's version is older than the message that it does not know."""
+        session = self.session
+        if not session.questions.refused(message.call):
+            told = "cluster %d does not know %r: it is of an older version", session.cluster_id, message.kind
+            session.incidents.add(Incident.PEER_OUTDATED, logger, *told)
+
+    def _learn(self, question: Question, cache: CacheEntry, slot: int) -> None:
+        """Remember a cache, unless the peer has taken it back since it sent the answer. Who needs it then asks again."""
+        if cache.cache_id not in question.revoked:
+            self.hold(cache, question.name, slot)
+
+    def hold(self, cache: CacheEntry, name: Name | None = None, slot: int = 0) -> None:
+        """Remember a cache of the peer's. Raises ProtocolError if there are too many."""
+        catalogue = self.session.catalogue
+        if len(catalogue) >= MAX_HELD:
+            raise ProtocolError(f"the peer told us of more than {MAX_HELD} caches")
+        catalogue.learn(cache, name, slot)
+
+    def on_revoke(self, message: Revoke) -> None:
+        """Forget a cache that the peer takes back, and answer when no transfer of this end uses it any more.
+
+        The peer may repeat the message. It hears the answer again then, and nothing else happens: it may have told of the
+        cache again since.
+        """
+        session = self.session
+        if message.number in self._given_back:
+            session.post(Revoked(cache_id=message.cache_id, number=message.number))
+        if message.cache_id in self._withdrawing or message.number in self._given_back:
+            return
+        session.questions.revoked(message.cache_id)
+        remote = session.catalogue.withdraw(message.cache_id)
+        self._withdrawing.add(message.cache_id)
+
+        async def answer() -> None:
+            if remote is not None:
+                with anyio.move_on_after(message.seconds):
+                    await remote.wait_idle()
+                session.take_back(remote)
+                self._requester.take_back(remote)
+                await remote.wait_idle()
+            self._withdrawing.discard(message.cache_id)
+            if message.number:
+                self._given_back[message.number] = None
+                if len(self._given_back) > KNOWN:
+                    del self._given_back[next(iter(self._given_back))]
+            session.post(Revoked(cache_id=message.cache_id, number=message.number))
+
+        session.spawn(answer)
+
+
+REACTIONS: dict[type, Callable[[Reactions, Any], object]] = {
+    Lookup: lambda here, message: here.responder.find(message),
+    Found: lambda here, message: here.on_answer(message),
+    Pulled: lambda here, message: here.on_pulled(message),
+    Pong: lambda here, message: here.on_answer(message),
+    Own: lambda here, message: here.owners.on_own(message),
+    Owned: lambda here, message: here.on_owned(message),
+    Claim: lambda here, message: here.on_claim(message),
+    Claimed: lambda here, message: here.on_answer(message),
+    Digest: lambda here, message: here.responder.digest(message),
+    Digests: lambda here, message: here.on_answer(message),
+    Unclaim: lambda here, message: here.on_unclaim(message),
+    Grant: lambda here, message: here.hold(message.cache),
+    Revoke: lambda here, message: here.on_revoke(message),
+    Revoked: lambda here, message: here.session.peer_leases.on_revoked(message.cache_id, message.number),
+    Pull: lambda here, message: here.responder.begin_each(message),
+    Stop: lambda here, message: here.responder.stop(message.call),
+    Note: lambda here, message: here.incoming.on_note(message),
+    Watch: lambda here, message: here.session.layer_events.on_watch(message),
+    Landed: lambda here, message: here.session.layer_events.on_landed(message),
+    Taken: lambda here, message: here.session.notification_queue.on_taken(message),
+    Ping: lambda here, message: here.session.post(Pong(call=message.call)),
+    Renew: lambda here, message: here.session.channels.on_renew(message),
+    Renewed: lambda here, message: here.session.channels.on_renewed(message),
+    Retire: lambda here, message: here.session.channels.on_retire(message),
+    Broken: lambda here, message: here.session.channels.on_broken(message),
+    Outdated: lambda here, message: here.session.channels.on_outdated(message),
+    Unknown: lambda here, message: here.session.post(Unsupported(kind=message.type, call=message.call)),
+    Unsupported: lambda here, message: here.on_unsupported(message),
+}
