@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import threading
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, loops.Factory]:
     return loops.loops_of(item.nodeid, item.get_closest_marker("autojump") is not None)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Import the tests of a whole run in another order in each worker, so that one of them compiles a file, and not all."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if not worker or session.config.args != session.config.getini("testpaths"):
+        return
+    left_out = [Path(path).absolute() for path in session.config.getoption("ignore") or ()]
+    tests = Path(__file__).parent
+    files = [path for path in sorted(tests.rglob("test_*.py")) if not any(map(path.is_relative_to, left_out))]
+    start = int(worker.removeprefix("gw")) * len(files) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    for path in files[start:] + files[:start]:
+        with suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and reports it
+            importlib.import_module(".".join(path.relative_to(tests.parent).with_suffix("").parts))
 
 
 @pytest.hookimpl(trylast=True)
