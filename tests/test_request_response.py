@@ -147,7 +147,7 @@ async def test_an_owner_that_hangs_is_told_to_stop() -> None:
                 await pull(BlocksCacheKey(1), cache, [0], [1])
             assert caught.value.status_code is LLMStatusCode.LLM_TIMEOUT
         before = bytes(decoder.memory(cache).view())
-        await pull(BlocksCacheKey(1), cache, [9], [2])
+        await pull(BlocksCacheKey(1), cache, [9], [2], deadline=20)
         assert bytes(decoder.memory(cache).view())[: 2 * BLOCKS.stride] == before[: 2 * BLOCKS.stride]
 
 

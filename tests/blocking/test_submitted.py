@@ -156,7 +156,7 @@ def test_a_timeout_fails_the_transfer_and_not_the_link() -> None:
         assert isinstance(error, TransferTimeout)
         assert error.status_code is LLMStatusCode.LLM_TIMEOUT
         assert handle.failed_blocks() == EVERYTHING
-        again = submit(pair)
+        again = submit(pair, deadline=10)
         assert again.wait(10)
         assert again.poll() is HandleState.DONE
 

@@ -395,14 +395,14 @@ async def test_14_a_timeout_concerns_its_transfer_only_and_nothing_stale_is_hand
         await third.blocks(desc)
         assert (await decoder.datadist.link_clusters([cluster_info(third)]))[0] is SUCCESS
         for cluster_id in (1, 3):  # so that all is known that has to be asked for
-            await manager.pull_blocks(BlocksCacheKey(cluster_id), cache, [7], [7])
+            await manager.pull_blocks(BlocksCacheKey(cluster_id), cache, [7], [7], deadline=20)
         stamp(decoder.memory(cache), cache, 2)
         with soft_faults_cleared():
             soft_fault("HcclBatchGet:hang" if one_sided else "HcclBatchPut:hang")
             before, began = tasks(), now()
             slow = manager.pull_blocks(BlocksCacheKey(1), cache, [0, 1], [0, 1])
             await until(lambda: tasks() > before)
-            await manager.pull_blocks(BlocksCacheKey(3), cache, [5], [6])
+            await manager.pull_blocks(BlocksCacheKey(3), cache, [5], [6], deadline=20)
             assert not slow.done()
             with pytest.raises(TransferTimeout) as caught:
                 await slow
@@ -413,12 +413,12 @@ async def test_14_a_timeout_concerns_its_transfer_only_and_nothing_stale_is_hand
         stamp(prompt.memory(source), source, 41)  # what comes late, or from before, can be told from this
         stamp(decoder.memory(cache), cache, 2)
         try:
-            await manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
+            await manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4], deadline=20)
         except (NotLinked, LinkError):
             await decoder.datadist.unlink_clusters([cluster_info(prompt)], force=True)
             assert (await decoder.datadist.link_clusters([cluster_info(prompt)]))[0] is SUCCESS
-            await manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
-        await manager.pull_blocks(BlocksCacheKey(3), cache, [5], [6])
+            await manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4], deadline=20)
+        await manager.pull_blocks(BlocksCacheKey(3), cache, [5], [6], deadline=20)
         found = [(t, piece, 41, 3) for t in range(2) for piece in (4,)] + [(t, 6, 3, 5) for t in range(2)]
         verify(decoder.memory(cache), cache, found, owner=2)
 

@@ -65,12 +65,12 @@ async def test_a_device_that_does_not_copy_costs_the_transfer_its_time_and_nothi
     options: dict[str, Any] = {"enable_remote_cache_accessible": one_sided, "sync_kv_timeout": 300}
     async with linked_pair(DESC, **options) as (_, decoder, _, target):
         pull = decoder.datadist.cache_manager.pull_blocks
-        await pull(KEY, target, [1], [1], checksum=True)
+        await pull(KEY, target, [1], [1], checksum=True, deadline=20)
         with soft_faults_cleared():
             soft_fault(f"aclrtMemcpyAsync:hang@{nth}")
             with pytest.raises(TransferTimeout):
                 await pull(KEY, target, [3], [5], checksum=True)
-        await pull(KEY, target, [4], [6], checksum=True)
+        await pull(KEY, target, [4], [6], checksum=True, deadline=20)
         verify(decoder.memory(target), target, [(t, 6, 1, 4) for t in range(4)])
         assert decoder.datadist.statistics().links[0].running == 0
 

@@ -235,6 +235,7 @@ async def test_a_link_is_ended_by_force_whatever_is_under_way() -> None:
             await p.decoder.unlink_clusters([info_of(p.prompt)], force=1)  # type: ignore[arg-type]
 
 
+@pytest.mark.autojump
 async def test_a_peer_that_does_not_answer_is_v1s_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair(sync_kv_timeout=100) as p:
         link = inside(p.prompt).links.find(2)
