@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from aiodatadist import BlocksCacheKey, Cache, LLMClusterInfo, LLMException, LLM
 from aiodatadist.blocking import Handle, HandleState
 from aiodatadist.cli.chaos.messages import Peer
 from aiodatadist.cli.chaos.patch import Patch
-from aiodatadist.cli.chaos.side import Side
+from aiodatadist.cli.chaos.puller_side import PullerSide
 from aiodatadist.cli.chaos.sizes import (
     INBOX_MODEL,
     LINK_MILLIS,
@@ -39,12 +39,11 @@ WIDE = 2 * PATCH + 1
 Call = Callable[[], Any]
 
 
-class BlockingPuller(Side):
+class BlockingPuller(PullerSide):
     """A cluster of :mod:`aiodatadist.blocking` that links to all of the owner's."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[dict[int, Peer]]:
-        self.peers: dict[int, Peer] = {}
         self.datadist = blocking.LLMDataDist(LLMRole.DECODER, PULLER)
         await anyio.to_thread.run_sync(self.datadist.init, config(self.profile, PULLER_DEVICE, None).generate_options())
         try:
@@ -71,20 +70,8 @@ class BlockingPuller(Side):
         for target in self._targets:
             target.start(group)
 
-    async def meet(self, peers: dict[int, Peer]) -> None:
-        self.peers = peers
-
-    async def resumed(self) -> None:
-        """Each operation opens the blocks that it needs."""
-
-    async def drained(self) -> None:
-        """Operations wait for their ends."""
-
-    async def part(self) -> None:
-        infos = [target.info for target in self._targets]
-        status, each = await anyio.to_thread.run_sync(self.datadist.unlink_clusters, infos, LINK_MILLIS)
-        if status != LLMStatusCode.LLM_SUCCESS:
-            self.violated("I3", f"nothing is under way, and unlinking says {[one.name for one in each]}")
+    async def unlink(self, infos: list[LLMClusterInfo]) -> tuple[int, Sequence[LLMStatusCode]]:
+        return await anyio.to_thread.run_sync(self.datadist.unlink_clusters, infos, LINK_MILLIS)
 
 
 class BlockingTarget:
@@ -101,12 +88,6 @@ class BlockingTarget:
         side.ledgers |= {f"pulled {cluster}": ledger, f"pushed {cluster}": self._out_ledger}
         self._version = 0
 
-    @property
-    def info(self) -> LLMClusterInfo:
-        info = LLMClusterInfo(self._cluster)
-        info.append_remote_ip_info("127.0.0.1", self._side.peers[self._cluster].port)
-        return info
-
     def start(self, group: anyio.abc.TaskGroup) -> None:
         work, name = self._side.work, self._cluster
         group.start_soon(work, f"link {name}", self._link)
@@ -116,12 +97,12 @@ class BlockingTarget:
 
     async def _link(self, chance: random.Random) -> None:
         """Make one where there is none; end it now and then."""
-        states = self._datadist.figures().links
+        states, info = self._datadist.figures().links, self._side.info(self._cluster)
         is_all = sum(states.values()) == len(self._side.settings.clusters)
         if is_all and chance.random() < 0.05:
-            await self._status("unlink", lambda: self._datadist.unlink_clusters([self.info], LINK_MILLIS))
+            await self._status("unlink", lambda: self._datadist.unlink_clusters([info], LINK_MILLIS))
         elif not is_all:
-            await self._status("link", lambda: self._datadist.link_clusters([self.info], LINK_MILLIS))
+            await self._status("link", lambda: self._datadist.link_clusters([info], LINK_MILLIS))
         await anyio.sleep(0.05)
 
     async def _status(self, operation: str, call: Call) -> None:
@@ -132,8 +113,7 @@ class BlockingTarget:
         targets = some(chance, patch.blocks)
         sources = chance.sample(range(SOURCE), len(targets))
         await self._pulled(patch, SOURCE_MODEL, sources, targets, self._cluster, chance)
-        for words in patch.ledger.wrong(chance.sample(patch.between, 3)):
-            self._side.violated("I1", f"beside a pull from {self._cluster}: {words}")
+        self._side.check_between(self._cluster, patch.ledger, chance.sample(patch.between, 3))
 
     async def _pulled(
         self, patch: Patch, model: int, sources: list[int], targets: list[int], owner: int, chance: random.Random,

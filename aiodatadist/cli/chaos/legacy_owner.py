@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from itertools import count
 
 import anyio
 import anyio.abc
 
 from aiodatadist import (
-    AwaitableLayerSynchronizer,
     BlocksCacheKey,
     CacheKey,
+    LLMDataDist,
     LLMException,
     LLMRole,
     LLMStatusCode,
-    NotLinked,
     OutOfMemory,
     TransferConfig,
     legacy,
 )
 from aiodatadist.cli.chaos.legacy_copies import LegacyCopies
 from aiodatadist.cli.chaos.mail import Content, Mail
-from aiodatadist.cli.chaos.messages import Peer, SideSettings
-from aiodatadist.cli.chaos.owner import compute_layers
-from aiodatadist.cli.chaos.side import Side
+from aiodatadist.cli.chaos.messages import Peer
+from aiodatadist.cli.chaos.owner_side import OwnerEnd, OwnerSide, peer_of
 from aiodatadist.cli.chaos.sizes import (
     BLOCK,
     LAYERS,
     LIVES,
-    PULLER,
     REQUEST_MODEL,
     SOURCE,
     SOURCE_MODEL,
@@ -43,46 +39,13 @@ from aiodatadist.cli.chaos.tally import GOOD
 from aiodatadist.testing import BlockLedger
 
 
-class LegacyOwner(Side):
+class LegacyOwner(OwnerSide):
     """Several clusters of :mod:`aiodatadist.legacy` in one process."""
 
-    def __init__(self, settings: SideSettings) -> None:
-        super().__init__(settings)
-        self._clusters: list[LegacyOwnerCluster] = []
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[dict[int, Peer]]:
-        async with AsyncExitStack() as stack:
-            for device, cluster_id in enumerate(self.settings.clusters):
-                options = legacy_config(device, "127.0.0.1:0")
-                made = legacy.LLMDataDist(LLMRole.PROMPT, cluster_id, options)
-                datadist = await stack.enter_async_context(made)
-                self.datadists.append(datadist)
-                self._clusters.append(cluster := LegacyOwnerCluster(self, datadist))
-                await cluster.open()
-            yield {cluster.cluster_id: cluster.as_peer() for cluster in self._clusters}
-
-    def start(self, group: anyio.abc.TaskGroup) -> None:
-        for cluster in self._clusters:
-            group.start_soon(cluster.mail.read)
-            group.start_soon(self.work, f"renew {cluster.cluster_id}", cluster.renew, 0.3)
-            group.start_soon(self.work, f"copies {cluster.cluster_id}", cluster.copies.one, 0.02)
-
-    async def meet(self, peers: dict[int, Peer]) -> None:
-        """Do nothing: the pullers link to the owner."""
-
-    async def drained(self) -> None:
-        for cluster in self._clusters:
-            await cluster.mail.wait_idle()
-            await cluster.forget_all()
-
-    async def resumed(self) -> None:
-        """Each operation makes what it needs."""
-
-    async def part(self) -> None:
-        for datadist in self.datadists:
-            with suppress(NotLinked):
-                await datadist.wait_link_closed(PULLER)
+    async def initialised(self, stack: AsyncExitStack, device: int, cluster_id: int) -> tuple[LLMDataDist, OwnerEnd]:
+        made = legacy.LLMDataDist(LLMRole.PROMPT, cluster_id, legacy_config(device, "127.0.0.1:0"))
+        datadist = await stack.enter_async_context(made)
+        return datadist, LegacyOwnerCluster(self, datadist)
 
 
 class LegacyOwnerCluster:
@@ -103,9 +66,22 @@ class LegacyOwnerCluster:
         await self.copies.open()
 
     def as_peer(self) -> Peer:
-        address = self._datadist.listen_address
-        assert address is not None
-        return Peer(port=address[1], slots=0)
+        return peer_of(self._datadist)
+
+    def start(self, group: anyio.abc.TaskGroup) -> None:
+        group.start_soon(self._side.work, f"renew {self.cluster_id}", self.renew, 0.3)
+        group.start_soon(self._side.work, f"copies {self.cluster_id}", self.copies.one, 0.02)
+
+    async def drained(self) -> None:
+        """Give up the requests that no puller gave up, because it was killed or not linked. Pulled ones are gone already."""
+        for number in list(self._requests):
+            await self._forget(number)
+
+    async def resumed(self) -> None:
+        """Do nothing: each operation makes what it needs."""
+
+    async def parted(self) -> None:
+        """Do nothing: the puller could reach nothing but the source."""
 
     async def _new_source(self) -> None:
         key = BlocksCacheKey(self.cluster_id, SOURCE_MODEL)
@@ -172,23 +148,13 @@ class LegacyOwnerCluster:
         self._side.tally.ended("remove_cache_key", GOOD)
 
     async def _send_layers(self, puller: int, question: Content) -> str:
-        chance, synchronizer = random.Random(question["seed"]), AwaitableLayerSynchronizer(LAYERS)
-        target = TransferConfig(puller, question["addresses"], range(LAYERS))
-        blocks, source = (question["sources"], question["targets"]), self._source
+        chance, source = random.Random(question["seed"]), self._source
         if source is None:
             return LLMStatusCode.LLM_KV_CACHE_NOT_EXIST.name
-        async with anyio.create_task_group() as group:
-            group.start_soon(compute_layers, synchronizer, chance)
-            status = await self._side.outcome(
-                "layers",
-                lambda: self._manager.transfer_cache_async(source, synchronizer, [target], *blocks),
-                chance,
-                may_fail=True,
-            )
-            group.cancel_scope.cancel()
-        return status
-
-    async def forget_all(self) -> None:
-        """Give up the requests that no puller gave up, because it was killed or not linked. Pulled ones are gone already."""
-        for number in list(self._requests):
-            await self._forget(number)
+        target = TransferConfig(puller, question["addresses"], range(LAYERS))
+        blocks = question["sources"], question["targets"]
+        return await self._side.send_layers(
+            "layers",
+            lambda synchronizer: self._manager.transfer_cache_async(source, synchronizer, [target], *blocks),
+            chance,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -23,10 +23,10 @@ from aiodatadist import (
     legacy,
 )
 from aiodatadist.cli.chaos.legacy_copies import LegacyCopies
-from aiodatadist.cli.chaos.mail import Content, Mail
-from aiodatadist.cli.chaos.messages import Peer, SideSettings
+from aiodatadist.cli.chaos.mail import Mail
+from aiodatadist.cli.chaos.messages import Peer
 from aiodatadist.cli.chaos.patch import Patch
-from aiodatadist.cli.chaos.side import Side
+from aiodatadist.cli.chaos.puller_side import PullerSide, no_answer
 from aiodatadist.cli.chaos.sizes import (
     BLOCK,
     LINK_MILLIS,
@@ -52,18 +52,14 @@ TASKS = 1
 """That pull blocks from each cluster."""
 
 
-class LegacyPuller(Side):
+class LegacyPuller(PullerSide):
     """A cluster of :mod:`aiodatadist.legacy` that links to all of the owner's."""
-
-    def __init__(self, settings: SideSettings) -> None:
-        super().__init__(settings)
-        self.peers: dict[int, Peer] = {}
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[dict[int, Peer]]:
         async with legacy.LLMDataDist(LLMRole.DECODER, PULLER, legacy_config(PULLER_DEVICE, None)) as datadist:
             self.datadists.append(datadist)
-            self.mail = Mail(self, datadist, _no_answer)
+            self.mail = Mail(self, datadist, no_answer)
             self.copies = LegacyCopies(self, datadist)
             await self.copies.open()
             self._targets = [LegacyTarget(self, datadist, cluster_id) for cluster_id in self.settings.clusters]
@@ -77,24 +73,8 @@ class LegacyPuller(Side):
         for target in self._targets:
             target.start(group)
 
-    async def meet(self, peers: dict[int, Peer]) -> None:
-        self.peers = peers
-
-    async def resumed(self) -> None:
-        """Each operation opens the blocks that it needs."""
-
-    async def drained(self) -> None:
-        """All that was asked for has been answered: operations wait for it."""
-
-    async def part(self) -> None:
-        infos = [target.info for target in self._targets]
-        status, each = await self.datadists[0].unlink_clusters(infos, LINK_MILLIS)
-        if status is not LLMStatusCode.LLM_SUCCESS:
-            self.violated("I3", f"nothing is under way, and unlinking says {[one.name for one in each]}")
-
-
-async def _no_answer(_: int, __: Content) -> Content:
-    return {}
+    async def unlink(self, infos: list[LLMClusterInfo]) -> tuple[int, Sequence[LLMStatusCode]]:
+        return await self.datadists[0].unlink_clusters(infos, LINK_MILLIS)
 
 
 class LegacyTarget:
@@ -117,14 +97,6 @@ class LegacyTarget:
         self._side.ledgers[f"slots {name}"] = self._slots_ledger
         self._slots_ledger.write(range(0, 2 * SLOTS + 1, 2))
 
-    @property
-    def info(self) -> LLMClusterInfo:
-        info = LLMClusterInfo(self._cluster_id)
-        peer = self._side.peers.get(self._cluster_id)
-        if peer is not None:
-            info.append_remote_ip_info("127.0.0.1", peer.port)
-        return info
-
     def start(self, group: anyio.abc.TaskGroup) -> None:
         work, name = self._side.work, self._cluster_id
         group.start_soon(work, f"link {name}", self._link)
@@ -142,12 +114,14 @@ class LegacyTarget:
             with anyio.move_on_after(chance.choice((0.05, 0.5, 2.0)) * chance.random()):
                 await closed
         except NotLinked:
-            await self._linked("link", self._datadist.link_clusters([self.info], LINK_MILLIS))
+            await self._linked("link", self._datadist.link_clusters([self._side.info(self._cluster_id)], LINK_MILLIS))
             return
         if chance.random() < 0.3:
             await self._asked()
         elif chance.random() < 0.1:
-            unlink = self._datadist.unlink_clusters([self.info], LINK_MILLIS, force=chance.random() < 0.3)
+            unlink = self._datadist.unlink_clusters(
+                [self._side.info(self._cluster_id)], LINK_MILLIS, force=chance.random() < 0.3
+            )
             await self._linked("unlink", unlink)
 
     async def _until_linked(self) -> None:
@@ -178,22 +152,17 @@ class LegacyTarget:
         await self._until_linked()
         targets, layers = some(chance, patch.blocks), some_layers(chance)
         sources, tensors = chance.sample(range(SOURCE), len(targets)), tensors_of(layers)
-        self._side.open(patch.ledger, targets, tensors)
-        began, key = time.monotonic(), BlocksCacheKey(self._cluster_id, SOURCE_MODEL)
+        key = BlocksCacheKey(self._cluster_id, SOURCE_MODEL)
 
         def begin() -> CacheTask:
             return self._manager.pull_blocks(
                 key, self._blocks, sources, targets, src_layer_range=layers, dst_layer_range=layers
             )
 
-        if await self._outcome("pull_blocks", begin, chance) == GOOD:
-            (stamp, *_) = patch.ledger.landed(targets, self._cluster_id, sources, tensors)
-            self._side.good(self._cluster_id, began, stamp.generation)
-        else:
-            await self._manager.registry.wait_usable(self._blocks)
-            patch.ledger.reclaim(targets, tensors)
-        for words in patch.ledger.wrong(chance.sample(patch.between, 3)):
-            self._side.violated("I1", f"beside a pull from {self._cluster_id}: {words}")
+        pull = partial(self._outcome, "pull_blocks", begin, chance)
+        usable = partial(self._manager.registry.wait_usable, self._blocks)
+        await self._side.pulled(self._cluster_id, patch.ledger, sources, targets, pull, usable, tensors)
+        self._side.check_between(self._cluster_id, patch.ledger, chance.sample(patch.between, 3))
 
     async def _outcome(self, operation: str, begin: Callable[[], CacheTask], chance: random.Random) -> str:
         status = await self._side.outcome(operation, begin, chance)
@@ -242,8 +211,7 @@ class LegacyTarget:
         answer = await self._side.mail.ask(self._cluster_id, question)
         if answer is not None and answer["status"] == GOOD:
             self._side.tally.ended("receive_layers", GOOD)
-            (stamp, *_) = patch.ledger.landed(targets, self._cluster_id, sources)
-            self._side.good(self._cluster_id, began, stamp.generation)
+            self._side.came(self._cluster_id, patch.ledger, sources, targets, began)
             return
         await self._manager.registry.wait_usable(self._blocks)
         patch.ledger.reclaim(targets)

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack
 
 import anyio
 import anyio.abc
 
 from aiodatadist import (
-    AwaitableLayerSynchronizer,
     BlockLease,
     BlocksCacheKey,
     Cache,
     LLMDataDist,
     LLMRole,
-    NotLinked,
     TransferConfig,
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.cli.chaos.large_copies import LargeInbox
 from aiodatadist.cli.chaos.mail import Content, Mail
-from aiodatadist.cli.chaos.messages import Peer, SideSettings
+from aiodatadist.cli.chaos.messages import Peer
 from aiodatadist.cli.chaos.own_copies import OwnCopies
+from aiodatadist.cli.chaos.owner_side import OwnerEnd, OwnerSide, peer_of
 from aiodatadist.cli.chaos.rank_links import RankLinks
-from aiodatadist.cli.chaos.side import Side
 from aiodatadist.cli.chaos.sizes import (
     BLOCK,
     INBOX_MODEL,
@@ -35,7 +32,6 @@ from aiodatadist.cli.chaos.sizes import (
     LEASED,
     LIVES,
     PATCH,
-    PULLER,
     SLOTS,
     SOURCE,
     SOURCE_MODEL,
@@ -50,57 +46,13 @@ FULL = 10.0
 """Seconds for a cache behind a pool that is full, which is a fault and ends."""
 
 
-class Owner(Side):
+class Owner(OwnerSide):
     """Several clusters in one process."""
 
-    def __init__(self, settings: SideSettings) -> None:
-        super().__init__(settings)
-        self._clusters: list[OwnerCluster] = []
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[dict[int, Peer]]:
-        async with AsyncExitStack() as stack:
-            for device, cluster_id in enumerate(self.settings.clusters):
-                options = config(self.profile, device, "127.0.0.1:0")
-                datadist = await stack.enter_async_context(LLMDataDist(LLMRole.PROMPT, cluster_id, options))
-                self.datadists.append(datadist)
-                self._clusters.append(cluster := OwnerCluster(self, datadist))
-                await cluster.open()
-            yield {cluster.cluster_id: cluster.as_peer() for cluster in self._clusters}
-
-    def start(self, group: anyio.abc.TaskGroup) -> None:
-        for cluster in self._clusters:
-            group.start_soon(cluster.mail.read)
-            group.start_soon(self.work, f"renew {cluster.cluster_id}", cluster.renew, 0.3)
-            group.start_soon(self.work, f"copies {cluster.cluster_id}", cluster.copies.one, 0.02)
-            group.start_soon(self.work, f"user {cluster.cluster_id}", cluster.user.one)
-            group.start_soon(self.work, f"large {cluster.cluster_id}", cluster.large.one)
-            if self.profile.by_ranks:
-                group.start_soon(self.work, f"link {cluster.cluster_id}", cluster.ranks.one)
-
-    async def meet(self, peers: dict[int, Peer]) -> None:
-        """Do nothing: the pullers link to the owner."""
-
-    async def drained(self) -> None:
-        for cluster in self._clusters:
-            await cluster.mail.wait_idle()
-            for lease in list(cluster.leases):
-                await lease.wait_ended()
-            await cluster.large.wait_settled()
-
-    async def resumed(self) -> None:
-        for cluster in self._clusters:
-            cluster.open_inbox()
-            await cluster.user.lend()
-
-    async def part(self) -> None:
-        for datadist in self.datadists:
-            with suppress(NotLinked):
-                await datadist.wait_link_closed(PULLER)
-        for cluster in self._clusters:
-            await cluster.ranks.end()
-            if not await cluster.user.take_back():
-                self.violated("I5", f"cluster {cluster.cluster_id} has no link, and does not give memory back")
+    async def initialised(self, stack: AsyncExitStack, device: int, cluster_id: int) -> tuple[LLMDataDist, OwnerEnd]:
+        options = config(self.profile, device, "127.0.0.1:0")
+        datadist = await stack.enter_async_context(LLMDataDist(LLMRole.PROMPT, cluster_id, options))
+        return datadist, OwnerCluster(self, datadist)
 
 
 class OwnerCluster:
@@ -141,9 +93,30 @@ class OwnerCluster:
         return ledger
 
     def as_peer(self) -> Peer:
-        address = self._datadist.listen_address
-        assert address is not None
-        return Peer(port=address[1], slots=self._slots.cache_id)
+        return peer_of(self._datadist, self._slots.cache_id)
+
+    def start(self, group: anyio.abc.TaskGroup) -> None:
+        work, name = self._side.work, self.cluster_id
+        group.start_soon(work, f"renew {name}", self.renew, 0.3)
+        group.start_soon(work, f"copies {name}", self.copies.one, 0.02)
+        group.start_soon(work, f"user {name}", self.user.one)
+        group.start_soon(work, f"large {name}", self.large.one)
+        if self._side.profile.by_ranks:
+            group.start_soon(work, f"link {name}", self.ranks.one)
+
+    async def drained(self) -> None:
+        for lease in list(self.leases):
+            await lease.wait_ended()
+        await self.large.wait_settled()
+
+    async def resumed(self) -> None:
+        self._inbox.begin(range(1, 2 * PATCH, 2))  # from now on the puller may push into every second block
+        await self.user.lend()
+
+    async def parted(self) -> None:
+        await self.ranks.end()
+        if not await self.user.take_back():
+            self._side.violated("I5", f"cluster {self.cluster_id} has no link, and does not give memory back")
 
     # ---- the cache that is pulled from ----
 
@@ -201,33 +174,21 @@ class OwnerCluster:
 
     async def _send_layers(self, puller: int, question: Content) -> str:
         chance = random.Random(question["seed"])
-        synchronizer = AwaitableLayerSynchronizer(LAYERS)
         layers = range(LAYERS)
         target: TransferConfig | TransferWithCacheKeyConfig = (
             TransferWithCacheKeyConfig(BlocksCacheKey(puller, question["model"]), layers, layers)
             if self._side.profile.one_sided
             else TransferConfig(puller, question["addresses"], layers)
         )
-        source, target_blocks = question["sources"], question["targets"]
         terms = some_terms(chance, self._side.profile)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(compute_layers, synchronizer, chance)
-            status = await self._side.outcome(
-                terms.named("layers"),
-                lambda: self._manager.transfer_cache_async(
-                    self._source, synchronizer, [target], source, target_blocks, **terms.arguments
-                ),
-                chance,
-                may_fail=True,
-                deadline=terms.deadline,
-            )
-            group.cancel_scope.cancel()
-        return status
-
-    def open_inbox(self) -> None:
-        """From now on the puller may push into every second block."""
-        self._inbox.begin(range(1, 2 * PATCH, 2))
+        return await self._side.send_layers(
+            terms.named("layers"),
+            lambda synchronizer: self._manager.transfer_cache_async(
+                self._source, synchronizer, [target], question["sources"], question["targets"], **terms.arguments
+            ),
+            chance,
+            terms.deadline,
+        )
 
     def _pushed(self, puller: int, question: Content) -> str:
         """Return what is wrong with blocks that the puller reports it pushed, or an empty string."""
@@ -239,13 +200,3 @@ class OwnerCluster:
             self._inbox.begin(question["targets"])
         wrong = [str(stamp) for stamp in stamps if stamp.version != question["version"]]
         return f"expected version {question['version']}, found {wrong}" if wrong else ""
-
-
-async def compute_layers(synchronizer: AwaitableLayerSynchronizer, chance: random.Random) -> None:
-    """Layers become final one after the other; now and then one does not."""
-    for layer in range(LAYERS):
-        await anyio.sleep(chance.choice((0, 0.0005, 0.01)) * chance.random())
-        if chance.random() < 0.03:
-            synchronizer.fail(layer)
-        else:
-            synchronizer.ready(layer)

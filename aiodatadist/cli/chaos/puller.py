@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -15,6 +15,7 @@ from aiodatadist import (
     BlocksCacheKey,
     Cache,
     CacheKeyByIdAndIndex,
+    CacheTask,
     LayerReceiver,
     LLMClusterInfo,
     LLMDataDist,
@@ -25,11 +26,11 @@ from aiodatadist import (
 )
 from aiodatadist.cli.chaos.large_copies import LargePushes
 from aiodatadist.cli.chaos.mail import Content, Mail
-from aiodatadist.cli.chaos.messages import Peer, SideSettings
+from aiodatadist.cli.chaos.messages import Peer
 from aiodatadist.cli.chaos.own_copies import OwnCopies
 from aiodatadist.cli.chaos.patch import Patch
+from aiodatadist.cli.chaos.puller_side import PullerSide, no_answer
 from aiodatadist.cli.chaos.rank_links import RankLinks
-from aiodatadist.cli.chaos.side import Side
 from aiodatadist.cli.chaos.sizes import (
     BLOCK,
     INBOX_MODEL,
@@ -51,28 +52,23 @@ from aiodatadist.cli.chaos.sizes import (
     tensors_of,
 )
 from aiodatadist.cli.chaos.tally import GOOD
-from aiodatadist.cli.chaos.terms import some_terms
+from aiodatadist.cli.chaos.terms import Terms, some_terms
 from aiodatadist.cli.chaos.user_target import UserTarget
 from aiodatadist.concurrency.signal import Signal
-from aiodatadist.testing import BlockLedger
+from aiodatadist.testing import BlockLedger, BlockStamp
 
 TASKS = 2
 """That pull blocks from each cluster."""
 
 
-class Puller(Side):
+class Puller(PullerSide):
     """A cluster that links to all of the owner's."""
-
-    def __init__(self, settings: SideSettings) -> None:
-        super().__init__(settings)
-        self.peers: dict[int, Peer] = {}
-        self.met = Signal()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[dict[int, Peer]]:
         async with LLMDataDist(LLMRole.DECODER, PULLER, config(self.profile, PULLER_DEVICE, None)) as datadist:
             self.datadists.append(datadist)
-            self.mail = Mail(self, datadist, _no_answer)
+            self.mail = Mail(self, datadist, no_answer)
             self.copies = OwnCopies(self, datadist)
             await self.copies.open()
             self._large = LargePushes(self, datadist, self.mail, self.settings.clusters[0])
@@ -89,31 +85,19 @@ class Puller(Side):
         for target in self._targets:
             target.start(group)
 
-    async def meet(self, peers: dict[int, Peer]) -> None:
-        self.peers = peers
-        self.met.wake()
-
     async def resumed(self) -> None:
-        """Each operation opens the blocks that it needs."""
         for target in self._targets:
             target.unlinked()
-
-    async def drained(self) -> None:
-        """All that was asked for has been answered: operations wait for it."""
 
     async def part(self) -> None:
         for target in self._targets:
             await target.ranks.end()
-        infos = [target.info for target in self._targets]
-        status, each = await self.datadists[0].unlink_clusters(infos, LINK_MILLIS)
-        if status is not LLMStatusCode.LLM_SUCCESS:
-            self.violated("I3", f"nothing is under way, and unlinking says {[one.name for one in each]}")
+        await super().part()
         for target in self._targets:
             await target.user.give_back()
 
-
-async def _no_answer(_: int, __: Content) -> Content:
-    return {}
+    async def unlink(self, infos: list[LLMClusterInfo]) -> tuple[int, Sequence[LLMStatusCode]]:
+        return await self.datadists[0].unlink_clusters(infos, LINK_MILLIS)
 
 
 class Target:
@@ -137,14 +121,14 @@ class Target:
         ledger = self._ledger("pulled", pulled)
         self._patches = [Patch(pulled, ledger, i * wide) for i in range(TASKS + 1)]
         slots = await manager.allocate_cache(desc(2 * SLOTS + 1, 2 * BLOCK))
-        self._slots, self._slots_ledger = slots, self._ledger("slots", slots)
+        self._slots = Patch(slots, self._ledger("slots", slots), 0)
         self._out = await manager.allocate_blocks_cache(desc(PATCH))
         self._out_ledger = self._ledger("pushed", self._out)
         layers = await manager.allocate_blocks_cache(desc(wide), self._layers_key())
         self._layers = Patch(layers, self._ledger("layers", layers), 0)
         for patch in (*self._patches, self._layers):
             patch.ledger.write(patch.between)
-        self._slots_ledger.write(range(0, 2 * SLOTS + 1, 2))
+        self._slots.ledger.write(range(0, 2 * SLOTS + 1, 2))
 
     def _layers_key(self) -> BlocksCacheKey:
         return BlocksCacheKey(PULLER, 1000 * self._cluster_id + LAYERS_MODEL)
@@ -153,14 +137,6 @@ class Target:
         ledger = BlockLedger(cache, PULLER, self._side.settings.life)
         self._side.ledgers[f"{name} {self._cluster_id}"] = ledger
         return ledger
-
-    @property
-    def info(self) -> LLMClusterInfo:
-        info = LLMClusterInfo(self._cluster_id)
-        peer = self._side.peers.get(self._cluster_id)
-        if peer is not None:
-            info.append_remote_ip_info("127.0.0.1", peer.port)
-        return info
 
     def start(self, group: anyio.abc.TaskGroup) -> None:
         side, name = self._side, self._cluster_id
@@ -196,11 +172,13 @@ class Target:
             return
         if chance.random() < 0.1 and not self._side.profile.is_calm:
             self._wants_link = True
-            results = await self._datadist.unlink_clusters([self.info], LINK_MILLIS, force=chance.random() < 0.3)
+            results = await self._datadist.unlink_clusters(
+                [self._side.info(self._cluster_id)], LINK_MILLIS, force=chance.random() < 0.3
+            )
             self._side.ended("unlink", results.errors[0])
 
     async def _make_link(self) -> None:
-        results = await self._datadist.link_clusters([self.info], LINK_MILLIS)
+        results = await self._datadist.link_clusters([self._side.info(self._cluster_id)], LINK_MILLIS)
         self._side.ended("link", results.errors[0])
         if results[0] is LLMStatusCode.LLM_SUCCESS:
             self._wants_link = False
@@ -222,36 +200,30 @@ class Target:
         sources = chance.sample(range(SOURCE), len(targets))
         note = self._side.mail.content({}) if chance.random() < 0.1 else None
         terms = some_terms(chance, self._side.profile)
-        self._side.open(patch.ledger, targets, tensors_of(layers))
-        began = time.monotonic()
-        status = await self._side.outcome(
-            terms.named("pull_blocks"),
+        key = BlocksCacheKey(self._cluster_id, SOURCE_MODEL)
+        await self._pulled(
+            patch, sources, targets, terms,
+            "pull_blocks",
             lambda: self._manager.pull_blocks(
-                BlocksCacheKey(self._cluster_id, SOURCE_MODEL), patch.cache, sources, targets,
+                key, patch.cache, sources, targets,
                 src_layer_range=layers, dst_layer_range=layers, notify=note, **terms.arguments,
             ),
             chance,
-            deadline=terms.deadline,
+            tensors_of(layers),
         )  # fmt: skip
-        await self._came(patch, sources, targets, layers, status, began)
-        for words in patch.ledger.wrong(chance.sample(patch.between, 3)):
-            self._side.violated("I1", f"beside a pull from {self._cluster_id}: {words}")
+        self._side.check_between(self._cluster_id, patch.ledger, chance.sample(patch.between, 3))
 
-    async def _came(
-        self, patch: Patch, sources: list[int], targets: list[int], layers: range | None, status: str, began: float
-    ) -> None:
-        if status != GOOD:
-            await self._reclaim(patch, targets, tensors_of(layers))
-            return
-        stamps = patch.ledger.landed(targets, self._cluster_id, sources, tensors_of(layers))
-        generations = {stamp.generation for stamp in stamps}
-        if len(generations) > 1:
-            self._side.violated("I6", f"one pull from {self._cluster_id} brought generations {generations}")
-        self._side.good(self._cluster_id, began, stamps[0].generation)
+    async def _pulled(
+        self, into: Patch, sources: Sequence[int], targets: Sequence[int], terms: Terms, operation: str,
+        begin: Callable[[], CacheTask], chance: random.Random, tensors: range | None = None, may_fail: bool = False,
+    ) -> list[BlockStamp] | None:  # fmt: skip
+        """Pull into a patch and check what came. Returns None if it failed."""
 
-    async def _reclaim(self, patch: Patch, targets: list[int], tensors: range | None = None) -> None:
-        await self._manager.wait_usable(patch.cache)
-        patch.ledger.reclaim(targets, tensors)
+        async def pull() -> str:
+            return await self._side.outcome(terms.named(operation), begin, chance, may_fail, terms.deadline)
+
+        usable = partial(self._manager.wait_usable, into.cache)
+        return await self._side.pulled(self._cluster_id, into.ledger, sources, targets, pull, usable, tensors)
 
     async def _user(self, chance: random.Random) -> None:
         await self._until_linked()
@@ -263,21 +235,13 @@ class Target:
         if peer is None:
             return
         source, target = chance.randrange(SLOTS), 1 + 2 * chance.randrange(SLOTS)
-        self._side.open(self._slots_ledger, [target])
-        began, terms = time.monotonic(), some_terms(chance, self._side.profile)
+        terms = some_terms(chance, self._side.profile)
         key = CacheKeyByIdAndIndex(self._cluster_id, peer.slots, source)
-        status = await self._side.outcome(
-            terms.named("pull_cache"),
-            lambda: self._manager.pull_cache(key, self._slots, target, **terms.arguments),
-            chance,
-            deadline=terms.deadline,
-        )
-        if status != GOOD:
-            await self._manager.wait_usable(self._slots)
-            self._slots_ledger.reclaim([target])
-            return
-        (stamp,) = self._slots_ledger.landed([target], self._cluster_id, [source])
-        self._side.good(self._cluster_id, began, stamp.generation)
+
+        def begin() -> CacheTask:
+            return self._manager.pull_cache(key, self._slots.cache, target, **terms.arguments)
+
+        await self._pulled(self._slots, [source], [target], terms, "pull_cache", begin, chance)
 
     async def _push(self, chance: random.Random) -> None:
         """And ask the owner what it found."""
@@ -319,23 +283,17 @@ class Target:
         if way < 0.3:
             await anyio.sleep(chance.uniform(0, 2 * millis / 1000))
         count = len(answer["versions"])
-        targets, began, terms = targets[:count], time.monotonic(), some_terms(chance, self._side.profile)
-        self._side.open(patch.ledger, targets)
-        status = await self._side.outcome(
-            terms.named("pull_leased"),
+        targets, terms = targets[:count], some_terms(chance, self._side.profile)
+        stamps = await self._pulled(
+            patch, ticket["blocks"][:count], targets, terms,
+            "pull_leased",
             lambda: self._manager.pull_leased(ticket, patch.cache, targets, timeout_in_millis=2000, **terms.arguments),
             chance,
             may_fail=True,  # it may have expired
-            deadline=terms.deadline,
-        )
-        if status != GOOD:
-            await self._reclaim(patch, targets)
-            return
-        stamps = patch.ledger.landed(targets, self._cluster_id, ticket["blocks"][:count])
-        found = [stamp.version for stamp in stamps]
+        )  # fmt: skip
+        found = answer["versions"] if stamps is None else [stamp.version for stamp in stamps]
         if found != answer["versions"]:
             self._side.violated("I6", f"leased were versions {answer['versions']}, pulled were {found}")
-        self._side.good(self._cluster_id, began, stamps[0].generation)
 
     async def _release(self, ticket: Content) -> None:
         try:
@@ -371,11 +329,11 @@ class Target:
         except* LLMException as errors:
             self._side.ended("receive_layers", _first(errors))
         if answer is None or answer["status"] != GOOD:
-            await self._reclaim(patch, targets)
+            await self._manager.wait_usable(patch.cache)
+            patch.ledger.reclaim(targets)
             return
         self._side.tally.ended("receive_layers", GOOD)
-        (stamp, *_) = patch.ledger.landed(targets, self._cluster_id, sources)
-        self._side.good(self._cluster_id, began, stamp.generation)
+        self._side.came(self._cluster_id, patch.ledger, sources, targets, began)
 
     async def _watch(self, receiver: LayerReceiver, patch: Patch, sources: list[int], targets: list[int]) -> None:
         try:
