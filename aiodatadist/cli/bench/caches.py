@@ -52,7 +52,7 @@ class BenchCache:
         _give_back(self.views, self.lent)
 
     async def fill(self, owner: int) -> None:
-        """Each block says whose it is, and which. ``owner`` 0: all are zero."""
+        """Write into each block whose it is, and which one; zeros if ``owner`` is 0."""
         await in_thread(self._fill, owner)
         if self.staging is not None:
             await self.manager.swap_blocks(self.staging, self.cache, self._all)

@@ -105,10 +105,10 @@ async def _serve(options: BenchOptions) -> None:
 
 
 async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport:
-    """All rows; or those before the first that failed or that a Ctrl-C ended, and why.
+    """Return a report with all rows, or with those before the first that failed or that a Ctrl-C ended, and why.
 
     Raises:
-        CancelledError: there is no row yet.
+        CancelledError: if there is no row yet.
     """
     started, machine = datetime.now(UTC).astimezone(), await Machine.here()
     rows: list[Row] = []

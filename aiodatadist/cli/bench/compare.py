@@ -14,7 +14,7 @@ from aiodatadist.cli.kit.text import wrapped_all
 
 
 def comparison(old: BenchReport, new: BenchReport, columns: int) -> list[str]:
-    """For people with so many columns."""
+    """Return the comparison of two reports for people, in lines of at most ``columns`` columns."""
     place = elsewhere(old, new)
     head = wrapped_all([place], columns) if place is not None else []
     return [*head, *folded(compared(old.rows, new.rows), 1, columns)]

@@ -28,7 +28,7 @@ class Spread(BaseModel):
         return f"{self.median:.2f} ({self.low:.2f}..{self.high:.2f})"
 
     def times(self, factor: float) -> Spread:
-        """In another unit."""
+        """Return the same spread in another unit."""
         return Spread(median=factor * self.median, low=factor * self.low, high=factor * self.high)
 
     @classmethod

@@ -20,7 +20,7 @@ PERIOD = 1_000_000  # ns
 
 @contextmanager
 def ticking() -> Iterator[list[float]]:
-    """Seconds by which the running loop noticed each tick late."""
+    """Collect the seconds by which the running loop noticed each tick late."""
     loop = asyncio.get_running_loop()
     fd = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
     first = time.monotonic_ns() + PERIOD

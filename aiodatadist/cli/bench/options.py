@@ -103,5 +103,5 @@ class BenchOptions:
             raise wrong_input("; ".join(f"--{each['ctx']['error']}" for each in error.errors())) from None
 
     def as_initiator(self) -> BenchOptions:
-        """``--listen`` is the owner's."""
+        """Return the options of the initiator: ``--listen`` is the owner's."""
         return replace(self, listen=None)

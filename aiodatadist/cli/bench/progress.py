@@ -40,7 +40,7 @@ class _Lines:
 
 @contextmanager
 def open_progress(rows: int) -> Iterator[Progress]:
-    """For so many rows."""
+    """Open the progress of so many rows."""
     if not sys.stderr.isatty() or find_spec("rich") is None:
         yield _Lines(rows)
         return

@@ -91,7 +91,7 @@ def _median(spread: Spread | None) -> str:
 
 
 def lines(report: BenchReport, columns: int) -> list[str]:
-    """For people with so many columns: what ran, the table, and what is wrong."""
+    """Return a report for people, in lines of at most ``columns`` columns: what ran, the table, and what is wrong."""
     machine, ran = report.machine, report.ran
     soft = f" ({ran.strictness})" if ran.strictness else ""
     head = [

@@ -10,7 +10,7 @@ _SIZE = re.compile(r"(\d{1,18}) ?([A-Za-z]{0,3})")
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "65536", "64K", "64KiB" or "64KB".
+    """Return the bytes that "65536", "64K", "64KiB" or "64KB" stands for.
 
     Raises:
         ValueError: it is no size, or 0.

@@ -63,7 +63,7 @@ class BlockingPuller(PullerSide):
         return [self.datadist.figures()]
 
     def entries(self) -> Iterable[Any]:
-        """Its table of caches is another thread's."""
+        """Return nothing: the table of caches is another thread's."""
         return []
 
     def start(self, group: anyio.abc.TaskGroup) -> None:
@@ -96,7 +96,7 @@ class BlockingTarget:
         group.start_soon(work, f"push {name}", partial(self._push, self._patches[TASKS]))
 
     async def _link(self, chance: random.Random) -> None:
-        """Make one where there is none; end it now and then."""
+        """Link if there is no link, and end the link now and then."""
         states, info = self._datadist.figures().links, self._side.info(self._cluster)
         is_all = sum(states.values()) == len(self._side.settings.clusters)
         if is_all and chance.random() < 0.05:
@@ -137,7 +137,7 @@ class BlockingTarget:
         return [stamp.version for stamp in stamps]
 
     async def _push(self, patch: Patch, chance: random.Random) -> None:
-        """And pull it back, to see what is there."""
+        """Push, and pull it back to see what is there."""
         sources = some(chance, range(PATCH))
         theirs = chance.sample(range(1, 2 * PATCH, 2), len(sources))
         self._version += 1

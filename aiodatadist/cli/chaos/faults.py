@@ -69,7 +69,7 @@ class OwnFaults:
             hog.join(5)
 
     async def _at_another_time(self, jump: float, seconds: float) -> None:
-        """``time.time`` of this process jumps. What reads the clock in C sees no jump."""
+        """Let ``time.time`` of this process jump. What reads the clock in C sees no jump."""
         time.time = lambda: self._real_time() + jump
         time.time_ns = lambda: self._real_time_ns() + int(jump * 1e9)
         try:

@@ -108,7 +108,7 @@ class LegacyTarget:
     # ---- links ----
 
     async def _link(self, chance: random.Random) -> None:
-        """Make one where there is none; ask for its health, and end it, now and then."""
+        """Link if there is no link. Ask for its health, and end it, now and then."""
         try:
             closed = self._datadist.wait_link_closed(self._cluster_id)
             with anyio.move_on_after(chance.choice((0.05, 0.5, 2.0)) * chance.random()):
@@ -125,7 +125,7 @@ class LegacyTarget:
             await self._linked("unlink", unlink)
 
     async def _until_linked(self) -> None:
-        """Or for a moment: what is done without a link has to fail well, too."""
+        """Wait for a link, but only for a moment: what is done without a link must fail well, too."""
         if not any(link.cluster_id == self._cluster_id for link in self._datadist.statistics().links):
             with anyio.move_on_after(0.2):
                 await self._made.wait()

@@ -39,7 +39,7 @@ class Lookout:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def begin(self) -> None:
-        """On the event loop, if there is one."""
+        """Start the watch on the event loop, if there is one."""
         logging.basicConfig(format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
         logging.getLogger().addHandler(_Errors(self._say))
         logging.getLogger("aiodatadist").setLevel(logging.INFO)
@@ -87,7 +87,7 @@ class Lookout:
         self.show()
 
     def show(self) -> None:
-        """In the log: where all threads are, what all tasks wait for, and what each descriptor is of. From any thread."""
+        """Log, from any thread, where all threads are, what all tasks wait for, and what each descriptor is of."""
         faulthandler.dump_traceback(all_threads=True)
         for descriptor in Path("/proc/self/fd").iterdir():
             with suppress(FileNotFoundError):
@@ -144,7 +144,7 @@ class Belongings:
 
     @classmethod
     def now(cls, pool_bytes: int = 0) -> Belongings:
-        """On the event loop, or where there is none. ``pool_bytes``: of all pools, what is not free."""
+        """Count what the process has now. ``pool_bytes`` are the bytes of all pools that are not free."""
         gc.collect()
         soft = soft_counters()
         names = ("streams", "events", "comms", "imported", "device_bytes")

@@ -121,14 +121,14 @@ class OwnerCluster:
     # ---- the cache that is pulled from ----
 
     async def _new_source(self) -> None:
-        """Without a key it is filled; peers find it only when it is complete."""
+        """Allocate a source of the next generation, and fill it."""
         key = BlocksCacheKey(self.cluster_id, SOURCE_MODEL)
         self._generation += 1
         self._source = await self._manager.allocate_blocks_cache(desc(SOURCE), key, timeout=FULL)
         self._ledger("source", self._source, self._generation).write(range(SOURCE))
 
     async def renew(self, chance: random.Random) -> None:
-        """Give it up, and make another one under the same key."""
+        """Give the source up, and make another one under the same key."""
         if chance.random() < 0.7 or self._side.profile.is_calm:
             return
         del self._side.ledgers[f"source {self.cluster_id}"]

@@ -60,7 +60,7 @@ class PooledRun(Run):
         return list(self.sides.values())
 
     def judge(self) -> None:
-        """Every value says itself what it is."""
+        """Do nothing: every value says itself what it is."""
 
 
 @contextmanager

@@ -56,7 +56,7 @@ FAULTS = (
 
 
 def program(seed: int, profile: Profile, lane: str) -> Iterator[Step]:
-    """Without an end. Each of a profile's lanes has its own faults, one after the other; lanes run side by side."""
+    """Yield the faults of a lane, without end. Each lane has its own; lanes run side by side."""
     chance = random.Random(f"{seed}/{profile.name}/{lane}")
     draw = {"processes": _process, "network": _network, "devices": _device, "copies": _copy, "engine": _engine}[lane]
     while True:

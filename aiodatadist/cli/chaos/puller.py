@@ -157,7 +157,7 @@ class Target:
         self._wants_link = True
 
     async def _link(self, chance: random.Random) -> None:
-        """Make one where there is none; end it now and then."""
+        """Link if there is no link, and end the link now and then."""
         if self._side.profile.by_ranks:
             await self.ranks.one(chance)
             self._linked.wake()
@@ -187,7 +187,7 @@ class Target:
             await anyio.sleep(0.05)
 
     async def _until_linked(self) -> None:
-        """Or for a moment, unless nothing may fail: what is done without a link has to fail well, too."""
+        """Wait for a link, but only for a moment unless nothing may fail: what is done without a link must fail well, too."""
         if not any(link.cluster_id == self._cluster_id for link in self._datadist.statistics().links):
             with anyio.move_on_after(10.0 if self._side.profile.is_calm else 0.2):
                 await self._linked.wait()
@@ -244,7 +244,7 @@ class Target:
         await self._pulled(self._slots, [source], [target], terms, "pull_cache", begin, chance)
 
     async def _push(self, chance: random.Random) -> None:
-        """And ask the owner what it found."""
+        """Push, and ask the owner what it found."""
         await self._until_linked()
         sources = some(chance, range(PATCH))
         targets = chance.sample(range(1, 2 * PATCH, 2), len(sources))

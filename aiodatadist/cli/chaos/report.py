@@ -73,7 +73,7 @@ def _faults(result: Result) -> Iterator[list[str]]:
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:
-    """For machines; seconds and bytes."""
+    """Return the results for machines, in seconds and bytes."""
     return {"violations": sum(result.broken for result in results), "profiles": [_one(result) for result in results]}
 
 

@@ -67,7 +67,7 @@ class Saver(Side):
             group.start_soon(self.work, f"blocks {number}", partial(self._turn, patch))
 
     async def meet(self, peers: dict[int, Peer]) -> None:
-        """There are no peers."""
+        """Do nothing: there are no peers."""
 
     async def resumed(self) -> None:
         """Open the cache: what it keeps for its pool while it is open differs from time to time."""
@@ -143,7 +143,7 @@ class Saver(Side):
     async def _outcome(
         self, operation: str, begin: partial[Transfer] | object, chance: random.Random
     ) -> CcResult | None:
-        """To its end, which now and then is a cancellation; what it did, as far as it says."""
+        """Run a transfer to its end, now and then a cancellation, and return what it did, as far as it says."""
         assert callable(begin)
         transfer: Transfer = begin()
         results: list[CcResult | EmsException] = []
@@ -169,7 +169,7 @@ class Saver(Side):
 
 
 def _patience(chance: random.Random) -> float:
-    """Seconds for a call: mostly enough."""
+    """Choose the seconds for a call, mostly enough."""
     return chance.choice((0.02, 0.3, 2.0, 2.0))
 
 

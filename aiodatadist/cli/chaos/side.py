@@ -192,11 +192,11 @@ class Side(ABC):
 
     @abstractmethod
     def opened(self) -> AbstractAsyncContextManager[dict[int, Peer]]:
-        """Its clusters and caches, for as long as it lives."""
+        """Open the side's clusters and caches, for as long as it lives."""
 
     @abstractmethod
     def start(self, group: anyio.abc.TaskGroup) -> None:
-        """Its tasks, each of them with :meth:`work`."""
+        """Start the side's tasks, each with :meth:`work`."""
 
     @abstractmethod
     async def meet(self, peers: dict[int, Peer]) -> None:
@@ -204,11 +204,11 @@ class Side(ABC):
 
     @abstractmethod
     async def resumed(self) -> None:
-        """Before operations begin again."""
+        """Prepare for operations, which begin again after this."""
 
     @abstractmethod
     async def drained(self) -> None:
-        """Between the end of its operations and the end of its links: what it still has to wait for."""
+        """Wait, between the end of operations and the end of links, for what the side still has to wait for."""
 
     @abstractmethod
     async def part(self) -> None:
@@ -246,7 +246,7 @@ class Side(ABC):
             self.violated("I7", f"{name}: {traceback.format_exc()}")
 
     def ended(self, operation: str, error: Exception | None, may_fail: bool = False) -> str:
-        """Count it; the status. ``may_fail``: it was made to fail, perhaps."""
+        """Count the end of an operation, and return its status. With ``may_fail`` it may have been made to fail."""
         if error is None:
             status = GOOD
         elif isinstance(error, LLMException):
@@ -380,7 +380,7 @@ class Side(ABC):
         ledger.begin(blocks, tensors)
 
     def look(self) -> None:
-        """At every block."""
+        """Look at every block."""
         for name, ledger in self.ledgers.items():
             strays = ledger.strays()
             for words in strays:
@@ -394,7 +394,7 @@ class Side(ABC):
         return [datadist.figures() for datadist in self.datadists]
 
     def entries(self) -> Iterable[Entry]:
-        """All their caches."""
+        """Return all caches of all clusters."""
         return [entry for datadist in self.datadists for entry in datadist._running().registry.table]
 
     def _look_at_figures(self, figures: Figures[PoolUsage]) -> None:

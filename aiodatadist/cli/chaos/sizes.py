@@ -90,7 +90,7 @@ def legacy_config(device: int, listen: str | None) -> legacy.LLMConfig:
 
 
 def some(chance: random.Random, among: range | list[int], most: int = PATCH) -> list[int]:
-    """Blocks: mostly few."""
+    """Choose some blocks, mostly few."""
     count = min(chance.choice((1, 1, 2, 4, 8, 16)), most, len(among))
     return chance.sample(among, count)
 

@@ -97,7 +97,7 @@ class UserTarget:
         return BlocksCacheKey(self._cluster_id, USER_MODEL)
 
     async def give_back(self) -> None:
-        """There is no link: all of it is the caller's again."""
+        """Take all of it back: there is no link."""
         for memory in (*self._memories, self._slots):
             if not await memory.take_back():
                 self._side.violated("I5", f"there is no link, and memory of {self._cluster_id} is not given back")

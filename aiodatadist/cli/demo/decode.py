@@ -121,7 +121,7 @@ class MemcpyLimit:
         self._blocks = np.random.default_rng(0).permutation(num_blocks)
 
     def seconds(self, portion: range) -> float:
-        """Seconds to copy a portion of the blocks of every tensor, to where nothing was copied before."""
+        """Return the seconds to copy a portion of the blocks of every tensor, to where nothing was copied before."""
         blocks = self._blocks[portion.start : portion.stop]
         started = perf_counter()
         for source, target in zip(self._source, self._target, strict=True):

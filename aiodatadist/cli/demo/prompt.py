@@ -73,5 +73,5 @@ def _checked(name: str, text: bytes, total: int, *, is_total_known: bool = True)
 
 
 def shown(text: str) -> str:
-    """Text as one line that is safe on any terminal: printable ASCII as it is, everything else escaped."""
+    """Return text as one line that is safe on any terminal: printable ASCII as it is, everything else escaped."""
     return text.encode("unicode_escape").decode("ascii")

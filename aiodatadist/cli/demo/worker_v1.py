@@ -29,7 +29,7 @@ def model_options(batch: int, tokens: int) -> dict[str, str]:
 
 
 def config_for(tokens: int, **options: Any) -> LLMConfig:
-    """With a pool that has room for so many tokens of KV cache, and for what is lost to pages."""
+    """Return options with a pool that has room for so many tokens of KV cache, and for what is lost to pages."""
     nbytes = int(1.2 * tokens * CONFIG.num_tensors * CONFIG.block_bytes // BLOCK) + (8 << 20)
     return LLMConfig(ge_options={"ge.flowGraphMemMaxSize": str(nbytes)}, sync_kv_timeout=10_000, **options)
 

@@ -58,7 +58,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """All findings, the most important first."""
+    """Return all findings, the most important first."""
     return [finding for check in CHECKS for finding in check()]
 
 
@@ -295,7 +295,7 @@ def chosen_word(path: str) -> str:
 
 
 def _memory() -> tuple[int, int]:
-    """Bytes of memory in all, and available without swapping."""
+    """Return the bytes of memory in all, and those available without swapping."""
     rows = dict(row.split(":") for row in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
     total, available = (int(rows[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     return total, available

@@ -20,7 +20,7 @@ TIMED_OUT = ring.ACL_ERROR_RT_STREAM_SYNC_TIMEOUT
 
 
 def pattern(seed: int, size: int) -> bytes:
-    """Bytes that no other seed has."""
+    """Return bytes that no other seed has."""
     once = hashlib.shake_128(b"aiodatadist %d" % seed).digest(PERIOD)
     return (once * (size // PERIOD + 1))[:size]
 
@@ -79,7 +79,7 @@ class Bench:
     # ---- memory ----
 
     def malloc(self, size: int, *, host: bool = False, shift: int = 0) -> Memory:
-        """``size`` bytes that start ``shift`` bytes behind what was allocated."""
+        """Allocate ``size`` bytes that start ``shift`` bytes behind what was allocated."""
         found = ffi.new("void **")
         if host:
             self.calls.ok("aclrtMallocHost", found, size + shift, note=f"{size + shift} bytes")

@@ -17,7 +17,7 @@ STAGING_MIB = 200
 
 
 def init_communicator(bench: Bench, name: str, table: str, rank: int, expansion: int = EXPANSION_HOST) -> Handle:
-    """Without its peer, which is not waited for.
+    """Make a communicator without waiting for the peer.
 
     Raises:
         UnexpectedCode: it cannot be made.

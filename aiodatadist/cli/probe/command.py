@@ -34,7 +34,7 @@ class ProbeArguments:
 
 
 def run_probe_command(arguments: ProbeArguments) -> int:
-    """0 if all is as expected, 1 if something differs.
+    """Run a probe, and return 0 if all is as expected, 1 if something differs.
 
     Raises:
         CommandError: an argument is wrong, or the libraries do not load.

@@ -124,7 +124,7 @@ def clean_up(pair: Pair) -> Outcome:
 
 
 def _cycle(pair: Pair) -> int:
-    """Everything once, and all given back: the bytes that are free then."""
+    """Do everything once, give it all back, and return the bytes that are free then."""
     remote, local = pair.lend("far", 2 * MIB, seed=FAR), pair.bench.malloc(2 * MIB)
     name, channel = pair.connect(["far"], local)
     stream = pair.bench.stream()

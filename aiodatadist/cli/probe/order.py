@@ -111,7 +111,7 @@ def gate_holds(pair: Pair) -> Outcome:
 
 
 def many_requests(pair: Pair) -> Outcome:
-    """Many small items behind a shut gate: for how long does the host stay in a call?"""
+    """Submit many small items behind a shut gate: for how long does the host stay in a call?"""
     bench = pair.bench
     remote, local = pair.lend("far", 2 * MIB, seed=FAR), bench.malloc(2 * MIB)
     _, channel = pair.connect(["far"], local)

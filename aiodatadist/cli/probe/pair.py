@@ -97,7 +97,7 @@ class Pair:
         return name, channel
 
     def prepare(self, name: str, channel: Channel, seconds: int = PREPARE_SECONDS) -> tuple[int, int]:
-        """Both ends at once: the codes."""
+        """Prepare both ends at once, and return their codes."""
         self.lines.send(do="prepare", channel=name, seconds=seconds)
         code = channel.prepare(seconds)
         return code, int(self.answer("prepare")["code"])

@@ -24,7 +24,7 @@ THREADS = 2
 
 
 def two_threads(pair: Pair) -> Outcome:
-    """Each makes a communicator and destroys it, again and again, both starting each round together."""
+    """Let two threads make and destroy communicators again and again, both starting each round together."""
     codes: Counter[int] = Counter()
     start = threading.Barrier(THREADS)
     sys.setswitchinterval(1e-6)  # seconds: a thread that comes back from waiting calls at once

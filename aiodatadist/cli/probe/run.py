@@ -105,7 +105,7 @@ class _Probe:
             return anyio.run(children.run_near, step, self.order, link)
 
     def _hidden(self, report: StepReport) -> StepReport:
-        """Without addresses, wherever the vendor or the far end names one."""
+        """Return the report without addresses, wherever the vendor or the far end names one."""
         text = self.hider.text
         calls = [call.model_copy(update={"words": text(call.words)}) for call in report.calls]
         found = report.outcome.model_copy(update={"found": text(report.outcome.found), "facts": {}})

@@ -90,10 +90,10 @@ def workload(case: Case) -> dict[str, Any]:
 
 @asynccontextmanager
 async def open_contenders(names: Sequence[str], case: Case) -> AsyncIterator[list[Contender]]:
-    """All of them, ready for a case; they end with the block.
+    """Open the libraries, each ready for a case; they end with the block.
 
     Raises:
-        CommandError: one cannot be installed, or does not work here.
+        CommandError: if one cannot be installed, or does not work here.
     """
     async with AsyncExitStack() as stack:
         contenders = []

@@ -83,7 +83,7 @@ class Mover:
         self.remote = [there + offset for offset in theirs]
 
     def move(self) -> None:
-        """All blocks; returns when they are there."""
+        """Move all blocks, and return when they are there."""
         raise NotImplementedError
 
 
