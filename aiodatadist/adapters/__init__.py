@@ -1,4 +1,4 @@
-"""Adapters for serving engines: ``vllm``. ``block_service`` is what they have in common.
+"""Adapters for serving engines: ``vllm``, ``sglang`` and ``lmcache``. ``block_service`` is their common part.
 
-Refuses to be known: nothing else of the package imports this room, and an engine is imported by its own adapter alone.
+Nothing else of the package imports this room, and an engine is imported only by its own adapter.
 """

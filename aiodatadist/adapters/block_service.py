@@ -1,6 +1,6 @@
-"""Blocks of one worker's KV cache, kept for peers and pulled from them, for a busy loop that may not wait.
+"""Blocks of one worker's KV cache, kept for peers and pulled from them, for a busy loop that must not wait.
 
-::
+Each call is posted to the thread of an event loop::
 
     the engine's thread                         the loop's thread
     pull(order)            -> posted ->         link if there is none, then pull_leased
@@ -9,7 +9,8 @@
     expect(order)          -> posted ->         link if there is none, say where to, and wait
     take()                 <- what ended <-
 
-Every order comes out of :meth:`BlockService.take` exactly once, however it ended: then its blocks are the engine's again.
+:meth:`BlockService.take` reports every order exactly once, whatever its outcome: then its blocks are the engine's
+again.
 """
 
 from __future__ import annotations
@@ -53,34 +54,37 @@ logger = logging.getLogger(__name__)
 
 
 class Settings(BaseModel):
-    """What an engine's user may say of transfers.
+    """A user's settings of transfers.
 
     Attributes:
         host: the address on which peers reach this worker.
-        port: a free one if 0. A worker of rank r takes ``port + r``.
-        auth_key_file: a secret that all workers have; needed for any ``host`` but a loopback address.
-        peers: whom this engine dials: :class:`~aiodatadist.adapters.peers.PeerRule`, or their hosts. What a router carries is
-            refused if it names another place. None: loopback addresses if ``host`` is one, else no address.
-        model_id: names the model's weights, instead of what the engine calls them: for engines that have the same weights in
+        port: a free one if 0. A worker of rank r uses ``port + r``.
+        auth_key_file: a secret that all workers share; needed for any ``host`` but a loopback address.
+        peers: the peers that this engine dials: :class:`~aiodatadist.adapters.peers.PeerRule`, or their hosts. What a
+            router carries is refused if it names another place. None: loopback addresses if ``host`` is one, otherwise
+            no address.
+        model_id: name of the model's weights, instead of the engine's own: for engines that have the same weights in
             different folders.
-        accept_differences: names of what may differ from another engine although it decides what the numbers mean:
-            :data:`~aiodatadist.adapters.meaning.Meaning`.
-        cluster_id: of rank 0; rank r has ``cluster_id + r``. None: at random. Peers to which requests are pushed have to be
-            told it.
+        accept_differences: names of properties that may differ from another engine's although they decide what the
+            numbers mean: :data:`~aiodatadist.adapters.meaning.Meaning`.
+        cluster_id: of rank 0; rank r has ``cluster_id + r``. If None it is random. Peers to which requests are pushed
+            must be told it.
         device_id: the device of rank 0; rank r has ``device_id + r``.
         transport: see :class:`~aiodatadist.LLMConfig`.
-        push: graphs are cut at each layer, so that pushed requests travel layer by layer, and not step by step.
-        lease_seconds: that finished blocks are kept for a peer to begin.
-        pull_seconds: that one request's blocks may take to arrive, whatever they wait for. Those that this end keeps are kept
-            no longer for a pull that began, whatever the peer's setting is.
-        link_seconds: that linking to a peer may take.
-        patience_seconds: seconds that a peer has for hearing of its own finished request. One end of a pushed request waits
-            as long for the other if that may have given the request up.
-        max_offer_workers: workers that what a router carries may name.
-        max_leased: the share of the KV cache's blocks that may be kept for peers at a time. Further requests are answered
-            without an offer.
-        max_leased_per_client: the share that may be kept for one client, if the engine knows who sent a request. None: only
-            ``max_leased`` applies. A client that chooses its own name evades this limit, and not ``max_leased``.
+        push: if true, graphs are cut at each layer, so that pushed requests travel layer by layer instead of step by
+            step.
+        lease_seconds: seconds for which finished blocks are kept for a peer to start.
+        pull_seconds: time limit for the arrival of one request's blocks, waiting included. This end keeps blocks no
+            longer than that for a pull that has started, whatever the peer's setting is.
+        link_seconds: time limit for linking to a peer.
+        patience_seconds: seconds in which a peer may learn of its own finished request. One end of a pushed request
+            waits as long for the other if that may have given the request up.
+        max_offer_workers: most workers that a router's message may name.
+        max_leased: the share of the KV cache's blocks that may be kept for peers at a time. Further requests are
+            answered without an offer.
+        max_leased_per_client: the share that may be kept for one client, if the engine knows who sent a request. If
+            None, only ``max_leased`` applies. A client that chooses its own name evades this limit, but not
+            ``max_leased``.
         sync_kv_timeout: milliseconds for one transfer, once it runs.
         heartbeat_interval, heartbeat_misses, transfer_checksum: see :class:`~aiodatadist.LLMConfig`.
     """
@@ -111,21 +115,24 @@ class Settings(BaseModel):
     transfer_checksum: bool = False
 
     def own_cluster_id(self, rank: int) -> int:
-        """Of the worker of this rank."""
+        """Return the cluster id of the worker of this rank."""
         return secrets.randbits(62) if self.cluster_id is None else self.cluster_id + rank
 
     def allowed_peers(self) -> Peers:
-        """Whom this engine dials."""
+        """Return the peers that this engine dials."""
         if self.peers is not None:
             return Peers(self.peers)
         return Peers(LOOPBACK if is_loopback(self.host) else ())
 
     def auth_key(self) -> bytes | None:
-        """Return the secret that all workers have, or None. Raises OSError if there is no such file."""
+        """Return the secret that all workers share, or None. Raises OSError if there is no such file."""
         return None if self.auth_key_file is None else self.auth_key_file.read_bytes().strip()
 
     def config(self, rank: int) -> LLMConfig:
-        """Of the worker of this rank. Raises OSError, ParamInvalid: an option is wrong, or there is no such file."""
+        """Return the configuration of the worker of this rank.
+
+        Raises OSError if there is no key file, and ParamInvalid if an option is wrong.
+        """
         host = f"[{self.host}]" if ":" in self.host else self.host
         return LLMConfig(
             device_id=self.device_id + rank,
@@ -141,7 +148,7 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """Tensors whose blocks, or items, have the same size: at these addresses, ``count`` of ``nbytes`` bytes in each."""
+    """Tensors whose blocks, or items, have the same size: ``count`` of ``nbytes`` bytes at each of these addresses."""
 
     addresses: tuple[int, ...]
     count: int
@@ -149,14 +156,15 @@ class TensorGroup:
 
     @property
     def desc(self) -> CacheDesc:
+        """The description of a cache over these tensors."""
         return CacheDesc(len(self.addresses), [self.count, self.nbytes], DataType.DT_UINT8)
 
 
 def groups_of_layers(layers: Sequence[Sequence[Any]], blocks: int) -> list[TensorGroup]:
-    """A group for each size of a block, with the same number of tensors of each layer, layer by layer.
+    """Return a group for each size of a block, with the same number of tensors of each layer, layer by layer.
 
     Raises:
-        ParamInvalid: layers differ, or a tensor is no whole number of blocks.
+        ParamInvalid: if layers differ, or a tensor is not a whole number of blocks.
     """
     sizes = [[int(tensor.nbytes) for tensor in layer] for layer in layers]
     if not sizes or any(each != sizes[0] for each in sizes) or any(size % blocks or not size for size in sizes[0]):
@@ -172,7 +180,7 @@ def groups_of_layers(layers: Sequence[Sequence[Any]], blocks: int) -> list[Tenso
 
 
 def _shape_by_cache(shape: BlockShape, layer: Sequence[Any], groups: Sequence[TensorGroup], blocks: int) -> BlockShape:
-    """With axes for each group; none where its tensors have others."""
+    """Return the shape with axes for each group; none if its tensors have different axes."""
     axes: list[Axes] = []
     for group in groups:
         found = {own for tensor, own in zip(layer, shape.axes, strict=True) if tensor.nbytes == group.nbytes * blocks}
@@ -181,18 +189,20 @@ def _shape_by_cache(shape: BlockShape, layer: Sequence[Any], groups: Sequence[Te
 
 
 def address_of(tensor: Any) -> int:
-    """Of a torch tensor or an array."""
+    """Return the address of a torch tensor or an array."""
     return int(tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data)
 
 
 class BlockService:
-    """One worker's. All methods may be called from any thread but the loop's; only :meth:`open` and :meth:`close` wait.
+    """The block service of one worker.
+
+    All methods may be called from any thread but the loop's; only :meth:`open` and :meth:`close` wait.
 
     Args:
         rank, ranks: of the worker among those that share the settings, and the model's heads.
 
     Raises:
-        ParamInvalid: there is no such rank.
+        ParamInvalid: if there is no such rank.
     """
 
     def __init__(self, settings: Settings, rank: int = 0, ranks: int = 1) -> None:
@@ -216,14 +226,16 @@ class BlockService:
         """Register the KV cache, and listen.
 
         Args:
-            layers: of each its torch tensors or arrays, each of them ``blocks`` blocks, one behind the other. The sizes of
-                their blocks may differ within a layer, and not from layer to layer.
-            layout: what has to be the same at both ends.
-            shape: how blocks are made up, with axes for each tensor of a layer; with it blocks that are cut otherwise can be
-                pulled, see :class:`WorkerAddress`.
+            layers: the torch tensors or arrays of each layer, each of them ``blocks`` consecutive blocks. The sizes of
+                their blocks may differ within a layer, but not from layer to layer.
+            layout: properties that must be the same at both ends.
+            shape: the composition of blocks, with axes for each tensor of a layer. With it, blocks that are cut
+                differently can be pulled, see :class:`WorkerAddress`.
 
         Raises:
-            ParamInvalid: they do, or a setting is wrong. OSError: no such key file. LLMException: no device, no port.
+            ParamInvalid: if layers differ, or a setting is wrong.
+            OSError: if there is no such key file.
+            LLMException: if the device or the port cannot be opened.
         """
         groups = groups_of_layers(layers, blocks)
         by_cache = None if shape is None else _shape_by_cache(shape, layers[0], groups, blocks)
@@ -235,14 +247,15 @@ class BlockService:
     def open_groups(
         self, blocks: Sequence[TensorGroup], aux: Sequence[TensorGroup], layout: dict[str, str | int]
     ) -> PeerAddress:
-        """Register tensors of different block sizes, and listen. Requests can be pushed, and not be pulled.
+        """Register tensors of different block sizes, and listen. Requests can be pushed, but not pulled.
 
         Args:
-            blocks: of the KV cache, a group for each size of a block.
-            aux: what goes with each request, a group for each size of an item.
+            blocks: tensors of the KV cache, a group for each size of a block.
+            aux: tensors that go with each request, a group for each size of an item.
 
         Raises:
-            LLMException: no device, no port, or memory that cannot be registered. OSError: no such key file.
+            LLMException: if the device or the port cannot be opened, or memory cannot be registered.
+            OSError: if there is no such key file.
         """
         life = _Life(self._settings, self._rank, self._ranks, self._tell)
         opened: PeerAddress = self._thread.call(lambda: life.open_groups(blocks, aux, layout))
@@ -252,20 +265,25 @@ class BlockService:
     def keep(
         self, request: str, lease: str, blocks: Sequence[int], prompt_digest: bytes, seconds: float | None = None
     ) -> None:
-        """Keep a finished request's blocks for a peer. It comes out in ``sent``.
+        """Keep a finished request's blocks for a peer. Reported in ``sent``.
 
         Args:
-            prompt_digest: of the tokens that the blocks hold, as :func:`aiodatadist.prompt_digest` returns it. Only a peer
-                with the same prompt gets the blocks, or ends the lease.
+            prompt_digest: digest of the tokens that the blocks hold, from :func:`aiodatadist.prompt_digest`. Only a
+                peer with the same prompt gets the blocks, or ends the lease.
 
-        Raises TypeError or ValueError if it is no digest.
+        Raises:
+            TypeError, ValueError: if ``prompt_digest`` is no digest.
         """
         check_prompt_digest(checks.instance(prompt_digest, "prompt_digest", bytes))
         life, kept, limit = self._running(), list(blocks), seconds or self._settings.lease_seconds
         self._thread.post(lambda: life.leased.keep(request, lease, kept, prompt_digest, limit))
 
     def pull(self, order: PullOrder) -> None:
-        """Begin. It comes out in ``received``. Raises TypeError or ValueError if the order's prompt digest is none."""
+        """Start to pull. Reported in ``received``.
+
+        Raises:
+            TypeError, ValueError: if the order's prompt digest is none.
+        """
         check_prompt_digest(checks.instance(order.prompt_digest, "prompt_digest", bytes))
         life = self._running()
         self._thread.post(lambda: life.leased.pull(order))
@@ -273,71 +291,77 @@ class BlockService:
     def release(
         self, sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int], prompt_digest: bytes
     ) -> None:
-        """Tell a peer, whose workers these are, that its blocks are not needed, as well as that is possible. Nothing comes
-        out.
+        """Tell a peer that its blocks are not needed, if possible. Nothing is reported.
 
         Args:
-            blocks, prompt_digest: as of :class:`PullOrder`. The peer ignores the call if its lease has others.
+            sources: the peer's workers.
+            blocks, prompt_digest: as in :class:`PullOrder`. The peer ignores the call if its lease has others.
 
-        Raises TypeError or ValueError if the prompt digest is none.
+        Raises:
+            TypeError, ValueError: if ``prompt_digest`` is no digest.
         """
         check_prompt_digest(checks.instance(prompt_digest, "prompt_digest", bytes))
         life = self._running()
         self._thread.post(lambda: life.leased.release(sources, lease, blocks, prompt_digest))
 
     def cancel(self, request: str) -> None:
-        """Stop what was ordered for a request; it comes out when no byte of it can land any more. One that has ended is left
-        alone."""
+        """Stop the order of a request. It is reported once no more bytes of it can land.
+
+        Ended orders are unaffected.
+        """
         life = self._running()
         self._thread.post(lambda: life.cancel(request))
 
     def push(self, transfer: str, portion: Portion, *, request: str = "", prompt: bytes | None = None) -> None:
-        """Send a portion of a request that a step is about to compute, each layer as soon as it is said to be ready.
+        """Send a portion of a request that a step is about to compute, each layer as soon as it is declared ready.
 
         Args:
             transfer: the router's name of the request, the same at both engines.
-            request: this engine's name of it. A transfer is the first request's that names it.
-            prompt: digest of the request's prompt (:func:`~aiodatadist.values.digests.prompt_digest`). The blocks go to an
-                engine that expects the same name *and* prompt. None: engines that do not know prompts.
+            request: this engine's name of it. A transfer belongs to the first request that names it.
+            prompt: digest of the request's prompt (:func:`~aiodatadist.values.digests.prompt_digest`). The blocks go to
+                an engine that expects the same name *and* prompt. None is for engines that do not know prompts.
         """
         life, key = self._running(), TransferKey.of(transfer, prompt)
         self._thread.post(lambda: life.outgoing.add(key, portion, request))
 
     def layer_ready(self, synchronizer: AwaitableLayerSynchronizer, layer: int) -> None:
-        """The layer of this step's portions is computed, or an event that it waits for is recorded."""
+        """Declare a layer of this step's portions ready: it is computed, or its event is recorded."""
         self._thread.post(lambda: synchronizer.ready(layer))
 
     def pushed(self, transfer: str, request: str, aux: int | None = None, *, prompt: bytes | None = None) -> None:
-        """The request is computed, and there are no further portions. It comes out in ``sent``. ``aux`` goes with it."""
+        """Declare that the request is computed, without further portions, and that ``aux`` goes with it.
+
+        Reported in ``sent``.
+        """
         life, key = self._running(), TransferKey.of(transfer, prompt)
         self._thread.post(lambda: life.outgoing.complete(key, request, aux))
 
     def abandon(self, transfer: str, *, request: str = "", prompt: bytes | None = None) -> None:
-        """The request is not computed to its end. Nothing comes out."""
+        """Declare that the request is not computed to its end. Nothing is reported."""
         life, key = self._running(), TransferKey.of(transfer, prompt)
         self._thread.post(lambda: life.outgoing.abandon(key, request))
 
     def expect(self, order: ExpectOrder) -> None:
-        """Say where a peer's portions belong. It comes out in ``received``."""
+        """Tell a peer where its portions belong. Reported in ``received``."""
         life = self._running()
         self._thread.post(lambda: life.incoming.expect(order))
 
     def decline(self, source: PeerAddress, transfer: str, prompt: bytes | None = None) -> None:
-        """Tell a peer that its portions are not needed, as well as that is possible. Nothing comes out."""
+        """Tell a peer that its portions are not needed, if possible. Nothing is reported."""
         life, key = self._running(), TransferKey.of(transfer, prompt)
         self._thread.post(lambda: life.incoming.decline(source, key))
 
     @property
     def incidents(self) -> Incidents:
-        """Return the counter of what peers and clients cause; :meth:`take` has the counts."""
+        """The counter of what peers and clients cause. :meth:`take` has the counts."""
         return self._running().incidents
 
     def take(self) -> Ended:
-        """What ended since the last time. Never waits.
+        """Return what ended since the last call. Never waits.
 
         Raises:
-            InternalError: the device does not let go of the KV cache, and a transfer may write into it for ever: the engine
-                has to end. So do all other methods from then on.
+            InternalError: if the device does not release the KV cache, so that a transfer may write into it for ever:
+                the engine must end. All other methods raise this from then on, too.
         """
         if self._life is not None:
             self._life.check()
@@ -348,7 +372,7 @@ class BlockService:
         return ended
 
     def close(self) -> None:
-        """Stop what is under way, end all links, and give the memory back. May be called twice."""
+        """Stop running orders, end all links, and release the memory. May be called twice."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -371,7 +395,7 @@ class BlockService:
 
 
 class _Life:
-    """On the loop: an LLMDataDist, a cache, and the tasks of orders."""
+    """The part on the loop: an LLMDataDist, a cache, and the tasks of orders."""
 
     def __init__(self, settings: Settings, rank: int, ranks: int, tell: Tell) -> None:
         self._settings = settings
@@ -381,7 +405,8 @@ class _Life:
         self._service = LoopService("block service")
         self._manager: CacheManager
         self._caches: list[Cache] = []
-        self._first_name = secrets.randbits(62)  # a peer that means an earlier life of this cluster finds no cache
+        # random: a peer that means an earlier life of this cluster finds no cache
+        self._first_name = secrets.randbits(62)
         self._layout: dict[str, str | int] = {}
         self._shape: BlockShape | None = None
         self._tasks: OrderTasks
@@ -397,6 +422,7 @@ class _Life:
     async def open(
         self, groups: Sequence[TensorGroup], layers: int, layout: dict[str, str | int], shape: BlockShape | None
     ) -> WorkerAddress:
+        """Register the KV cache, and listen."""
         self._shape = shape
 
         async def register() -> Sending:
@@ -410,6 +436,8 @@ class _Life:
     async def open_groups(
         self, blocks: Sequence[TensorGroup], aux: Sequence[TensorGroup], layout: dict[str, str | int]
     ) -> PeerAddress:
+        """Register tensors of different block sizes, and listen."""
+
         async def register() -> Sending:
             made = [
                 await self._register(number, each.desc, each.addresses) for number, each in enumerate([*blocks, *aux])
@@ -438,7 +466,7 @@ class _Life:
 
         if self._settings.peers is None and not is_loopback(self._settings.host):
             logger.warning(
-                "peers is not set: this engine dials no other, and refuses what a router tells it to pull. Set peers to "
+                "peers is not set: this engine dials no other, and refuses to pull what a router names. Set peers to "
                 'the addresses of the other engines, for instance ["10.0.0.0/24"], or to [] for an engine that dials none'
             )
         await self._service.open(enter, leave)
@@ -497,6 +525,7 @@ class _Life:
         tasks.start_soon(self._listen)
 
     async def close(self) -> None:
+        """Close everything."""
         await self._service.close()
 
     def _break(self, error: LLMException) -> None:
@@ -504,7 +533,7 @@ class _Life:
         self.incidents.add(Incident.MEMORY_LOST, logger, "the KV cache is lost: %s", error, level=logging.ERROR)
 
     def check(self) -> None:
-        """From any thread. Raises InternalError: a transfer may write into the cache for ever, or a task failed."""
+        """Raise InternalError if a transfer may write into the cache for ever, or a task failed. From any thread."""
         why = self.broken or self._service.error
         if why is not None:
             raise InternalError(f"the KV cache is lost: {why}", hint="start the engine again") from why
@@ -516,7 +545,7 @@ class _Life:
     # ---- what workers say to each other ----
 
     async def _post(self, peer: LinkedPeer, message: PushMessage) -> None:
-        """Over the peer's own link. Raises PeerLost, LinkError: it is over."""
+        """Send a message over the peer's own link. Raises PeerLost or LinkError if it has ended."""
         for each in push_messages.split(message):
             await self._links.current(peer).notify(push_messages.encode(each))
 
@@ -525,15 +554,16 @@ class _Life:
             try:
                 message = push_messages.decode(note.payload)
             except ValueError as error:
-                told = "cluster %d said what is no message: %s", note.cluster_id, error
+                told = "cluster %d sent an unreadable message: %s", note.cluster_id, error
                 self.incidents.add(Incident.MESSAGE_UNREADABLE, logger, *told)
             else:
                 self._tasks.start_soon(self._heard, LinkedPeer(note.cluster_id, note.generation), message)
 
     async def _heard(self, peer: LinkedPeer, message: PushMessage) -> None:
-        """Take a message, unless its link is over: then its peer no longer wants what it asked for.
+        """Handle a message, unless its link has ended: then its peer no longer wants what it asked for.
 
-        Nothing is awaited here, so that a peer that takes no answers does not have its messages kept."""
+        Nothing is awaited here, so that messages of a peer that accepts no answers do not pile up.
+        """
         match message:
             case More() if self._links.hears(peer):
                 self.outgoing.more(peer, message)
@@ -549,5 +579,6 @@ class _Life:
         self.incoming.lost(peer)
 
     def cancel(self, request: str) -> None:
+        """Stop the orders of a request."""
         self.leased.cancel(request)
         self.incoming.cancel(request)

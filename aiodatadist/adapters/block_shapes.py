@@ -1,7 +1,7 @@
-"""What of a peer's blocks belongs where in the blocks here, where the two ends cut a KV cache differently.
+"""The mapping from a peer's blocks to the blocks here, if both ends cut a KV cache differently.
 
-A block has axes, outermost first: tokens, heads, and numbers for what is the same everywhere. Two ends may differ in the
-tokens of a block, and in their share of the heads. What both have in one piece, a run of bytes, is a *unit*.
+A block has axes, outermost first: tokens, heads, and numbers for axes that are the same everywhere. Two ends may differ
+in the tokens of a block, and in their share of the heads. A run of bytes that both have in one piece is a *unit*.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from aiodatadist.values.selection import BlockParts
 
 MAX_AXES = 16
 MAX_CACHES = 64
-"""Caches of one worker: as many sizes as blocks have."""
+"""Most caches of one worker: the number of different block sizes."""
 MAX_LAYOUT = 32
-"""Entries of a layout, each of a name and a word of at most :data:`MAX_WORD` characters, or a number."""
+"""Most entries of a layout: names with a word of at most :data:`MAX_WORD` characters, or a number."""
 MAX_WORD = 64
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 Axis = Literal["tokens", "heads"] | Size
 Axes = Annotated[tuple[Axis, ...], Field(max_length=MAX_AXES), FailFast()]
 Word = Annotated[str, Field(max_length=MAX_WORD)]
 Layout = Annotated[dict[Word, Word | Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(max_length=MAX_LAYOUT)]
-"""What has to be the same at both ends of a transfer."""
+"""The properties that must be the same at both ends of a transfer."""
 
 
 class BlockShape(BaseModel):
-    """Of one worker's blocks, as JSON carries it.
+    """The shape of one worker's blocks, as JSON has it.
 
     Attributes:
-        tokens: of a block.
-        heads: of this worker.
-        axes: for each of its caches; empty where it is not known how a block is made up.
+        tokens: tokens of a block.
+        heads: heads of this worker.
+        axes: axes for each of its caches; empty if the composition of a block is unknown.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -50,7 +50,7 @@ class BlockShape(BaseModel):
 
 
 def axes_of(shape: Sequence[int], tokens: int, heads: int) -> Axes:
-    """Of a block of this shape. Empty: it cannot be told which of its dimensions are tokens and heads."""
+    """Return the axes of a block of this shape; empty if its dimensions of tokens and heads cannot be told apart."""
     sizes = list(shape)
     names: dict[int, Axis] = {}
     for name, size in (("tokens", tokens), ("heads", heads)):
@@ -63,17 +63,18 @@ def axes_of(shape: Sequence[int], tokens: int, heads: int) -> Axes:
 
 @dataclass(frozen=True)
 class End:
-    """Of a transfer: so many tokens in a block, and these heads of the model's."""
+    """An end of a transfer: the tokens of a block, and its heads among the model's."""
 
     tokens: int
     heads: range
 
     def size(self, axis: Axis) -> int:
+        """Return the length of an axis at this end."""
         return {"tokens": self.tokens, "heads": len(self.heads)}.get(str(axis), 0) or int(axis)
 
 
 def check_cut(source: End, target: End, axes: Axes, place: str, first_token: int = 0) -> None:
-    """Raises IncompatiblePeer: blocks cannot be cut so that both ends have the same units."""
+    """Raise IncompatiblePeer if blocks cannot be cut into units that both ends have."""
     if first_token and "tokens" not in axes:
         hint = "it is not known where the tokens of a block are"
         raise IncompatiblePeer(f"{first_token} tokens of the first block at {place} are not wanted", hint=hint)
@@ -87,11 +88,11 @@ def check_cut(source: End, target: End, axes: Axes, place: str, first_token: int
 
 
 def parts_between(source: End, target: End, axes: Axes, block_nbytes: int, first_token: int, tokens: int) -> BlockParts:
-    """The units of so many tokens: from ``first_token`` of the source's first block to the destination's first block.
+    """Return the units of these tokens, from ``first_token`` of the source's first block to the destination's first block.
 
     Args:
-        axes: of both.
-        block_nbytes: of a block of the destination.
+        axes: axes of both ends.
+        block_nbytes: bytes of a block of the destination.
     """
     units = _Units(
         axes,
@@ -109,11 +110,11 @@ def parts_between(source: End, target: End, axes: Axes, block_nbytes: int, first
 
 
 class _Units:
-    """What both ends have in one piece: ``run`` elements. ``tokens``, ``heads``: of one; ``cut``: axes it has in part."""
+    """The pieces that both ends have whole: ``run`` elements each. ``cut`` has the axes of which a unit is a part."""
 
     def __init__(self, axes: Axes, tokens: int, heads: int, cut: set[Axis]) -> None:
         self._outer = axes[: max((i + 1 for i, axis in enumerate(axes) if axis in cut), default=0)]
-        before = self._outer[:-1]  # one at a time: what lies between them is cut
+        before = self._outer[:-1]  # a unit has one index of these axes: the axis behind them is cut
         self._tokens, self._heads = 1 if "tokens" in before else tokens, 1 if "heads" in before else heads
         inner = axes[max(len(self._outer) - 1, 0) :]
         self.run = prod(self._size(axis) for axis in inner)
@@ -122,21 +123,23 @@ class _Units:
         return {"tokens": self._tokens, "heads": self._heads}.get(str(axis), 0) or int(axis)
 
     def _counts(self, end: End) -> list[int]:
-        """Of units in a block of this end, along each axis."""
+        """Return the units in a block of this end, along each axis."""
         return [axis if isinstance(axis, int) else end.size(axis) // self._size(axis) for axis in self._outer]
 
     def _step(self, counts: Sequence[int]) -> int:
-        """From a unit to that of the next tokens."""
+        """Return the distance from a unit to that of the next tokens."""
         return prod(counts[self._outer.index("tokens") + 1 :]) if "tokens" in self._outer else prod(counts)
 
     def is_even(self, end: End) -> bool:
-        """The step from a block's last tokens to those of the next block is the same as within it."""
+        """Return True if the step from a block's last tokens to the next block is the same as within a block."""
         counts = self._counts(end)
         return self._step(counts) * (end.tokens // self._tokens) == prod(counts)
 
     def numbers(self, end: End, heads: range, first_token: int, tokens: int, stretch: int) -> array[int]:
-        """Of the units of these tokens and heads, through an end's blocks: stretch by stretch of tokens, and within one as
-        they are in a block, each for all its tokens."""
+        """Return the numbers of the units of these tokens and heads, through an end's blocks.
+
+        They are ordered by stretch of tokens, and within one as in a block, each for all its tokens.
+        """
         counts = self._counts(end)
         each, step = prod(counts), self._step(counts)
         choices: list[list[int]] = []

@@ -1,6 +1,6 @@
-"""Blocks of one worker's KV cache, saved to a ContextCache and loaded from it, for a busy loop that may not wait.
+"""Blocks of one worker's KV cache, saved to a ContextCache and loaded from it, for a busy loop that must not wait.
 
-::
+Each call is posted to the thread of an event loop::
 
     the engine's thread                         the loop's thread
     look_up(request, hashes) -> posted ->       ContextCache.exists
@@ -9,7 +9,7 @@
     save(request, ...)       -> posted ->       ContextCache.save
     take()                   <- what ended <-
 
-A pool that is slow or gone makes misses, and is left alone for a while; it never holds the engine up.
+A pool that is slow or down causes misses, and is left alone for a while; it never delays the engine.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ from aiodatadist.values.foreign import printable
 logger = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
-"""That saves may take to let go of blocks which are about to be overwritten."""
+"""Seconds in which saves must release blocks that are about to be overwritten."""
 
 
 class CacheSettings(PoolSettings):
-    """What an engine's user may say of a context cache.
+    """A user's settings of a context cache.
 
     Attributes:
-        model_id: what the blocks were computed with; engines that share blocks have the same. None: the engine says it.
-        lookup_seconds: that a request waits at most to learn what there is of it.
-        load_seconds: that a request's blocks may take; what is not there by then is computed.
-        save_seconds: that saving what one step computed may take.
+        model_id: name of the model that computed the blocks; engines that share blocks have the same. None for the
+            engine's own.
+        lookup_seconds: time limit for learning which of a request's blocks are there.
+        load_seconds: time limit for a request's blocks; missing ones are computed then.
+        save_seconds: time limit for saving what one step computed.
     """
 
     model_config = ConfigDict(protected_namespaces=())  # as in Settings of block_service.py
@@ -64,7 +65,7 @@ class CacheSettings(PoolSettings):
 
 @dataclass
 class _Saving:
-    """Saves of a request that are under way. ``is_over``: there will be no more, and the engine waits for their end."""
+    """Running saves of a request. ``is_over``: there will be no more, and the engine waits for their end."""
 
     scopes: set[Scope] = field(default_factory=set)
     is_over: bool = False
@@ -72,7 +73,7 @@ class _Saving:
 
 
 class CacheService:
-    """One worker's, or a scheduler's, which only looks up.
+    """The cache service of one worker, or of a scheduler, which only looks up.
 
     All methods may be called from any thread but the loop's; only :meth:`open`, :meth:`let_go` and :meth:`close` wait.
     """
@@ -87,67 +88,68 @@ class CacheService:
         self._is_closed = False
 
     def open(self, config: CcConfig_v1, layers: Sequence[Sequence[Any]] = ()) -> None:
-        """Open the cache, and register these layers' tensors, ``[blocks, tokens of one, ...]`` each; without any, only
-        :meth:`look_up` can be used. A pool that does not answer is tried again by and by.
+        """Open the cache, and register these layers' tensors, ``[blocks, tokens of a block, ...]`` each.
+
+        Without tensors only :meth:`look_up` can be used. A pool that does not answer is retried from time to time.
 
         Raises:
-            EmsException: the URL or a tensor is wrong, or the engine's extra is not installed.
+            EmsException: if the URL or a tensor is wrong, or the pool's extra is not installed.
         """
         life = _Life(self._settings, self._tell, self._answer)
         self._thread.call(lambda: life.open(config, layers))
         self._life = life
 
     def look_up(self, request: str, hashes: Sequence[int]) -> None:
-        """Ask how many of these blocks are there, from the first, in the shards of all ranks."""
+        """Ask how many of these blocks are there, from the first on, in the shards of all ranks."""
         life, wanted = self._running(), list(hashes)
         self._found[request] = None
         self._thread.post(lambda: life.look_up(request, wanted))
 
     def is_looked_up(self, request: str) -> bool:
-        """:meth:`look_up` was called, and :meth:`forget` not."""
+        """Return True if :meth:`look_up` was called, and :meth:`forget` was not."""
         return request in self._found
 
     def found(self, request: str) -> int | None:
-        """How many there are; None: there is no answer so far."""
+        """Return how many there are, or None if there is no answer yet."""
         return self._found[request]
 
     def forget(self, request: str) -> None:
-        """The answer is not needed any more."""
+        """Drop the answer, because it is no longer needed."""
         with self._lock:
             self._found.pop(request, None)
 
     def load(self, request: str, hashes: Sequence[int], blocks: Sequence[int]) -> None:
-        """Begin. It comes out in ``received``; blocks that are not there, in ``failed``."""
+        """Start to load. Reported in ``received``; missing blocks are in ``failed``."""
         life, wanted, into = self._running(), list(hashes), tuple(blocks)
         self._thread.post(lambda: life.load(request, wanted, into))
 
     def save(self, request: str, hashes: Sequence[int], blocks: Sequence[int]) -> None:
-        """Begin. The blocks must not be written before :meth:`let_go`, or the request came out after :meth:`finish`."""
+        """Start to save. The blocks must not be written until :meth:`let_go`, or the report after :meth:`finish`."""
         life, wanted, kept = self._running(), list(hashes), list(blocks)
         self._thread.post(lambda: life.save(request, wanted, kept))
 
     def finish(self, request: str) -> None:
-        """There are no more saves of this request. It comes out in ``sent`` when those that there were have ended."""
+        """Declare that there are no more saves of this request. Reported in ``sent`` once those before have ended."""
         life = self._running()
         self._thread.post(lambda: life.finish(request))
 
     def cancel(self, request: str) -> None:
-        """Stop a load; it comes out when no byte of it can land any more. One that has ended is left alone."""
+        """Stop a load. It is reported once no more bytes of it can land. Ended loads are unaffected."""
         life = self._running()
         self._thread.post(lambda: life.cancel(request))
 
     def let_go(self, requests: Sequence[str]) -> None:
-        """Stop saves of these requests, and wait until their blocks are not read any more.
+        """Stop saves of these requests, and wait until their blocks are no longer read.
 
         Raises:
-            LLMException: they do not end within :data:`QUIET_SECONDS`.
+            LLMException: if they do not end within :data:`QUIET_SECONDS`.
         """
         life, named = self._running(), list(requests)
         if named:
             self._thread.call(lambda: life.let_go(named))
 
     def take(self) -> Ended:
-        """What ended since the last time. Never waits."""
+        """Return what ended since the last call. Never waits."""
         with self._lock:
             ended, self._ended = self._ended, Ended()
         if self._life is not None:
@@ -155,7 +157,7 @@ class CacheService:
         return ended
 
     def close(self) -> None:
-        """Stop what is under way, and close the cache. May be called twice."""
+        """Stop running calls, and close the cache. May be called twice."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -182,7 +184,7 @@ class CacheService:
 
 
 class _Life:
-    """On the loop: a ContextCache, and the tasks of orders."""
+    """The part on the loop: a ContextCache, and the tasks of orders."""
 
     def __init__(self, settings: CacheSettings, tell: Tell, answer: Callable[[str, int], None]) -> None:
         self._settings = settings
@@ -199,6 +201,7 @@ class _Life:
     # ---- life ----
 
     async def open(self, config: CcConfig_v1, layers: Sequence[Sequence[Any]]) -> None:
+        """Open the cache, and register the tensors."""
         if layers:
             self._block_size = int(layers[0][0].shape[1])
 
@@ -211,6 +214,7 @@ class _Life:
         self._tasks = Spawner(self._service.group)
 
     async def close(self) -> None:
+        """Close everything."""
         await self._service.close()
 
     def _say(self, kind: Incident, words: str, request: str, error: EmsException) -> None:
@@ -219,6 +223,7 @@ class _Life:
     # ---- looking up ----
 
     def look_up(self, request: str, hashes: list[int]) -> None:
+        """Start to look blocks up."""
         self._tasks.start_soon(self._look_up, request, hashes)
 
     async def _look_up(self, request: str, hashes: list[int]) -> None:
@@ -227,23 +232,25 @@ class _Life:
             found = await self._cache.exists(hashes, timeout=self._settings.lookup_seconds, all_ranks=True)
             count = found.success
         except EmsException as error:
-            self._say(Incident.LOOKUP_FAILED, "request %s: nothing is found: %s", request, error)
+            self._say(Incident.LOOKUP_FAILED, "request %s: lookup failed, treated as a miss: %s", request, error)
         finally:
             self._answer(request, count)
 
     # ---- loading ----
 
     def load(self, request: str, hashes: list[int], into: tuple[int, ...]) -> None:
+        """Start to load."""
         scope = self._loads[request] = Scope()
         self._tasks.start_soon(self._load, request, hashes, into, scope)
 
     def cancel(self, request: str) -> None:
+        """Stop a load."""
         scope = self._loads.get(request)
         if scope is not None:
             scope.cancel()
 
     async def _load(self, request: str, hashes: list[int], into: tuple[int, ...], scope: Scope) -> None:
-        """Whatever happens, the request comes out."""
+        """Load, and report the request whatever the outcome."""
         began, count, outcome = perf_counter(), 0, "load_cancelled"
         try:
             with scope:
@@ -273,6 +280,7 @@ class _Life:
     # ---- saving ----
 
     def save(self, request: str, hashes: list[int], blocks: list[int]) -> None:
+        """Start to save."""
         saving = self._saves.setdefault(request, _Saving())
         scope = Scope()
         saving.scopes.add(scope)
@@ -299,6 +307,7 @@ class _Life:
         return result.success
 
     def finish(self, request: str) -> None:
+        """Declare that there are no more saves of this request."""
         self._saves.setdefault(request, _Saving()).is_over = True
         self._let_go_if_over(request)
 
@@ -310,6 +319,7 @@ class _Life:
             del self._saves[request]
 
     async def let_go(self, requests: list[str]) -> None:
+        """Stop saves of these requests, and wait for their end."""
         with anyio.move_on_after(QUIET_SECONDS):
             for request in requests:
                 saving = self._saves.get(request)
@@ -322,9 +332,9 @@ class _Life:
 
 
 def check_pool(settings: CacheSettings, is_one_process: bool) -> None:
-    """Raises ParamInvalid: the pool cannot be reached by all that have to."""
+    """Raise ParamInvalid if not all processes of the engine can reach the pool."""
     if settings.pool.startswith(EMBEDDED) and not is_one_process:
         raise ParamInvalid(
-            f"pool is {settings.pool}: it is in one process's memory, and this engine has several; redis: and mooncake: "
-            "pools are outside"
+            f"pool is {settings.pool}: it is in one process's memory, but this engine has several; redis: and mooncake: "
+            "pools are outside the process"
         )

@@ -1,24 +1,24 @@
-"""Dials of one worker: how many places it dials at a time, which place is next, and which dial gives way to the next one.
+"""Dials of one worker: how many run at a time, which place is next, and which dial gives way to the next one.
 
-What a router or a client carries decides which places a worker dials. A place that does not answer costs a socket for as
-long as a link may take, and a true one milliseconds. So there are few dials at a time, and those that have had their time
+What a router or a client carries decides which places a worker dials. A place that does not answer costs a socket for
+as long as a link may take, and a true one milliseconds. So few dials run at a time, and those that have had their time
 give way.
 
-Who is next
-    Each request has a line, and the lines take turns: the places of one request hold up no other request by more than one
-    dial. A place that several requests name has one dial, and stands in the lines of all of them. Places that were silent
-    when they were last dialled share one line. At most ``WAITING`` places wait; beyond that the longest line loses its last
-    place, so that the newest request always has a place in the line.
+**Who is next.** Each request has a line, and the lines take turns: the places of one request delay no other request by
+more than one dial. A place that several requests name has one dial, and stands in the lines of all of them. Places that
+were silent when they were last dialled share one line. At most ``WAITING`` places wait; beyond that the longest line
+loses its last place, so that the newest request always has a place in the line.
 
-How long a dial is left alone
-    Until it has lived through a number of ticks of a timer, which runs only while a place waits. A late event loop ticks less
-    often, and so costs no place its answer. Something that took the connection has more time than what is silent.
+**What a waiting dial costs.** A few objects. Its task starts when there is room, because hundreds of tasks would make
+every garbage collection block the event loop. Only a dial that must wait for something else first, such as the look-up
+of a name, waits here in its task.
 
-What a waiting dial costs
-    A few objects. Its task starts when there is room: hundreds of tasks would make every collection of garbage hold the event
-    loop. Only a dial that has to wait for something else first, such as the look-up of a name, waits here in its task.
+**How long a dial is left alone.** Until it has lived through a number of ticks of a timer, which runs only while a
+place waits. A late event loop ticks less often, and so costs no place its answer. A peer that accepted the connection
+has more time than a silent one.
 
-Nothing else is remembered of a place that failed: an engine that starts again is linked by the first offer after it listens.
+Nothing else is remembered of a place that failed: an engine that starts again is linked by the first offer after it
+listens.
 """
 
 from __future__ import annotations
@@ -35,39 +35,40 @@ from aiodatadist.concurrency.signal import Signal
 DIALS = 64
 """Dials of a worker at a time. Each has a socket."""
 WAITING = 1024
-"""Places that wait for a dial at most: twice as many as a worker may have links."""
+"""Most places that wait for a dial: twice as many as a worker may have links."""
 SILENT_PLACES = 4096
-"""Places that are remembered because they were silent when they were last dialled."""
+"""Most places that are remembered because they were silent when they were last dialled."""
 TICK_SECONDS: Final = 0.02
 """Seconds between two ticks, if the event loop is not late."""
 SILENT_TICKS = 5
-"""Ticks that a dial may take to connect before it gives way: many round trips, also behind a thousand offers of one step."""
+"""Ticks that a dial may take to connect before it gives way: many round trips, even behind a thousand offers."""
 CONNECTED_TICKS = 50
-"""Ticks that a peer has to prove itself, once it took the connection: a second, because a true peer may be busy."""
+"""Ticks in which a peer must prove itself once it accepted the connection: a second, as a true peer may be busy."""
 
 _SILENT: Final = object()
 """The line of places that were silent."""
 
 
 class Stage(Enum):
-    """How far a dial is."""
+    """The stage of a dial."""
 
     NAMED = "its host is looked up"
     WAITING = "too many places were being dialled"
     CONNECTING = "it did not answer, and later dials took its place"
-    CONNECTED = "it took the connection, and did not prove itself, and later dials took its place"
+    CONNECTED = "it accepted the connection but did not prove itself, and later dials took its place"
     FREE = "it needs no room among the dials, because it is known, is spare or has proved itself"
 
 
 class Dial(Steps):
-    """One dial. It ends when the peer is met, or the dial failed.
+    """A dial. It ends when the peer is met, or the dial failed.
 
     Args:
-        share: whose look-ups the host's name counts among.
-        is_free: it waits for no other dial, and gives way to none.
+        share: the share of look-ups among which the host's name counts.
+        is_free: if true, it waits for no other dial, and gives way to none.
 
     Attributes:
-        scope: of what dials. It is cancelled when the dial gives way, and when no request waits for a place in the line.
+        scope: of what dials. It is cancelled when the dial gives way, and when no request waits for a place in the
+            line.
     """
 
     are_limited = True
@@ -88,7 +89,7 @@ class Dial(Steps):
         return self.ticks >= (SILENT_TICKS if self.stage is Stage.CONNECTING else CONNECTED_TICKS)
 
     def join(self, request: str | None) -> None:
-        """Note a request that waits for the dial. None: something that waits for it, and gives it no place in the line."""
+        """Note a request that waits for the dial. A caller with None waits, too, but gets no place in the line."""
         if request is not None:
             self.requests.append(request)
             self._dials._joined(self, request)
@@ -132,7 +133,7 @@ class Dial(Steps):
             await begun.wait()
 
     def connected(self) -> None:
-        """Note that something took the connection."""
+        """Note that the peer accepted the connection."""
         if self.stage is Stage.CONNECTING:
             self.stage, self.ticks = Stage.CONNECTED, 0
 
@@ -147,26 +148,27 @@ class Dial(Steps):
 
 
 class _Lines:
-    """Dials that wait for room. ``len()`` is how many, each counted once in however many lines it stands."""
+    """Dials that wait for room. ``len()`` counts each once, in however many lines it stands."""
 
     def __init__(self) -> None:
-        self._lines: dict[Hashable, dict[Dial, None]] = {}  # the first line's first dial is the next
+        self._lines: dict[Hashable, dict[Dial, None]] = {}  # the next dial is the first of the first line
         self._of: dict[Dial, dict[Hashable, None]] = {}
 
     def __len__(self) -> int:
         return len(self._of)
 
     def add(self, dial: Dial, line: Hashable) -> None:
+        """Add a dial to a line."""
         self._lines.setdefault(line, {})[dial] = None
         self._of.setdefault(dial, {})[line] = None
 
     def remove(self, dial: Dial) -> None:
-        """Nothing happens if it does not wait."""
+        """Remove a dial from all lines. Does nothing if it does not wait."""
         for line in self._of.pop(dial, {}):
             self._remove_from(line, dial)
 
     def part(self, dial: Dial, line: Hashable) -> None:
-        """Take a dial out of one of its lines, if it stands in another one, too."""
+        """Remove a dial from one of its lines, if it stands in another one, too."""
         lines = self._of.get(dial, {})
         if line in lines and len(lines) > 1:
             del lines[line]
@@ -188,12 +190,13 @@ class _Lines:
         return dial
 
     def last_of_the_longest(self) -> Dial:
+        """Return the last dial of the longest line."""
         longest: dict[Dial, None] = max(self._lines.values(), key=len)
         return next(reversed(longest))
 
 
 class Dials:
-    """Those of one worker, on its event loop."""
+    """The dials of one worker, on its event loop."""
 
     def __init__(self) -> None:
         self._under_way: dict[Dial, None] = {}  # in the order in which they began
@@ -240,7 +243,7 @@ class Dials:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self.tick)
 
     def tick(self) -> None:
-        """Let dials give way that have had their time, the oldest first, and as many as wait."""
+        """Let dials that have had their time give way, the oldest first, but only as many as wait."""
         self._timer = None
         for dial in self._under_way:
             dial.ticks += 1

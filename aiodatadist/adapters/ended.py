@@ -1,4 +1,4 @@
-"""What ended at a :class:`~aiodatadist.adapters.block_service.BlockService` since it was asked the last time."""
+"""The news of a :class:`~aiodatadist.adapters.block_service.BlockService`: what ended since it was last asked."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 MAX_SAMPLES = 1024
-"""Durations that are kept until they are taken; further ones are counted only."""
+"""Most durations that are kept until they are taken; further ones are only counted."""
 
 
 @dataclass
 class Ended:
-    """What ended since the last time.
+    """The orders that ended since the last call.
 
     Attributes:
-        sent: requests whose blocks no peer needs any more.
-        received: requests whose blocks are here, or are not to come.
-        failed: blocks that are not here, by request; those requests are in ``received``, too.
-        outcomes: of requests in ``sent`` and ``received``, how each ended.
-        wanted: transfers for which a peer has said where they belong, and still wants them.
-        unwanted: those of an earlier ``wanted`` that no peer wants now.
+        sent: requests whose blocks no peer needs any longer.
+        received: requests whose blocks have landed, or will not come.
+        failed: blocks that have not landed, by request; these requests are in ``received``, too.
+        outcomes: how each request in ``sent`` and ``received`` ended.
+        wanted: transfers for which a peer has said where they belong, and which it still wants.
+        unwanted: transfers of an earlier ``wanted`` that no peer wants now.
         counters: pulls, pushes and leases by how they ended, blocks, bytes.
-        pull_seconds: of pulls that succeeded.
-        incidents: what others caused, by kind: :class:`~aiodatadist.counting.Incident`.
+        pull_seconds: durations of pulls that succeeded.
+        incidents: counts of what others caused, by :class:`~aiodatadist.counting.Incident`.
     """
 
     sent: set[str] = field(default_factory=set)
@@ -35,36 +35,38 @@ class Ended:
     counters: Counter[str] = field(default_factory=Counter)
     pull_seconds: list[float] = field(default_factory=list)
     incidents: Counter[str] = field(default_factory=Counter)
-    _told: set[str] = field(default_factory=set, repr=False)  # in an earlier ``wanted``, and in no ``unwanted`` since
+    # reported in an earlier ``wanted``, and in no ``unwanted`` since
+    _told: set[str] = field(default_factory=set, repr=False)
 
     def after(self) -> Ended:
-        """This one was taken: the one that follows it."""
+        """Return the object for the next news; this one has been taken."""
         told = self._told
         told |= self.wanted
         told -= self.unwanted
         return Ended(_told=told)
 
     def begins_to_want(self, transfer: str) -> None:
-        """A peer wants it, and none did. Of what peers want and drop, only the difference to the last time is kept."""
+        """Note that a peer wants a transfer which none wanted. Only the difference to the last news is kept."""
         if transfer in self._told:
             self.unwanted.discard(transfer)
         else:
             self.wanted.add(transfer)
 
     def wants_no_more(self, transfer: str) -> None:
+        """Note that no peer wants a transfer any longer."""
         if transfer in self._told:
             self.unwanted.add(transfer)
         else:
             self.wanted.discard(transfer)
 
     def let_go(self, request: str, how: str) -> None:
-        """No peer needs its blocks."""
+        """Note that no peer needs a request's blocks."""
         self.sent.add(request)
         self.outcomes[request] = how
         self.counters[how] += 1
 
     def came(self, request: str, how: str, missing: tuple[int, ...] = ()) -> None:
-        """Its blocks are here, or some are not to come."""
+        """Note that a request's blocks have landed, or that some will not come."""
         self.received.add(request)
         self.outcomes[request] = how
         self.counters[how] += 1
@@ -72,6 +74,7 @@ class Ended:
             self.failed[request] = missing
 
     def took(self, seconds: float) -> None:
+        """Note the duration of a pull."""
         if len(self.pull_seconds) < MAX_SAMPLES:
             self.pull_seconds.append(seconds)
 

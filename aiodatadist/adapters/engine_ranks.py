@@ -1,4 +1,4 @@
-"""The ranks of one prefill engine as they registered, and which registrations contradict each other. No I/O."""
+"""The registered ranks of one prefill engine, and the registrations that contradict each other. No I/O."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from aiodatadist.values.foreign import printable, shown
 
 
 class EngineRanks:
-    """What a bootstrap server knows. Ranks agree on how many they are, and on one layout."""
+    """The registrations at a bootstrap server. Ranks agree on their number and on one layout."""
 
     def __init__(self) -> None:
         self._known: dict[int, Registered] = {}
         self._said_at: dict[int, float] = {}
 
     def why_stale(self, rank: int | None, at: float, now: float) -> str:
-        """Return why something that was said at this time does not count, or an empty text. ``rank``: that registers."""
+        """Return why a message of this time does not count, or an empty text. ``rank`` is the rank that registers."""
         if abs(at - now) > FRESH_SECONDS:
             return (
-                f"it was said {abs(at - now):.0f} s {'ago' if at < now else 'ahead'}: the limit is {FRESH_SECONDS:g} s"
+                f"it was sent {abs(at - now):.0f} s {'ago' if at < now else 'ahead'}: the limit is {FRESH_SECONDS:g} s"
             )
         last = None if rank is None else self._said_at.get(rank)
         if last is not None and at <= last <= now + FRESH_SECONDS:
-            return f"rank {rank} has said something newer"
+            return f"rank {rank} has sent something newer"
         return ""
 
     def contradicting(self, worker: Registered) -> list[Registered]:
@@ -38,11 +38,11 @@ class EngineRanks:
         ]
 
     def forget_ended(self, worker: Registered) -> None:
-        """Forget what has ended if this rank listens at an address that another one had: a port has one listener.
+        """Forget ended ranks if this rank listens at an address that another one had: a port has one listener.
 
-        Another cluster with the same rank, number of ranks and layout took the place of one rank. Anything else there is of
-        another engine, started with other options, and no rank of the earlier engine is left: each would seem to answer if a
-        rank of the new one listens at its address.
+        Another cluster with the same rank, number of ranks and layout took the place of one rank. Any other
+        registration there belongs to another engine, started with other options, of which no rank is left: each would
+        seem to answer if a rank of the new engine listens at its address.
         """
         place = worker.address.host, worker.address.port
         for other in list(self._known.values()):
@@ -55,17 +55,17 @@ class EngineRanks:
                 self.forget(other)
 
     def forget(self, gone: Registered) -> None:
-        """Its address no longer answers."""
+        """Forget a rank whose address no longer answers."""
         if self._known.get(gone.rank) == gone:
             del self._known[gone.rank]
 
     def add(self, worker: Registered, at: float) -> None:
-        """Replaces what this rank said before. Nothing contradicts it."""
+        """Replace what this rank registered before. Nothing contradicts it."""
         self._known[worker.rank] = worker
         self._said_at[worker.rank] = at
 
     def told(self) -> Ranks:
-        """Return what a decode engine is told: all ranks, or none."""
+        """Return the ranks for a decode engine: all of them, or none."""
         some = next(iter(self._known.values()), None)
         if some is None or len(self._known) != some.ranks:
             return Ranks()

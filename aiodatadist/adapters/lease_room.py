@@ -1,6 +1,6 @@
-"""How much of a KV cache may be kept for peers. Pure: an engine asks it before it offers a request's blocks.
+"""The part of a KV cache that may be kept for peers. Pure: an engine asks it before it offers a request's blocks.
 
-Otherwise requests whose blocks no peer fetches would take the whole cache, each for ``lease_seconds``.
+Without a limit, requests whose blocks no peer fetches would fill the cache, each for ``lease_seconds``.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Iterable
 
 MAX_CLIENT = 256
-"""Characters of a client's name that count."""
+"""Characters of a client's name that are compared."""
 
 
 class LeaseRoom:
     """The blocks of one KV cache that are kept for peers. A block that several requests share counts once.
 
     Args:
-        blocks: of the KV cache.
-        share: of them that may be kept, from 0 to 1.
-        client_share: of them that may be kept for requests of one client; None: there is no such limit.
+        blocks: number of blocks of the KV cache.
+        share: the part of them that may be kept, from 0 to 1.
+        client_share: the part of them that may be kept for requests of one client; None for no such limit.
     """
 
     def __init__(self, blocks: int, share: float, client_share: float | None = None) -> None:
@@ -29,14 +29,15 @@ class LeaseRoom:
         self._requests: dict[str, tuple[str, tuple[int, ...]]] = {}
 
     def __len__(self) -> int:
-        """Blocks that are kept."""
+        """Return the number of blocks that are kept."""
         return len(self._kept)
 
     def take(self, request: str, blocks: Iterable[int], client: str = "") -> bool:
         """Count a request's blocks as kept. Return False, and count nothing, if that exceeds a limit.
 
         Args:
-            client: who sent the request, if the engine knows that. Requests of unknown clients have no limit of their own.
+            client: the client that sent the request, if the engine knows it. Unknown clients have no limit of their
+                own.
         """
         self.give_back(request)
         numbers, client = tuple(set(blocks)), client[:MAX_CLIENT]
@@ -53,7 +54,7 @@ class LeaseRoom:
         return True
 
     def give_back(self, request: str) -> None:
-        """A request's blocks are no longer kept. No effect if they were not."""
+        """Count a request's blocks as no longer kept. No effect if they were not."""
         client, numbers = self._requests.pop(request, ("", ()))
         _without(self._kept, numbers)
         own = self._kept_of.get(client)
@@ -64,7 +65,7 @@ class LeaseRoom:
 
 
 def _with(kept: Counter[int], numbers: tuple[int, ...]) -> int:
-    """How many blocks it would be."""
+    """Return how many blocks would be kept with these."""
     return len(kept) + sum(number not in kept for number in numbers)
 
 

@@ -1,13 +1,11 @@
 """Blocks of a worker's caches that are kept for one peer, and pulled by it.
 
-Who owns what
-    A request's blocks are a lease in each cache of the worker: one cache where all tensors have blocks of the same size. The
-    names of a request's leases follow from the first one's.
+A request's blocks are a lease in each cache of the worker: one cache if all tensors have blocks of the same size. The
+names of a request's leases follow from the first one's.
 
-What is believed
-    Nothing of an order but this end's own prompt: the rest comes through a router. The owner compares the blocks, and a
-    digest of the prompt, of how its blocks are made up, and of which worker it is among how many. An order that is wrong
-    about any of these would put the right bytes into the wrong places.
+Of an order only this end's own prompt is trusted, because the rest comes through a router. The owner compares the
+blocks, and a digest of the prompt, of the composition of its blocks, and of its own rank and the number of ranks. An
+order that is wrong about any of these would put the right bytes into the wrong places.
 """
 
 from __future__ import annotations
@@ -55,13 +53,13 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerAddress(PeerAddress):
-    """Where a worker's blocks are, as JSON carries it.
+    """The place of a worker's blocks, as JSON has it.
 
     Attributes:
         cache_ids: one for each size of a block.
-        layout: what has to be the same at both ends, in words and numbers; what :data:`CUTS` names may differ where both have
-            a ``shape``.
-        shape: how its blocks are made up.
+        layout: properties that must be the same at both ends, in words and numbers. Those in :data:`CUTS` may differ if
+            both have a ``shape``.
+        shape: the composition of its blocks.
     """
 
     cache_ids: Annotated[
@@ -75,30 +73,30 @@ class WorkerAddress(PeerAddress):
 
 
 CUTS = frozenset({"block_size", "heads", "tensor_parallel_size"})
-"""What may differ between two ends that pull."""
+"""Properties that may differ between two ends that pull."""
 
 LINKED_AT_A_TIME = 8
-"""Workers of a peer to which links are made at a time, for one order: what an offer says costs no more dials than that."""
+"""Most workers of a peer that are linked at a time for one order, so that an offer costs no more dials than that."""
 RELEASED_AT_A_TIME = 8
-"""Workers of a peer that are told at a time that their blocks are not needed."""
+"""Most workers of a peer that are told at a time that their blocks are not needed."""
 
 
 @dataclass(frozen=True)
 class PullOrder:
-    """Blocks that a peer keeps, to be pulled.
+    """An order to pull blocks that a peer keeps.
 
     Attributes:
         request: the engine's name for it.
-        sources: where they are: the peer's workers, by rank.
-        lease: their lease's name there.
-        blocks: all that the lease keeps, in order. The peer refuses the pull if they are others, and this end if it has no
-            room for all from ``first`` on.
-        into: the local ones, as many as those from ``first`` on where blocks have the same size.
-        prompt_digest: of the tokens of this end's own request that the lease's blocks hold. The peer refuses the pull if its
-            request had others: nothing of what a router carries is believed.
-        first: the first one of ``blocks`` that is wanted.
-        skip: tokens at the beginning of that one that are not wanted.
-        tokens: that are wanted; None: as many as both have room for.
+        sources: the peer's workers that have the blocks, by rank.
+        lease: name of the lease there.
+        blocks: all blocks of the lease, in order. The peer refuses the pull if the lease has others; this end does if
+            it has no room for all from ``first`` on.
+        into: the local blocks; if blocks have the same size, the same number as there are from ``first`` on.
+        prompt_digest: digest of the tokens of this end's own request that the lease's blocks hold. The peer refuses the
+            pull if its request had others, because nothing that a router carries is trusted.
+        first: index of the first of ``blocks`` that is wanted.
+        skip: unwanted tokens at the beginning of that block.
+        tokens: number of wanted tokens; None for as many as both have room for.
     """
 
     request: str
@@ -114,8 +112,11 @@ class PullOrder:
 
 @dataclass(frozen=True)
 class _Portion:
-    """What one of the peer's workers has of an order. ``parts``: by cache, made once the worker has confirmed that it is what
-    the order says; None: whole blocks. ``prompt_digest``: as that worker keeps it."""
+    """A worker's portion of an order.
+
+    ``parts``: by cache, made once the worker has confirmed the order; None for whole blocks. ``prompt_digest``: as that
+    worker keeps it.
+    """
 
     source: WorkerAddress
     prompt_digest: bytes
@@ -134,23 +135,26 @@ def prompt_as_kept(
 
 
 def _check_room(order: PullOrder, most: int) -> None:
-    """Raises ParamInvalid: there are more blocks from ``first`` on than this end has room for. An order keeps their numbers
-    while it waits, and this end's own blocks are what bounds them."""
+    """Raise ParamInvalid if there are more blocks from ``first`` on than this end has room for.
+
+    An order keeps their numbers while it waits, and only this end's own blocks bound them.
+    """
     count = len(order.blocks) - order.first
     if count > most:
-        raise ParamInvalid(f"{count} blocks are offered from number {order.first} on: there is room for {most}")
+        raise ParamInvalid(f"{count} blocks are offered from number {order.first} on: there is only room for {most}")
 
 
 def lease_name(lease: str, number: int) -> str:
-    """Of the lease in a cache."""
+    """Return the name of the lease in a cache."""
     return sha256(f"{lease} {number}".encode()).hexdigest()[: len(lease)] if number else lease
 
 
 def tickets(sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int]) -> list[list[LeaseTicket]]:
-    """For each of the sources' caches. Raises ValidationError: there is no such ticket."""
+    """Return the tickets for each of the sources' caches. Raises ValidationError if there is no such ticket."""
     if not sources:
         return []
-    cluster_id, cache_id = sources[0].cluster_id, sources[0].cache_ids[0]  # the blocks are looked at once
+    # validates the blocks once; the copies below do not
+    cluster_id, cache_id = sources[0].cluster_id, sources[0].cache_ids[0]
     made = LeaseTicket(cluster_id=cluster_id, lease=lease, cache_id=cache_id, blocks=tuple(blocks), seconds=0.0)
     return [
         [
@@ -164,7 +168,7 @@ def tickets(sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int])
 
 
 class _Kept:
-    """The leases of one request. ``over`` is told once, when all have ended."""
+    """The leases of one request. Their end is reported once, when all have ended."""
 
     def __init__(self, request: str, count: int, tell: Tell) -> None:
         self._request = request
@@ -173,6 +177,7 @@ class _Kept:
         self._how = LeaseEnd.TAKEN
 
     def ended(self, lease: BlockLease) -> None:
+        """Note the end of one lease."""
         if lease.ended is not None and lease.ended is not LeaseEnd.TAKEN:
             self._how = lease.ended
         self._left -= 1
@@ -183,11 +188,12 @@ class _Kept:
 
 
 class _Failed(Exception):
-    """Pulls of an order.
+    """Failed pulls of an order.
 
     Attributes:
-        landed: so many of its blocks, from the first, are here in all caches all the same.
-        untold: workers that are not told that the blocks are not needed: they cannot be reached, or keep them for another.
+        landed: number of its blocks, from the first, that have landed in all caches anyway.
+        untold: workers that are not told that the blocks are not needed: they cannot be reached, or keep them for
+            another peer.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -197,6 +203,7 @@ class _Failed(Exception):
         self.untold: set[int] = set()
 
     def add(self, error: LLMException, cluster_id: int) -> None:
+        """Add the error of one pull."""
         self.errors.append(error)
         self.landed = min(self.landed, error.landed_blocks)
         if isinstance(error, (PeerLost, LinkTimeout, NotAPeer, LeaseMismatch)):
@@ -204,25 +211,26 @@ class _Failed(Exception):
 
     @property
     def outcome(self) -> str:
-        """In a word, as it is counted."""
+        """The word under which it is counted."""
         return "pull_refused" if any(isinstance(each, LeaseMismatch) for each in self.errors) else "pull_failed"
 
     @property
     def first(self) -> LLMException:
+        """The first error."""
         return self.errors[0]
 
 
 class LeasedBlocks:
-    """One worker's. Every order comes out once.
+    """The leased blocks of one worker. Every order is reported once.
 
     Args:
-        caches: with as many blocks each.
+        caches: with the same number of blocks each.
         rank, ranks: of this worker among those that share the model's heads.
-        pull_seconds: that a request's blocks may take, whatever they wait for; no peer's pull may take longer, either.
-        patience_seconds: in which a peer may hear of its own finished request.
-        link_seconds: that telling a peer may take that its blocks are not needed.
-        lose: is told why the caches must not be used any more.
-        accepted: names of what may differ from a peer's layout.
+        pull_seconds: time limit for a request's blocks, waiting included; no peer's pull may take longer, either.
+        patience_seconds: seconds in which a peer may learn of its own finished request.
+        link_seconds: time limit for telling a peer that its blocks are not needed.
+        lose: called with the reason why the caches must no longer be used.
+        accepted: names of properties that may differ from a peer's layout.
     """
 
     def __init__(
@@ -262,7 +270,7 @@ class LeasedBlocks:
     # ---- keeping ----
 
     def keep(self, request: str, lease: str, blocks: list[int], prompt_digest: bytes, seconds: float) -> None:
-        """It comes out in ``sent``."""
+        """Lease a request's blocks. Reported in ``sent``."""
         millis, limit, leases = max(1, round(1000 * seconds)), max(1, round(1000 * self._pull_seconds)), []
         digest = prompt_as_kept(prompt_digest, self._layout, self._shape, self._rank, self._ranks)
         try:
@@ -288,22 +296,26 @@ class LeasedBlocks:
     # ---- pulling ----
 
     def pull(self, order: PullOrder) -> None:
-        """It comes out in ``received``."""
+        """Start to pull. Reported in ``received``."""
         if order.request in self._pulls:
             self._say(
-                Incident.ORDER_REPEATED, "request %s: %s", order.request, "it is pulled: a second order is ignored"
+                Incident.ORDER_REPEATED,
+                "request %s: %s",
+                order.request,
+                "it is being pulled: a second order is ignored",
             )
             return
         scope = self._pulls[order.request] = Scope()
         self._tasks.start_soon(self._pull, order, scope)
 
     def cancel(self, request: str) -> None:
+        """Stop the pull of a request."""
         scope = self._pulls.get(request)
         if scope is not None:
             scope.cancel()
 
     async def _pull(self, order: PullOrder, scope: Scope) -> None:
-        """Whatever happens, the order comes out, and the owner is told if it can be."""
+        """Pull, report the order whatever the outcome, and notify the owner if possible."""
         began, nbytes, failed, outcome = perf_counter(), 0, order.into, "pull_cancelled"
         untold: set[int] = set()
         try:
@@ -333,7 +345,10 @@ class LeasedBlocks:
             ended.took(seconds)
 
     async def _carry_out(self, order: PullOrder) -> int:
-        """How many bytes came. Raises _Failed: some did not, and all have ended; IncompatiblePeer: before anything began."""
+        """Pull the blocks; return the bytes that landed.
+
+        Raises _Failed if some did not land, once all pulls have ended; IncompatiblePeer before anything starts.
+        """
         portions = [self._portion(order, rank) for rank in self._counterparts(order.sources)]
         leases = tickets([portion.source for portion in portions], order.lease, order.blocks)
         failed, nbytes, until = _Failed(len(order.into)), 0, anyio.current_time() + self._pull_seconds
@@ -374,7 +389,7 @@ class LeasedBlocks:
         return nbytes
 
     async def _link(self, source: WorkerAddress, request: str, few: anyio.Semaphore, until: float) -> None:
-        """Wait for a link. Raises LLMException: there is none, or not in time."""
+        """Wait for a link. Raises LLMException if there is none, or not in time."""
         with anyio.move_on_at(until):
             async with few:
                 await self._links.link(source, request)
@@ -382,8 +397,10 @@ class LeasedBlocks:
         raise LinkTimeout(f"no link to {source.place} within {self._pull_seconds:g} s")
 
     async def _bytes_of(self, task: CacheTask) -> int:
-        """Raises LLMException: it failed. However it ends, also by a cancellation: it is told if its blocks may be written to
-        for ever."""
+        """Return the bytes of a pull. Raises LLMException if it failed.
+
+        If its blocks may be written to for ever, that is reported, whatever the outcome.
+        """
         try:
             return (await task).bytes
         finally:
@@ -394,7 +411,7 @@ class LeasedBlocks:
     # ---- who has what ----
 
     def _counterparts(self, sources: Sequence[WorkerAddress]) -> range:
-        """Ranks of those of a peer's workers that have something of this worker's heads."""
+        """Return the ranks of a peer's workers that have some of this worker's heads."""
         theirs, mine = len(sources), self._ranks
         if theirs >= mine:
             each = theirs // mine
@@ -403,7 +420,10 @@ class LeasedBlocks:
         return range(first, min(first + 1, theirs))
 
     def _portion(self, order: PullOrder, rank: int) -> _Portion:
-        """Raises IncompatiblePeer: names both values; ParamInvalid: the order has more blocks than it has room for."""
+        """Return a worker's portion of an order.
+
+        Raises IncompatiblePeer with both values, and ParamInvalid if the order has more blocks than there is room for.
+        """
         mine, theirs, source = self._ranks, len(order.sources), order.sources[rank]
         digest = prompt_as_kept(order.prompt_digest, source.layout, source.shape, rank, theirs)
         differing = self._differences(source)
@@ -418,7 +438,7 @@ class LeasedBlocks:
         if max(mine, theirs) % min(mine, theirs) or here.heads * mine != there.heads * theirs:
             raise IncompatiblePeer(
                 f"{here.heads} heads in each of {mine} workers here and {there.heads} in each of {theirs} at "
-                f"{source.place}: one number of workers must be a multiple of the other, and all heads as many"
+                f"{source.place}: one number of workers must be a multiple of the other, and the numbers of all heads equal"
             )
         target = End(here.tokens, range(here.heads * self._rank, here.heads * (self._rank + 1)))
         origin = End(there.tokens, range(there.heads * rank, there.heads * (rank + 1)))
@@ -433,7 +453,7 @@ class LeasedBlocks:
         return _Portion(source, digest, tuple(parts), max(1, mine // theirs))
 
     def _differences(self, source: WorkerAddress) -> dict[str, Difference]:
-        """What is not the same here and there."""
+        """Return the properties that differ here and there."""
         mine = {**self._layout, "caches": len(self._caches)}
         return differences(mine, {**source.layout, "caches": len(source.cache_ids)}, self._accepted)
 
@@ -442,7 +462,7 @@ class LeasedBlocks:
     def release(
         self, sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int], prompt_digest: bytes
     ) -> None:
-        """Tell a peer that its blocks are not needed, as well as that is possible."""
+        """Tell a peer that its blocks are not needed, if possible."""
         self._tasks.start_soon(self._release, sources, lease, blocks, prompt_digest)
 
     async def _release(
@@ -453,10 +473,10 @@ class LeasedBlocks:
         prompt_digest: bytes,
         untold: Container[int] = (),
     ) -> None:
-        """Tell a few workers at a time: what a router says costs no more connections than that.
+        """Tell a few workers at a time, so that the claims of a router cost no more connections than that.
 
-        Workers that are no peers are not told, nor are those that are not linked and cannot be dialled now, or that do not
-        answer in time: each gives its blocks back in any case, when their time is over.
+        Some are not told: workers that are no peers, those that are not linked and cannot be dialled now, and those
+        that do not answer in time. Each releases its blocks anyway when their time is up.
         """
         ranks = self._counterparts(sources)
         told = [n for n in ranks if sources[n].cluster_id not in untold and self._links.may_tell(sources[n])]

@@ -14,26 +14,27 @@ from aiodatadist.errors import InternalError
 
 
 class LoopService:
-    """Holds things open, and a task group, from :meth:`open` to :meth:`close`. Both are awaited on the same loop.
+    """Resources and a task group that are open from :meth:`open` to :meth:`close`. Both are awaited on the same loop.
 
     Attributes:
-        group: for tasks that end with it; there when :meth:`open` has returned.
+        group: for tasks that end with it. Set once :meth:`open` has returned.
     """
 
     group: anyio.abc.TaskGroup
 
     def __init__(self, what: str) -> None:
-        """``what``: a noun for messages, for instance ``"value service"``."""
+        """Keep the noun for messages, for instance ``"value service"``."""
         self._what = what
         self._resident: Resident | None = None
 
     async def open(
         self, enter: Callable[[AsyncExitStack], Awaitable[object]], leave: Callable[[], object] = lambda: None
     ) -> None:
-        """Open things; raises what ``enter`` raises, with everything closed.
+        """Open resources. Raises what ``enter`` raises, with everything closed.
 
         Args:
-            enter: opens them. What it puts on the stack is closed at the end, when all tasks of the group have ended.
+            enter: opens resources. What it puts on the stack is closed at the end, once all tasks of the group have
+                ended.
             leave: called at the end, before the tasks of the group are cancelled.
         """
         resident = self._resident = Resident(
@@ -64,7 +65,7 @@ class LoopService:
 
     @property
     def error(self) -> BaseException | None:
-        """What ended it, if it did not end in good order. May be read from any thread."""
+        """The error that ended it, or None if it was closed in order. May be read from any thread."""
         return None if self._resident is None else self._resident.error
 
     def _refusal(self, misuse: Misuse, reason: str | None) -> Exception:

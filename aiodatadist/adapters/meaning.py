@@ -1,6 +1,6 @@
-"""What the numbers of a KV cache mean, in words that two engines compare before blocks move.
+"""The meaning of the numbers in a KV cache, in words that two engines compare before blocks move.
 
-Blocks of the same shape may be of other weights, of another eight-bit float, or in another order. So each of these has an
+Blocks of the same shape may belong to other weights, another eight-bit float, or another order. So each of these has an
 entry in the layout of an engine's blocks, beside their sizes, and a difference is refused by name.
 """
 
@@ -15,11 +15,11 @@ from typing import Any, Final, Literal, get_args
 from aiodatadist.adapters.block_shapes import MAX_WORD
 
 Meaning = Literal["model", "model_dtype", "quantization", "cache_dtype", "attention", "rope", "lora", "engine"]
-"""Entries that may differ if both engines' users say so."""
+"""Entries that may differ if the users of both engines say so."""
 NAMES: Final[tuple[str, ...]] = get_args(Meaning)
 
 Difference = tuple[str | int | None, str | int | None]
-"""What an entry is here and there; None: that end does not say."""
+"""The values of an entry here and there; None if that end does not give it."""
 
 _DIGEST_BYTES = 8
 
@@ -27,7 +27,7 @@ _DIGEST_BYTES = 8
 def differences(
     mine: Mapping[str, str | int], theirs: Mapping[str, str | int], accepted: Container[str] = ()
 ) -> dict[str, Difference]:
-    """What is not the same here and there, by name, but for what is accepted."""
+    """Return the entries that differ, by name, except accepted ones."""
     return {
         name: (mine.get(name), theirs.get(name))
         for name in sorted(mine.keys() | theirs.keys())
@@ -36,7 +36,7 @@ def differences(
 
 
 def word(text: str) -> str:
-    """A text that fits a layout: as it is, or its beginning and a digest of all of it."""
+    """Return a text that fits into a layout: the text itself, or its beginning and a digest of all of it."""
     if len(text) <= MAX_WORD and text.isprintable():
         return text
     head = "".join(each for each in text[: MAX_WORD // 2] if each.isprintable())
@@ -44,7 +44,7 @@ def word(text: str) -> str:
 
 
 def model_name(model: str, revision: str | None) -> str:
-    """Of weights. A folder is named by its last part and a digest: clients see layouts, and paths are not for them."""
+    """Return the name of weights. A folder is named by its last part and a digest, because clients see this name."""
     name = model
     if model.startswith(("/", ".", "~")):
         name = f"{model.rstrip('/').rpartition('/')[2]} #{_digest(model)}"
@@ -52,7 +52,7 @@ def model_name(model: str, revision: str | None) -> str:
 
 
 def cache_dtype(chosen: str, model_dtype: str) -> str:
-    """The type of keys and values: an alias and the type that it stands for are the same word."""
+    """Return the type of keys and values. An alias and its type become the same word."""
     kind = chosen.removeprefix("torch.")
     if kind in {"", "auto", "None"}:
         kind = model_dtype.removeprefix("torch.")
@@ -60,7 +60,7 @@ def cache_dtype(chosen: str, model_dtype: str) -> str:
 
 
 def rope(config: Any) -> str:
-    """How positions are rotated, of a Hugging Face configuration: ``default``, or a digest.
+    """Return how a Hugging Face configuration rotates positions: ``default``, or a digest.
 
     Older versions of transformers have ``rope_scaling`` and ``rope_theta``, newer ones ``rope_parameters``.
     """
@@ -77,7 +77,7 @@ def rope(config: Any) -> str:
 
 
 def engine(name: str, version: str) -> str:
-    """An engine and its minor version: ``vllm 0.31``."""
+    """Return an engine and its minor version: ``vllm 0.31``."""
     found = re.match(r"\d+(?:\.\d+)?", version)
     return word(f"{name} {found.group() if found else version}".strip())
 

@@ -1,4 +1,4 @@
-"""Tasks of orders: one that fails for a reason that is not foreseen ends alone."""
+"""Tasks of orders: one that fails unexpectedly ends alone."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ logger = logging.getLogger(__name__)
 
 
 class OrderTasks(Spawner):
-    """Starts tasks that tell of their own ends: an exception of one is logged, and concerns no other."""
+    """A starter of tasks that end alone: an exception of one is logged, and the others are unaffected."""
 
     def __init__(self, group: anyio.abc.TaskGroup, incidents: Incidents) -> None:
         super().__init__(group)
         self._incidents = incidents
 
     def start_soon(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, name: object = None) -> None:
+        """Start a task."""
         super().start_soon(self._guarded, function, args, name=name)
 
     async def _guarded(self, function: Callable[..., Coroutine[Any, Any, Any]], args: tuple[Any, ...]) -> None:

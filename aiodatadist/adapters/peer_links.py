@@ -1,7 +1,7 @@
-"""Links to other engines' workers: made when they are first needed, and made again when they are needed after they broke.
+"""Links to other engines' workers: established when they are first needed, and again if they are needed after a loss.
 
-A link that broke takes time to be given back, and until then the peer may write through it. Meanwhile there may be another
-one to the same cluster. So what a peer asks, and what it is asked, belongs to one link, and ends with that.
+Releasing a lost link takes time, during which the peer may still write through it, while the same cluster may already
+have another link. So a request of a peer, or to a peer, belongs to one link, and ends with that link.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from aiodatadist.values.addresses import host_port, is_address, is_host_name
 logger = logging.getLogger(__name__)
 
 MAX_PLACES = 64
-"""Places that are remembered of one link. The next one takes the place of the one that was used longest ago, which is dialled
-once more."""
+"""Most places that are remembered of one link.
+
+A further one replaces the one used longest ago, which is then dialled again.
+"""
 MAX_LINKED_PLACES = 512
-"""Places that are remembered because clusters were found there: as many as a worker may have links."""
+"""Most places that are remembered because clusters were found there, the same number as a worker may have links."""
 SPARE = 64
-"""Callers at a time that tell peers what these may miss, at places where they are not linked. Further callers are refused."""
+"""Most callers at a time that tell unlinked peers what these may miss. Further callers are refused."""
 
 
 def _is_host(text: str) -> str:
@@ -45,7 +47,10 @@ def _is_host(text: str) -> str:
 
 
 class PeerAddress(BaseModel):
-    """Where a worker listens, as JSON carries it. ``host``: an address, or a name that is looked up for each link."""
+    """The address on which a worker listens, as JSON has it.
+
+    ``host`` is an IP address, or a name that is looked up for each link.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -55,11 +60,12 @@ class PeerAddress(BaseModel):
 
     @property
     def place(self) -> str:
+        """Host and port as one text."""
         return host_port(self.host, self.port)
 
 
 class LinkedPeer(NamedTuple):
-    """A peer at the other end of one link; at the end of the next one it is another. ``generation``: of that link."""
+    """A peer at the other end of one link, with the link's ``generation``. Another link has another peer."""
 
     cluster_id: int
     generation: int
@@ -67,11 +73,11 @@ class LinkedPeer(NamedTuple):
 
 @dataclass
 class _Attempt:
-    """To make a link; or, if the cluster has one, to learn who listens at another place.
+    """An attempt to link; or, if the cluster has a link, to learn who listens at another place.
 
     Attributes:
-        seconds: that it may take, from when its dial begins.
-        instance: of the cluster that listens there.
+        seconds: time limit from when its dial begins.
+        instance: instance of the cluster that listens there.
     """
 
     dial: Dial
@@ -83,19 +89,19 @@ class _Attempt:
 
 @dataclass
 class _Watched:
-    """A link that was used. ``places``: where else its peer was met."""
+    """A link that was used. ``places`` are the other places where its peer was met."""
 
     link: Link
     places: dict[str, None] = field(default_factory=dict)
 
 
 class PeerLinks:
-    """One worker's.
+    """The links of one worker.
 
     Args:
-        seconds: that making a link may take, and ending one in good order.
-        on_closed: called with the peer of a link that was used and is given back: nothing lands through it any more.
-        peers: whom this worker dials.
+        seconds: time limit for establishing a link, and for closing one in order.
+        on_closed: called with the peer of a used link once it is closed: nothing more lands through it.
+        peers: the peers that this worker dials.
     """
 
     def __init__(
@@ -119,16 +125,18 @@ class PeerLinks:
         self._watched: dict[LinkedPeer, _Watched] = {}
 
     async def link(self, peer: PeerAddress, request: str) -> LinkedPeer:
-        """Wait for a link that can be used, and return its peer. A link that broke is given back first. All callers that name
-        the same place at the same time share an attempt.
+        """Wait for a usable link; return its peer. A lost link is released first.
+
+        Callers that name the same place at the same time share an attempt.
 
         Args:
-            request: for which the link is needed. The places of different requests take turns.
+            request: the request that needs the link. The places of different requests take turns.
 
         Raises:
-            NotAPeer: this worker does not dial that address, or the cluster's link leads elsewhere, and the cluster was not
-                met at that address.
-            LinkTimeout: there is none within ``seconds``. LLMException: there cannot be.
+            NotAPeer: if this worker does not dial that address, or the cluster's link leads elsewhere and the cluster
+                was not met at that address.
+            LinkTimeout: if there is no link within ``seconds``.
+            LLMException: if there cannot be a link.
         """
         return await self._link(peer, request)
 
@@ -141,7 +149,7 @@ class PeerLinks:
             if link is None and attempt.error is not None:
                 raise copy(attempt.error)
         if link is None:
-            raise LinkTimeout(f"no link to {peer.place}: it broke as soon as it was made")
+            raise LinkTimeout(f"no link to {peer.place}: it broke as soon as it was established")
         linked = self._watch(link)
         places = self._watched[linked].places
         await self._check_place(link, peer, places, request)
@@ -150,14 +158,16 @@ class PeerLinks:
         return linked
 
     async def link_to_tell(self, peer: PeerAddress) -> LinkedPeer:
-        """As :meth:`link`, for what a peer may miss, because it knows by itself after a while. Waits for no other dial.
+        """Wait for a link like :meth:`link`, to say something that a peer may miss. Waits for no other dial.
 
-        Raises LinkTimeout at once, too: the peer is not linked at that place, and cannot be dialled now.
+        Raises LinkTimeout also, at once, if the peer is not linked at that place and cannot be dialled now.
         """
         if self._is_linked_at(peer):
             return await self._link(peer, None)
         if not self._may_spare(peer):
-            raise LinkTimeout(f"no link to {peer.place}: it is not linked, and what requests need is dialled first")
+            raise LinkTimeout(
+                f"no link to {peer.place}: it is not linked, and peers that requests need are dialled first"
+            )
         self._spare += 1
         try:
             return await self._link(peer, None)
@@ -169,14 +179,14 @@ class PeerLinks:
         return (self._is_linked_at(peer) or self._may_spare(peer)) and not self._why_not(peer)
 
     def current(self, peer: LinkedPeer) -> Link:
-        """The peer's link. Raises PeerLost: it is over."""
+        """Return the peer's link. Raises PeerLost if it has ended."""
         link = self._ready(peer.cluster_id)
         if link is None or link.generation != peer.generation:
-            raise PeerLost(f"the link over which cluster {peer.cluster_id} was asked, or asked, is over")
+            raise PeerLost(f"the link to cluster {peer.cluster_id} that carried this request has ended")
         return link
 
     def hears(self, peer: LinkedPeer) -> bool:
-        """A peer said something: its link is watched from here on. False: it is over by now."""
+        """Watch the link of a peer that sent a message; return False if the link has ended."""
         try:
             self._watch(self.current(peer))
         except PeerLost:
@@ -184,8 +194,11 @@ class PeerLinks:
         return True
 
     async def end(self, peer: LinkedPeer) -> None:
-        """No byte lands through its link any more, whether the peer answers within ``seconds`` or not, unless the caches say
-        that it is being written to (:meth:`~aiodatadist.CacheManager.wait_usable`)."""
+        """Close the peer's link, so that nothing more lands through it, even if the peer does not answer.
+
+        The peer has ``seconds`` to answer. If it was stopped while it wrote, the caches say so:
+        :meth:`~aiodatadist.CacheManager.wait_usable`.
+        """
         watched = self._watched.get(peer)
         if watched is None:
             return
@@ -195,7 +208,7 @@ class PeerLinks:
         except LinkTimeout:
             await link.abandon(LinkClosed(f"cluster {peer.cluster_id} did not answer"))
         except LinkError as error:
-            logger.debug("the link to cluster %d was over: %s", peer.cluster_id, error)
+            logger.debug("the link to cluster %d had already ended: %s", peer.cluster_id, error)
 
     # ---- which one ----
 
@@ -203,7 +216,7 @@ class PeerLinks:
         return self._peers.why_not(peer.host, peer.port, peer.cluster_id)
 
     def _is_linked_at(self, peer: PeerAddress) -> bool:
-        """Return True if nothing is dialled or looked up before the peer can be told something."""
+        """Return True if nothing needs to be dialled or looked up before the peer can be told something."""
         link = self._ready(peer.cluster_id)
         if link is None:
             return False
@@ -214,13 +227,13 @@ class PeerLinks:
         return self._spare < SPARE and not self._dials.was_silent(peer.place)
 
     async def _check_place(self, link: Link, peer: PeerAddress, places: dict[str, None], request: str | None) -> None:
-        """Raises NotAPeer: if the link leads to another place than the peer's address, where its cluster is not met.
+        """Raise NotAPeer if the link leads to another place than the peer's address, and its cluster is not met there.
 
-        A cluster id is only claimed: a relay to another cluster claims that cluster's id.
+        A cluster id is only a claim: a relay to another cluster claims that cluster's id.
         """
         if peer.place in places:
             del places[peer.place]
-            places[peer.place] = None  # used last, and so forgotten last
+            places[peer.place] = None  # moved to the end: the place used longest ago is forgotten first
             return
         if await self._leads_to(link, peer):
             return
@@ -229,7 +242,7 @@ class PeerLinks:
             why = attempt.error or f"another instance of cluster {peer.cluster_id} listens there"
             raise NotAPeer(
                 f"offer refused: the link to cluster {peer.cluster_id} leads to {host_port(*link.place)}, "
-                f"and not to {peer.place}: {why}"
+                f"not to {peer.place}: {why}"
             )
         places[peer.place] = None
         if len(places) > MAX_PLACES:
@@ -256,10 +269,11 @@ class PeerLinks:
         return link if link is not None and link.life.is_usable else None
 
     async def _reach(self, peer: PeerAddress, link: Link | None, request: str | None) -> _Attempt:
-        """Wait for an attempt at a place. ``link``: that the cluster has by another place."""
+        """Wait for an attempt at a place. ``link`` is the link that the cluster has at another place."""
         key = peer.cluster_id, peer.place, 0 if link is None else link.generation
         attempt = self._attempts.get(key)
-        while attempt is not None and attempt.dial.scope.cancel_called:  # it is another one's failure
+        # it was cancelled, which is no failure of this caller's
+        while attempt is not None and attempt.dial.scope.cancel_called:
             await attempt.over.wait()
             attempt = self._attempts.get(key)
         if attempt is None:
@@ -275,7 +289,8 @@ class PeerLinks:
         return attempt
 
     def _new_dial(self, peer: PeerAddress, request: str | None) -> Dial:
-        is_known = (peer.cluster_id, peer.place) in self._linked_places  # a true place waits for no other dial
+        # where a cluster was found before, no other dial is waited for
+        is_known = (peer.cluster_id, peer.place) in self._linked_places
         return Dial(self._dials, peer.place, self._peers.share_of(peer.host), is_free=is_known or request is None)
 
     def _begin(self, key: tuple[int, str, int], peer: PeerAddress, link: Link | None, attempt: _Attempt) -> None:
@@ -330,7 +345,7 @@ class PeerLinks:
         attempt.over.set()
 
     def _remember(self, peer: PeerAddress) -> None:
-        """Note that the cluster was found where the peer's address says."""
+        """Note that the cluster was found at the peer's address."""
         known = peer.cluster_id, peer.place
         self._linked_places.pop(known, None)
         self._linked_places[known] = None
@@ -338,7 +353,7 @@ class PeerLinks:
             del self._linked_places[next(iter(self._linked_places))]
 
     async def _dial(self, peer: PeerAddress, link: Link | None, attempt: _Attempt) -> None:
-        """Raises LLMException: nothing came of it."""
+        """Make the attempt. Raises LLMException if it fails."""
         initiator, address = self._engine.initiator, (peer.host, peer.port)
         if link is not None:
             attempt.instance = await initiator.meet(address, peer.cluster_id, attempt.seconds, attempt.dial)
@@ -365,7 +380,7 @@ class PeerLinks:
 
 
 def _leads_plainly_to(link: Link, peer: PeerAddress) -> bool:
-    """Return True if the link was made to the peer's address, as it is written, or by the peer at that address."""
+    """Return True if the link was made to the peer's address as it is written, or by the peer at that address."""
     if link.dialled is None:
         return is_same_host(link.place[0], peer.host)
     return link.dialled[1] == peer.port and is_same_host(link.dialled[0], peer.host)

@@ -1,6 +1,7 @@
-"""Which addresses an engine dials. What a router or a client carries says where other engines are, and is not believed.
+"""The addresses that an engine dials. A router or a client says where other engines are, and is not trusted.
 
-An address is compared as it is, a name as it is written: nothing is looked up, and no socket is opened, before it matches.
+An address is compared as it is, a name as it is written: before it matches, nothing is looked up and no socket is
+opened.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _RANGE: Final = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
 
 
 class NotAPeer(LinkError):
-    """The address is none of ``peers``, or its link leads elsewhere. Nothing was dialled or looked up."""
+    """The address is not in ``peers``, or its link leads elsewhere. Nothing was dialled or looked up."""
 
 
 def _range(value: Any) -> Any:
-    """``7``, ``"7"`` or ``"7-12"`` as the first and the last number."""
+    """Return ``7``, ``"7"`` or ``"7-12"`` as the first and the last number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value, value
     if isinstance(value, str):
@@ -44,10 +45,10 @@ class PeerRule(BaseModel):
     """Addresses that may be dialled.
 
     Attributes:
-        host: an IP address, a network such as ``"10.0.0.0/24"``, or a name as offers have it. A ``*`` in a name stands for
-            any characters but dots: ``"prefill-*.prefill.ns.svc"``.
-        ports: a port, or a range such as ``"26000-26007"``. None: any.
-        cluster_ids: likewise.
+        host: an IP address, a network such as ``"10.0.0.0/24"``, or a name as offers have it. A ``*`` in a name stands
+            for any characters but dots: ``"prefill-*.prefill.ns.svc"``.
+        ports: a port, or a range such as ``"26000-26007"``. None means any.
+        cluster_ids: a cluster id, or a range. None means any.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,12 +65,12 @@ class PeerRule(BaseModel):
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         if self.network is None and not is_host_name(self.host.replace("*", "x")):
-            raise ValueError(f"host is {self.host!r}: must be an IP address, a network, or a name in which * may stand")
+            raise ValueError(f"host is {self.host!r}: must be an IP address, a network, or a name, which may contain *")
         return self
 
     @property
     def network(self) -> IPv4Network | IPv6Network | None:
-        """The addresses that are meant; None if it is a name."""
+        """The network of the rule; None if it is a name."""
         try:
             return ip_network(self.host)
         except ValueError:
@@ -88,10 +89,10 @@ class Peers:
         self._names = [(rule, _pattern(rule.host)) for rule in rules if rule.network is None]
 
     def why_not(self, host: str, port: int, cluster_id: int | None = None) -> str:
-        """Return why this address is not dialled, in a line that can be logged; the empty text if it may be.
+        """Return why this address is not dialled, in a line that can be logged, or an empty text if it may be.
 
         Args:
-            cluster_id: who is expected there; None if no cluster is.
+            cluster_id: the cluster that is expected there; None if no cluster is.
         """
         rules = self._rules_for(host)
         if not rules:
@@ -109,16 +110,18 @@ class Peers:
         return [rule for rule, network in self._networks if address in network]
 
     def share_of(self, host: str) -> PeerRule | None:
-        """Return the entry that allowed a name, among whose look-ups the name counts: a client can invent names, and no
-        entries. None: the name is listed as it is, without a ``*``."""
+        """Return the rule that allowed a name, or None if the name is listed without ``*``.
+
+        The name counts among the rule's look-ups, because a client can invent names, but not rules.
+        """
         rules = self._rules_for(host)
         return None if any("*" not in rule.host for rule in rules) else next(iter(rules), None)
 
     def check(self, host: str, port: int, cluster_id: int | None = None) -> None:
-        """Raises NotAPeer: if this address is not dialled."""
+        """Raise NotAPeer if this address is not dialled."""
         why = self.why_not(host, port, cluster_id)
         if why:
-            raise NotAPeer(f"offer refused: {why}", hint="Settings.peers lists whom this engine dials")
+            raise NotAPeer(f"offer refused: {why}", hint="Settings.peers lists the addresses that this engine dials")
 
 
 LOOPBACK: Final = tuple(PeerRule(host=host) for host in ("127.0.0.0/8", "::1", "localhost"))
@@ -142,7 +145,10 @@ def is_same_host(one: str, other: str) -> bool:
 
 
 def _as_address(host: str) -> IPv4Address | IPv6Address | None:
-    """None: it is a name. An IPv4 address in IPv6's notation is the IPv4 address, where the kernel sends it."""
+    """Return the address, or None for a name.
+
+    An IPv4 address in IPv6 notation becomes the IPv4 address, to which the kernel sends as well.
+    """
     try:
         address = ip_address(host)
     except ValueError:

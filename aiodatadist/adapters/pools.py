@@ -1,4 +1,4 @@
-"""Where an engine's context cache has its values, as the engine's user says it."""
+"""The pool of an engine's context cache, as the engine's user configures it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ EMBEDDED = "memory:"
 
 
 class PoolSettings(BaseModel):
-    """What an engine's user may say of a pool.
+    """A user's settings of a pool.
 
     Attributes:
-        pool: a URL, as :func:`~aiodatadist.context_caching.open_pool` takes it. All users in this process that have the same
+        pool: a URL for :func:`~aiodatadist.context_caching.open_pool`. All users in this process with the same
             ``memory:`` URL share one pool.
         device_id: the device of rank 0; rank r has ``device_id + r``.
         read_cache_bytes, bytes_in_flight: host memory, see :meth:`~aiodatadist.context_caching.ContextCache.open`.
@@ -31,17 +31,19 @@ class PoolSettings(BaseModel):
 
 
 class _EmbeddedPools:
-    """Pools in this process's memory, by URL. On the loop's thread."""
+    """The pools in this process's memory, by URL. On the loop's thread."""
 
     def __init__(self) -> None:
         self._pools: dict[str, tuple[KVPool, int]] = {}
 
     async def acquire(self, url: str) -> KVPool:
+        """Return the pool of a URL, opened by its first user."""
         pool, users = self._pools.get(url) or (await open_pool(url), 0)
         self._pools[url] = pool, users + 1
         return pool
 
     async def release(self, url: str) -> None:
+        """Give a pool back; its last user closes it."""
         pool, users = self._pools.pop(url)
         if users > 1:
             self._pools[url] = pool, users - 1
@@ -53,10 +55,12 @@ _embedded = _EmbeddedPools()
 
 
 async def open_cache(stack: AsyncExitStack, settings: PoolSettings, config: CcConfig) -> ContextCache:
-    """Until the stack is unwound. A pool that does not answer is tried again by and by, and misses until then.
+    """Open a cache until the stack is unwound.
+
+    A pool that does not answer is retried from time to time, and misses until then.
 
     Raises:
-        EmsException: the URL is wrong, or the engine's extra is not installed.
+        EmsException: if the URL is wrong, or the pool's extra is not installed.
     """
     pool: KVPool | str = settings.pool
     gate: HealthGate | None = HealthGate()

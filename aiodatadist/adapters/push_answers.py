@@ -1,6 +1,6 @@
-"""What peers are told of their pushes: one answer behind the other, and each peer has its own queue.
+"""Answers to peers about their pushes, one after the other; each peer has its own queue.
 
-A peer that takes none keeps as many as ``ANSWERS`` waiting. They are short: nothing of what it asked for is kept with them.
+A peer that accepts none has at most ``ANSWERS`` waiting. They are short: nothing of its requests is kept with them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from aiodatadist.values.foreign import printable
 logger = logging.getLogger(__name__)
 
 Post = Callable[[LinkedPeer, PushMessage], Awaitable[None]]
-"""Tells a peer something. Raises LLMException: it cannot."""
+"""Sends a message to a peer. Raises LLMException if that is impossible."""
 
 
 class Answers:
-    """One worker's. ``len()`` is how many peers have not taken all of theirs."""
+    """The answers of one worker. ``len()`` is the number of peers that have not received all of theirs."""
 
     def __init__(self, tasks: Spawner, post: Post, incidents: Incidents) -> None:
         self._tasks = tasks
@@ -36,21 +36,21 @@ class Answers:
         return len(self._queues)
 
     def sent(self, peer: LinkedPeer, transfer: str, number: int) -> None:
-        """All blocks are in place."""
+        """Tell a peer that all blocks are in place."""
         self._add(peer, (transfer, number, None))
 
     def refused(self, peer: LinkedPeer, transfer: str, number: int, reason: str) -> None:
-        """Say that the blocks do not come, and that no further byte of them lands."""
+        """Tell a peer that the blocks will not come, and that no more bytes of them land."""
         self._add(peer, (transfer, number, reason))
 
     def _add(self, peer: LinkedPeer, answer: tuple[str, int, str | None]) -> None:
-        """Queue an answer if that is possible: a peer without a link knows that nothing comes, one that takes none waits."""
+        """Queue an answer if possible. A peer without a link knows that nothing comes; a full queue takes no more."""
         queue = self._queues.get(peer)
         if queue is None:
             queue = self._queues[peer] = deque()
             self._tasks.start_soon(self._send, peer, queue)
         if len(queue) >= peer_budget.ANSWERS:
-            words = "cluster %d takes no answers: it does not hear of %s"
+            words = "cluster %d accepts no answers: the one about %s is dropped"
             self._incidents.add(Incident.ANSWER_DROPPED, logger, words, peer.cluster_id, printable(answer[0]))
             return
         queue.append(answer)
@@ -65,6 +65,6 @@ class Answers:
                 try:
                     await self._post(peer, answer)
                 except LLMException as error:
-                    logger.debug("cluster %d does not hear of %s: %s", peer.cluster_id, printable(transfer), error)
+                    logger.debug("cluster %d gets no answer about %s: %s", peer.cluster_id, printable(transfer), error)
         finally:
             del self._queues[peer]

@@ -1,9 +1,8 @@
-"""The decode end of pushed requests: says where their blocks belong, and waits until they are there.
+"""The decode end of pushed requests: tells peers where blocks belong, and waits until they have landed.
 
-What cancellation means
-    A request that is cancelled or late comes out when the prefill engine has said that no further byte lands; if it does not
-    say so, its link is ended. When the link is gone, however it ended, the request comes out when the memory is usable: a
-    prefill engine that was stopped while it wrote has to go on or end first.
+A request that is cancelled or late is reported once the prefill engine has said that no more bytes land; if it does not
+say so, its link is ended. Once the link has ended, in whatever way, the request is reported when the memory is usable:
+a prefill engine that was stopped while it wrote must continue or end first.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExpectOrder:
-    """Blocks that a peer will push.
+    """An order for blocks that a peer will push.
 
     Attributes:
         request: the engine's name for it.
         source: the worker that computes it.
         transfer: the router's name, the same at both ends.
-        first: which of the request's blocks is the first that is wanted.
-        into: the local ones, for that one and those behind it.
-        aux: where what goes with the request belongs, if something does.
-        prompt: digest of the request's prompt, as both engines compute it. None: engines that do not know prompts.
+        first: number of the first wanted block of the request.
+        into: the local blocks, for that one and those behind it.
+        aux: place of what goes with the request, if anything does.
+        prompt: digest of the request's prompt, as both engines compute it. None for engines that do not know prompts.
     """
 
     request: str
@@ -54,13 +53,13 @@ class ExpectOrder:
 
     @property
     def key(self) -> TransferKey:
-        """Which transfer it is."""
+        """The key of the transfer."""
         return TransferKey.of(self.transfer, self.prompt)
 
 
 @dataclass
 class _Arrival:
-    """What the peer answered. ``peer``: it may know where the blocks belong; None: it was not asked yet."""
+    """The answer of a peer. ``peer`` may know where the blocks belong; it is None if it was not asked yet."""
 
     key: TransferKey
     number: int
@@ -69,20 +68,22 @@ class _Arrival:
     over: Signal = field(default_factory=Signal)
 
     def settle(self, answer: Sent | Refused) -> None:
+        """Keep the first answer, and wake the order."""
         self.answer = self.answer or answer
         self.over.set()
 
 
 class IncomingPushes:
-    """One worker's.
+    """The expected pushes of one worker.
 
     Args:
         caches: the name of the first cache; the others' follow.
-        layout: what a peer's cache has to be like.
-        seconds: that a request's blocks may take, from when they are expected.
-        patience: seconds in which a peer answers that it has dropped a request.
-        wait_usable: until no lost peer can write into the cache any more. Raises LLMException: one may write for ever.
-        lose: is told why the cache must not be used any more.
+        layout: properties that a peer's cache must have.
+        seconds: time limit for a request's blocks, from when they are expected.
+        patience: seconds in which a peer must confirm that it has dropped a request.
+        wait_usable: waits until no lost peer can write into the cache any longer. Raises LLMException if one may write
+            for ever.
+        lose: called with the reason why the cache must no longer be used.
     """
 
     def __init__(
@@ -119,43 +120,46 @@ class IncomingPushes:
     # ---- what the engine says ----
 
     def expect(self, order: ExpectOrder) -> None:
+        """Tell a peer where its portions belong. Reported in ``received``."""
         if order.request in self._scopes:
-            words = "request %s: its blocks are expected: a second order is ignored"
+            words = "request %s: its blocks are already expected: a second order is ignored"
             self._incidents.add(Incident.ORDER_REPEATED, logger, words, printable(order.request))
             return
         scope = self._scopes[order.request] = Scope()
         self._tasks.start_soon(self._expect, order, scope)
 
     def cancel(self, request: str) -> None:
+        """Stop the order of a request."""
         scope = self._scopes.get(request)
         if scope is not None:
             scope.cancel()
 
     def close(self) -> None:
-        """All links are about to end: peers need not say that nothing lands any more."""
+        """Note that all links are about to end: peers need not confirm that nothing more lands."""
         self._is_closed = True
 
     def decline(self, source: PeerAddress, key: TransferKey) -> None:
-        """The blocks are not needed. The peer is told as well as that is possible; nothing comes out."""
+        """Tell a peer that the blocks are not needed, if possible. Nothing is reported."""
         self._tasks.start_soon(self._decline, source, key)
 
     # ---- what peers say ----
 
     def settle(self, peer: LinkedPeer, answer: Sent | Refused) -> None:
+        """Take a peer's answer."""
         arrival = self._arrivals.get(answer.number)
         if arrival is not None and arrival.peer == peer:
             arrival.settle(answer)
 
     def lost(self, peer: LinkedPeer) -> None:
-        """This peer's link is over: nothing lands through it any more."""
+        """Note that this peer's link has ended: nothing more lands through it."""
         for arrival in self._arrivals.values():
             if arrival.peer == peer:
-                arrival.settle(Refused(transfer=arrival.key.name, reason="the link to the prefill engine is gone"))
+                arrival.settle(Refused(transfer=arrival.key.name, reason="the link to the prefill engine has ended"))
 
     # ---- one request ----
 
     async def _expect(self, order: ExpectOrder, scope: Scope) -> None:
-        """Whatever happens, the request comes out."""
+        """Carry out an order, and report it whatever the outcome."""
         began, is_here, outcome = perf_counter(), False, "push_cancelled"
         arrival = _Arrival(order.key, next(self._numbers))
         try:
@@ -183,7 +187,7 @@ class IncomingPushes:
             ended.took(seconds)
 
     async def _arrive(self, order: ExpectOrder, arrival: _Arrival) -> None:
-        """Raises LLMException: the blocks do not come."""
+        """Wait for the blocks. Raises LLMException if they do not come."""
         if order.key in self._in_use:
             raise ParamInvalid(f"transfer_id is {printable(order.transfer)!r}: another request of this engine has it")
         self._in_use.add(order.key)
@@ -204,12 +208,12 @@ class IncomingPushes:
             await self._post(peer, want)
             await arrival.over.wait()
         if arrival.answer is None:
-            raise TransferTimeout(f"the blocks are not here after {self._seconds:g} seconds")
+            raise TransferTimeout(f"the blocks have not arrived within {self._seconds:g} seconds")
         if isinstance(arrival.answer, Refused):
             raise TransferError(printable(arrival.answer.reason))
 
     async def _call_off(self, order: ExpectOrder, arrival: _Arrival) -> None:
-        """Until no byte of it lands any more."""
+        """Wait until no more bytes of it land."""
         if arrival.number not in self._arrivals or self._is_closed:
             return
         try:
@@ -225,13 +229,13 @@ class IncomingPushes:
             self._in_use.discard(arrival.key)
 
     async def _drop(self, order: ExpectOrder, arrival: _Arrival, peer: LinkedPeer) -> None:
-        """Until the peer has answered, or its link is given back."""
+        """Wait until the peer has answered, or its link is closed."""
         with anyio.move_on_after(self._patience):
-            with suppress(LLMException):  # its link is over, and may still be written through
+            with suppress(LLMException):  # its link has ended, but the peer may still write through it
                 await self._post(peer, Drop(transfer=order.transfer, number=arrival.number, prompt=arrival.key.prompt))
             await arrival.over.wait()
         if arrival.answer is None:
-            words = "request %s: %s does not answer: its link ends"
+            words = "request %s: %s does not answer: its link is closed"
             self._incidents.add(Incident.PEER_SILENT, logger, words, printable(order.request), order.source.place)
             await self._links.end(peer)
 

@@ -1,4 +1,4 @@
-"""What peers dropped before this engine named it: each peer has its own share, and everything is found by key. No I/O."""
+"""Transfers that peers dropped before this engine named them: each peer has its own share, found by key. No I/O."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from aiodatadist.values import peer_budget
 
 
 class DroppedTransfers:
-    """How they ended, by peer. Of each peer the youngest ``DROPPED_NAMES`` are kept, and of all peers that are gone together
-    the youngest ``DROPPED_BY_GONE``. ``len()`` is how many."""
+    """The outcome of dropped transfers, by peer. ``len()`` is their number.
+
+    For each peer the youngest ``DROPPED_NAMES`` are kept, and for all lost peers together the youngest
+    ``DROPPED_BY_GONE``.
+    """
 
     def __init__(self) -> None:
-        self._of_peers: dict[int | None, OrderedDict[TransferKey, str]] = {}  # None: of those gone
+        self._of_peers: dict[int | None, OrderedDict[TransferKey, str]] = {}  # None: all lost peers
         self._peers_of: dict[TransferKey, dict[int | None, None]] = {}
 
     def __len__(self) -> int:
         return len(self._peers_of)
 
     def add(self, peer: int | None, key: TransferKey, how: str) -> None:
-        """``peer``: None if its link is over."""
+        """Add a transfer. ``peer`` is None if its link has ended."""
         theirs = self._of_peers.setdefault(peer, OrderedDict())
         theirs[key] = how
         theirs.move_to_end(key)
@@ -39,7 +42,7 @@ class DroppedTransfers:
         return how
 
     def peer_gone(self, peer: int) -> None:
-        """Keep its transfers among those of peers that are gone."""
+        """Move a peer's transfers to those of lost peers."""
         for key, how in self._of_peers.pop(peer, OrderedDict()).items():
             self._forget(peer, key)
             self.add(None, key, how)

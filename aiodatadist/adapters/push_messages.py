@@ -1,6 +1,6 @@
-"""What two workers say to each other of a request that is pushed while it is computed. JSON, in notifications of their link.
+"""Messages between two workers about a request that is pushed while it is computed: JSON, in their link's notifications.
 
-::
+The messages of one request::
 
     decode                                  prefill
       More(where blocks are)      ------->                        (what one message has no room for)
@@ -10,9 +10,9 @@
       Drop                        ------->                        (the request was aborted here, or takes too long)
                                   <-------  Refused
 
-The name of a transfer is the router's, or a client's, and anyone may use it. So both engines say which prompt they mean, by
-the digest of their own request: a transfer is what has the same name *and* the same prompt. The decode engine numbers its
-wants: what is said of an earlier use of a name settles nothing of a later one.
+The name of a transfer is the router's, or a client's, and anyone may use it. So both engines name the prompt, by the
+digest of their own request: a transfer has one name *and* one prompt. The decode engine numbers its wants, so that an
+answer to an earlier use of a name settles nothing of a later one.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from aiodatadist.values.foreign import printable, read_foreign
 
 MAX_NAME = 256
 MAX_BLOCKS = 2048
-"""Numbers of blocks in one message, of up to 19 digits each."""
+"""Most block numbers in one message, of up to 19 digits each."""
 TransferName = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 """The router's name of a request, the same for both engines."""
 BlockNumber = Annotated[int, Field(ge=0, lt=2**63)]
 MAX_WANTED = 1 << 20
-"""Blocks of one request: the sum over its messages, of which each has at most :data:`MAX_BLOCKS`."""
+"""Most blocks of one request: the sum over its messages, each with at most :data:`MAX_BLOCKS`."""
 BlockNumbers = Annotated[tuple[BlockNumber, ...], Strict(False), Field(max_length=MAX_WANTED), FailFast()]
 MAX_MESSAGE = 64 << 10
-"""Bytes: those of a notification."""
+"""Most bytes of a message: those of a notification."""
 MAX_TEXT = 2048
-"""Characters of a text."""
+"""Most characters of a text."""
 
 
 class TransferKey(NamedTuple):
-    """What two engines have to agree on: ``prompt`` is the hexadecimal digest of the request's prompt, or empty if the engine
-    does not know prompts."""
+    """The name on which two engines must agree.
+
+    ``prompt`` is the hexadecimal digest of the request's prompt, or empty if the engine does not know prompts.
+    """
 
     name: str
     prompt: str = ""
@@ -57,7 +59,7 @@ class TransferKey(NamedTuple):
 
 
 class _Message(BaseModel):
-    """``number``: the decode engine's number of what it wants, from 1."""
+    """A message. ``number`` is the decode engine's number of the want, from 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -66,31 +68,31 @@ class _Message(BaseModel):
 
 
 class _Asking(_Message):
-    """``prompt``: digest of the asking engine's own request."""
+    """A message of an engine that asks. ``prompt`` is the digest of its own request."""
 
     prompt: Annotated[str, Field(pattern="^([0-9a-f]{32})?$", max_length=32)] = ""
 
     @property
     def key(self) -> TransferKey:
-        """Which transfer is meant."""
+        """The key of the transfer."""
         return TransferKey(self.transfer, self.prompt)
 
 
 class More(_Message):
-    """Of a ``want`` that follows: the first of its blocks belong into these."""
+    """The first block numbers of a ``want`` that follows."""
 
     kind: Literal["more"] = "more"
     into: BlockNumbers
 
 
 class Want(_Asking):
-    """Blocks ``first``, ``first + 1``, ... of the request belong into these.
+    """A request for blocks ``first``, ``first + 1``, ... with the places where they belong.
 
     Attributes:
-        count: of blocks, in this message and in those before it.
+        count: number of blocks, in this message and in those before it.
         caches: the name of the first cache that they are in; the others' follow.
-        aux: where what goes with them belongs, if something does.
-        layout: of the asking end: both have to have the same.
+        aux: place of what goes with them, if anything does.
+        layout: layout of the asking end: both must have the same.
     """
 
     kind: Literal["want"] = "want"
@@ -103,7 +105,7 @@ class Want(_Asking):
 
 
 class Drop(_Asking):
-    """The request's blocks are no longer wanted. ``number``: of the ``want`` that this ends; 0: there was none."""
+    """The request's blocks are no longer wanted. ``number`` is that of the ``want`` that ends; 0 for none."""
 
     kind: Literal["drop"] = "drop"
 
@@ -115,7 +117,7 @@ class Sent(_Message):
 
 
 class Refused(_Message):
-    """The blocks do not come, and no further byte of them lands."""
+    """The blocks will not come, and no more bytes of them land."""
 
     kind: Literal["refused"] = "refused"
     reason: Annotated[str, Field(max_length=MAX_TEXT)]
@@ -126,7 +128,7 @@ _ADAPTER: TypeAdapter[PushMessage] = TypeAdapter(Annotated[PushMessage, Field(di
 
 
 def split(message: PushMessage) -> Iterator[PushMessage]:
-    """In messages that fit in notifications."""
+    """Yield messages that fit into notifications."""
     if isinstance(message, Want):
         while len(message.into) > MAX_BLOCKS:
             yield More(transfer=message.transfer, number=message.number, into=message.into[:MAX_BLOCKS])
@@ -135,9 +137,10 @@ def split(message: PushMessage) -> Iterator[PushMessage]:
 
 
 def encode(message: PushMessage) -> bytes:
+    """Return the bytes of a message."""
     return message.model_dump_json().encode()
 
 
 def decode(payload: bytes) -> PushMessage:
-    """Raises Unreadable: it is none."""
+    """Return the message in these bytes. Raises Unreadable if there is none."""
     return read_foreign(payload, _ADAPTER, limit_bytes=MAX_MESSAGE, limit_chars=MAX_TEXT)

@@ -1,21 +1,18 @@
-"""The prefill end of pushed requests: what a model computes goes out layer by layer, to where the decode engine wants it.
+"""The prefill end of pushed requests: what a model computes is sent layer by layer, to where the decode engine wants it.
 
-Who owns what
-    A transfer has one task, from the first word of it until its end. The engine adds portions of its blocks, step by step,
-    and the decode engine says where they belong; either may come first. Portions go out one behind the other: what was
-    computed again after a preemption overwrites what was pushed before.
+**Ownership.** A transfer has one task, from its first mention to its end. The engine adds portions of its blocks, step
+by step, and the decode engine says where they belong; either may come first. Portions are sent one after the other:
+blocks that are computed again after a preemption overwrite what was pushed before.
 
-Whose a transfer is
-    A transfer belongs to one request of this engine, and to the first ``want`` with the same name and the same prompt. Anyone
-    may know the name; who knows the prompt as well gets what it could have computed.
+**Names.** A transfer belongs to one request of this engine, and to the first ``want`` with the same name and the same
+prompt. Anyone may know the name; a peer that knows the prompt as well gets what it could have computed itself.
 
-Names that are used again
-    A name has no number of its use, so a word about a transfer may be of an earlier one whose other end never came. Therefore
-    what was given up, or dropped, before its other end came ends nothing: it only shortens, to ``patience``, the time for
-    which the next end of that name and prompt waits for the other one.
+**Reused names.** A name does not number its uses, so a message about a transfer may belong to an earlier one whose
+other end never came. So a transfer that was given up or dropped before its other end came ends nothing later: it only
+shortens, to ``patience``, the time for which the next end of that name and prompt waits for the other.
 
-What cancellation means
-    A transfer that is abandoned, dropped or cut off is answered with Refused when no further byte of it lands.
+**Cancellation.** A transfer that is abandoned, dropped or cut off is answered with Refused once no more bytes of it
+land.
 """
 
 from __future__ import annotations
@@ -52,14 +49,14 @@ from aiodatadist.wire.reasons import reason_of
 logger = logging.getLogger(__name__)
 
 _BegunKey = tuple[LinkedPeer, str, int]
-"""A want that is not whole yet: its peer, name and number."""
+"""A want that is not complete yet: its peer, name and number."""
 
 REMEMBERED = 4096
-"""Ends of transfers that are kept for the engine, and for an end that has not come yet."""
+"""Most ends of transfers that are kept for the engine, and for an end that has not come yet."""
 
 
 class _Request(Enum):
-    """What the engine has said of a transfer's request."""
+    """The state of a transfer's request, as the engine has declared it."""
 
     UNKNOWN = auto()
     COMPUTING = auto()
@@ -70,10 +67,10 @@ class _Request(Enum):
 
 @dataclass(slots=True)
 class _Want:
-    """What a peer asked for, in little memory: as much of it waits as peers ask for.
+    """A peer's want, in little memory, because many wait.
 
     Attributes:
-        difference: of the two layouts; empty if there is none.
+        difference: the difference of the two layouts; empty if there is none.
     """
 
     peer: LinkedPeer
@@ -87,13 +84,13 @@ class _Want:
 
 @dataclass(slots=True, eq=False)
 class _Push:
-    """One transfer.
+    """A transfer.
 
     Attributes:
-        key: what the two engines call it.
+        key: its name at both engines.
         owner: the engine's request whose blocks these are; empty until the engine names it.
-        earlier: how a transfer of this name and prompt ended whose other end had not come. That end may be the one for which
-            this transfer waits, so this does not wait for long.
+        earlier: the outcome of an earlier transfer of this name and prompt whose other end had not come. That end may
+            be the one for which this transfer waits, so this does not wait for long.
     """
 
     key: TransferKey
@@ -109,28 +106,28 @@ class _Push:
     sent: set[int] = field(default_factory=set)
 
     def stop(self, reason: LLMException) -> None:
-        """The first reason counts."""
+        """Cancel it. The first reason counts."""
         self.reason = self.reason or reason
         self.scope.cancel()
 
 
 def _places(want: _Want, portion: Portion) -> dict[int, tuple[int, int]]:
-    """Where a portion's blocks go: by their place in the request, from and to."""
+    """Return where a portion's blocks go: source and destination by their place in the request."""
     numbered = enumerate(portion.blocks, portion.first - want.first)
     return {place: (block, want.into[place]) for place, block in numbered if 0 <= place < len(want.into)}
 
 
 class OutgoingPushes:
-    """One worker's.
+    """The outgoing pushes of one worker.
 
     Args:
-        sending: how portions travel.
-        layout: what a peer's cache has to be like.
-        seconds: that a computed request's blocks are kept for a peer that has not said where they belong.
-        want_seconds: that a peer's want is kept for a request that the engine has not named.
+        sending: the way in which portions travel.
+        layout: properties that a peer's cache must have.
+        seconds: time for which a computed request's blocks are kept for a peer that has not said where they belong.
+        want_seconds: time for which a peer's want is kept for a request that the engine has not named.
         patience: seconds of either, if the other end may have come and gone.
-        accepted: names of what may differ from a peer's layout.
-        check: raises LLMException: the peer's link is over, and its blocks may be another request's.
+        accepted: names of properties that may differ from a peer's layout.
+        check: raises LLMException if the peer's link has ended, so that its blocks may be another request's.
     """
 
     def __init__(
@@ -158,27 +155,32 @@ class OutgoingPushes:
         self._check_linked = check
         self._tell = tell
         self._pushes: dict[TransferKey, _Push] = {}
-        self._computed: dict[str, set[TransferKey]] = {}  # by name: transfers of this engine's requests
-        self._ended: OrderedDict[str | TransferKey, str] = OrderedDict()  # how those ended whose request goes on
-        self._given_up: OrderedDict[TransferKey, str] = OrderedDict()  # how those ended that no peer had asked for
-        self._dropped = DroppedTransfers()  # and those that the engine had not named
+        self._computed: dict[str, set[TransferKey]] = {}  # transfers of this engine's requests, by name
+        # outcomes of transfers whose request continues
+        self._ended: OrderedDict[str | TransferKey, str] = OrderedDict()
+        # outcomes of transfers that no peer had asked for
+        self._given_up: OrderedDict[TransferKey, str] = OrderedDict()
+        self._dropped = DroppedTransfers()  # outcomes of transfers that the engine had not named
         self._numbered: dict[tuple[LinkedPeer, int], _Push] = {}  # by peer and number of their wants
         self._begun: dict[_BegunKey, array[int]] = {}
-        self._names: Counter[str] = Counter()  # of transfers that peers want
-        self._shares = WantShares[_Push | _BegunKey]()  # of wants under way, whole ones and others
+        self._names: Counter[str] = Counter()  # names of transfers that peers want
+        self._shares = WantShares[_Push | _BegunKey]()  # shares of waiting wants, complete or not
         self._answers = Answers(tasks, post, self._incidents)
 
     # ---- what the engine says ----
 
     def add(self, key: TransferKey, portion: Portion, request: str = "") -> None:
-        """A step of the model is about to compute this. ``request``: the engine's name for it, if it is known by now."""
+        """Add a portion that a step of the model is about to compute.
+
+        ``request`` is the engine's name for its request, if known yet.
+        """
         push = self._of_engine(key, request)
         if isinstance(push, _Push):
             push.portions.append(portion)
             push.news.wake()
 
     def complete(self, key: TransferKey, request: str, aux: int | None = None) -> None:
-        """There are no more portions; the blocks, and ``aux``, are kept until the request comes out in ``sent``."""
+        """Declare that there are no more portions. Blocks and ``aux`` are kept until the request is in ``sent``."""
         push = self._of_engine(key, request)
         if not isinstance(push, _Push):
             how = push
@@ -195,7 +197,7 @@ class OutgoingPushes:
         if self._forget_ended(key, request):
             return
         if push is None:
-            if self._dropped.take(key) is None:  # else both ends have ended
+            if self._dropped.take(key) is None:  # otherwise both ends have ended
                 _keep(self._given_up, key, "push_stopped")
         elif push.request is _Request.UNKNOWN:
             self._shorten(push)  # the want may be another request's, which is still to come
@@ -229,28 +231,28 @@ class OutgoingPushes:
         return push
 
     def _forget_ended(self, key: TransferKey, request: str) -> bool:
-        """Forget a request that has ended. Return whether its transfer had ended before."""
+        """Forget a request that has ended. Return True if its transfer had ended before."""
         by_request, by_key = (self._ended.pop(name, None) for name in (request, key))
         return by_request is not None or by_key is not None
 
     # ---- what peers say ----
 
     def more(self, peer: LinkedPeer, more: More) -> None:
-        """Of a want that follows."""
+        """Take the first block numbers of a want that follows."""
         key = peer, more.transfer, more.number
-        if not self._shares.fits(peer.cluster_id, key, len(more.into)):  # its want is not whole, and is refused
+        if not self._shares.fits(peer.cluster_id, key, len(more.into)):  # its want stays incomplete, and is refused
             self._tell(lambda ended: ended.counters.update(wants_refused=1))
             return
         self._begun.setdefault(key, array("q")).extend(more.into)
         self._give_way(self._shares.add(peer.cluster_id, key, len(more.into)))
 
     def _give_way(self, asked: Mapping[_Push | _BegunKey, Budget]) -> None:
-        """End what has waited longest for its request: later wants of the same peer took its place."""
+        """End the wants that have waited longest for their requests: later wants of the same peer took their place."""
         for each, limit in asked.items():
             self._tell(lambda ended: ended.counters.update(wants_refused=1))
             if isinstance(each, _Push):
                 self._stop(each, f"its request had not come, and it gave way to a later one: {_too_many(limit)}")
-            else:  # its want is not whole, and is refused
+            else:  # its want stays incomplete, and is refused
                 self._begun.pop(each, None)
 
     def _take_begun(self, key: _BegunKey) -> array[int]:
@@ -258,6 +260,7 @@ class OutgoingPushes:
         return self._begun.pop(key, None) or array("q")
 
     def want(self, peer: LinkedPeer, want: Want) -> None:
+        """Take a peer's want."""
         into = self._take_begun((peer, want.transfer, want.number))
         into.extend(want.into)
         if why := self._why_not(peer, want, len(into)):
@@ -278,12 +281,12 @@ class OutgoingPushes:
             self._tell(lambda ended: ended.begins_to_want(want.transfer))
 
     def _why_not(self, peer: LinkedPeer, want: Want, blocks: int) -> str:
-        """Return why the blocks do not come; empty if they may.
+        """Return why the blocks will not come; empty if they may.
 
-        Other prompts of this name say nothing: this one's request may still come.
+        Other prompts of this name do not matter: this one's request may still come.
         """
         if blocks != want.count:
-            return f"it is for {want.count} blocks, and names {blocks}: too many are under way"
+            return f"it is for {want.count} blocks, but names {blocks}: too many are waiting"
         if (peer, want.number) in self._numbered:
             return "another want has this number"
         push = self._pushes.get(want.key)
@@ -295,15 +298,18 @@ class OutgoingPushes:
         return ""
 
     def drop(self, peer: LinkedPeer, drop: Drop) -> None:
-        """Answer in any case: the peer waits for it. Another prompt, or an earlier use of the name, ends nothing."""
+        """Drop a transfer. Answered in any case, because the peer waits for it.
+
+        Another prompt, or an earlier use of the name, ends nothing.
+        """
         self._take_begun((peer, drop.transfer, drop.number))
         if drop.number:
             wanted = self._numbered.get((peer, drop.number))
             if wanted is not None:
                 self._stop(wanted, "the decode engine dropped it")
-                return  # it is answered when no byte of it lands
+                return  # answered once no more bytes of it land
         elif (push := self._pushes.get(drop.key)) is None:
-            if self._given_up.pop(drop.key, None) is None:  # else both ends have ended
+            if self._given_up.pop(drop.key, None) is None:  # otherwise both ends have ended
                 self._remember_dropped(peer, drop.key, "push_stopped")
         elif push.want is None:
             self._shorten(push)
@@ -321,12 +327,12 @@ class OutgoingPushes:
         self._answers.refused(peer, asked.transfer, asked.number, why)
 
     def lost(self, peer: LinkedPeer) -> None:
-        """This peer's link is over."""
+        """Stop the transfers of a peer whose link has ended."""
         for key in [key for key in self._begun if key[0] == peer]:
             self._take_begun(key)
         for push in list(self._pushes.values()):
             if push.want is not None and push.want.peer == peer:
-                self._stop(push, "the link to the decode engine is gone")
+                self._stop(push, "the link to the decode engine has ended")
         self._dropped.peer_gone(peer.cluster_id)
 
     # ---- one transfer ----
@@ -355,11 +361,11 @@ class OutgoingPushes:
     def _stop(self, push: _Push, why: str) -> None:
         """End a transfer that its peer no longer wants."""
         push.stop(LLMException(why))
-        if push.request is _Request.UNKNOWN:  # nothing of it travels
+        if push.request is _Request.UNKNOWN:  # no byte of it is being sent
             self._free_name(push, "push_stopped")
 
     async def _run(self, push: _Push) -> None:
-        refusal: str | None = "the prefill engine ends"
+        refusal: str | None = "the prefill engine is ending"
         how = "push_cancelled"
         try:
             refusal, how = await self._outcome(push)
@@ -395,7 +401,7 @@ class OutgoingPushes:
         if push.want is None:
             return f"no engine asked for the blocks within {self._seconds:g} seconds"
         if push.earlier:
-            return f"it is over: {push.earlier}"
+            return f"it has already ended: {push.earlier}"
         if self._computed.get(push.key.name):
             self._tell(lambda ended: ended.counters.update(push_another_prompt=1))
             return "another prompt"
@@ -462,7 +468,7 @@ class OutgoingPushes:
         return ""
 
     async def _send(self, push: _Push, want: _Want, portion: Portion) -> None:
-        """Each layer when it is computed."""
+        """Send a portion, each layer once it is computed."""
         places = _places(want, portion)
         if not places:
             return
@@ -482,11 +488,11 @@ def _caches_of(want: _Want) -> BlocksCacheKey:
 
 def _too_many(limit: Budget) -> str:
     most = peer_budget.WANTS if limit is Budget.WANTS else peer_budget.WANT_BLOCKS
-    return f"too many are under way: the limit of a peer's {limit.value} is {most}"
+    return f"too many are waiting: the limit of a peer's {limit.value} is {most}"
 
 
 def _keep(names: OrderedDict[Any, str], name: object, how: str) -> None:
-    """Remember it; the oldest is forgotten for it."""
+    """Remember an outcome; forget the oldest if there are too many."""
     names[name] = how
     names.move_to_end(name)
     if len(names) > REMEMBERED:

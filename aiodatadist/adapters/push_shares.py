@@ -1,8 +1,8 @@
-"""How much of what peers want waits at a time: each peer has its own share, and everything is found by key. No I/O.
+"""The limit on waiting wants: each peer has its own share, and everything is found by key. No I/O.
 
-A peer is a decode engine with all of its clients, and one of them can want what this engine never computes. So only wants
-whose request is not known count towards ``WANTS``, and the oldest of them gives way to the next one: an honest want only has
-to outlast the lateness of its own request. A want whose request is known gives way to none.
+A peer is a decode engine with all of its clients, and one of them can want what this engine never computes. So only
+wants whose request is unknown count towards ``WANTS``, and the oldest of them gives way to the next one: an honest want
+only needs to outlast the delay of its own request. A want whose request is known never gives way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Asked = TypeVar("Asked", bound=Hashable)
 
 @dataclass(slots=True)
 class _Share(Generic[Asked]):
-    """Numbers of blocks, by what they are of. ``waiting``: their requests are not known; oldest first."""
+    """Numbers of blocks by want. ``waiting`` has those whose requests are unknown, the oldest first."""
 
     waiting: OrderedDict[Asked, int] = field(default_factory=OrderedDict)
     known: dict[Asked, int] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class _Share(Generic[Asked]):
 
 
 class WantShares(Generic[Asked]):
-    """What each peer asked for. ``len()`` is how many peers asked for something."""
+    """The waiting wants of each peer. ``len()`` is the number of peers."""
 
     def __init__(self) -> None:
         self._shares: dict[int, _Share[Asked]] = {}
@@ -59,7 +59,7 @@ class WantShares(Generic[Asked]):
             share.known[asked] = blocks
             share.known_blocks += blocks
         else:
-            share.waiting[asked] = share.waiting.pop(asked, 0) + blocks  # the youngest
+            share.waiting[asked] = share.waiting.pop(asked, 0) + blocks  # moved to the end: it is the youngest
             share.waiting_blocks += blocks
         gone: dict[Asked, Budget] = {}
         while (limit := share.excess) is not None:
@@ -69,7 +69,7 @@ class WantShares(Generic[Asked]):
         return gone
 
     def is_known(self, peer: int, asked: Asked) -> None:
-        """The request of a want has come: the want no longer gives way."""
+        """Note that the request of a want has come: the want no longer gives way."""
         share = self._shares.get(peer)
         if share is not None and asked in share.waiting:
             blocks = share.known[asked] = share.waiting.pop(asked)

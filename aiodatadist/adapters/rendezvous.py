@@ -1,7 +1,7 @@
-"""Where the ranks of a prefill engine tell their addresses, and decode engines ask for them.
+"""The server at which the ranks of a prefill engine register their addresses, and decode engines ask for them.
 
-The server is for the members of a group: they seal what they say with the group's key, and it parses nothing else. Without a
-key it serves loopback addresses only. It has an event loop of its own, so its clients do not delay the KV cache's.
+The server is for the members of a group: they seal their messages with the group's key, and it parses nothing else.
+Without a key it serves loopback addresses only. It has its own event loop, so its clients do not delay the KV cache's.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ __all__ = ["Ranks", "Registered", "RendezvousServer", "ask", "register"]
 logger = logging.getLogger(__name__)
 
 CLIENT_SECONDS = 5.0
-"""From the accept to the last byte of the answer."""
+"""Seconds from the accept to the last byte of the answer."""
 SECONDS = 5.0
-"""For one question, at the end that asks."""
+"""Seconds for one question, at the end that asks."""
 PROBE_SECONDS = 1.0
-"""In which an address must take a connection, or the rank there may be replaced."""
+"""Seconds in which an address must accept a connection, or the rank there can be replaced."""
 PROBES = 64
 """Addresses that are tried at the same time."""
 RECEIVE = 4096
@@ -72,15 +72,15 @@ _NO_ANSWER = (anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead
 
 
 class RendezvousServer:
-    """Listens until it is closed. Construction and :meth:`close` wait.
+    """A server that listens until it is closed. Construction and :meth:`close` wait.
 
     Args:
         key: the group's. Without it ``host`` must be a loopback address, and so must the addresses of ranks.
         clock: seconds since 1970.
 
     Attributes:
-        port: on which it listens, a free one if 0 was asked for.
-        incidents: what its clients cause.
+        port: the port on which it listens, a free one if 0 was asked for.
+        incidents: counts of what its clients cause.
 
     Raises:
         OSError: if it cannot listen there.
@@ -101,7 +101,7 @@ class RendezvousServer:
         self._life = life
 
     def close(self) -> None:
-        """May be called twice."""
+        """Stop listening. May be called twice."""
         life, self._life = self._life, None
         if life is not None:
             try:
@@ -111,7 +111,7 @@ class RendezvousServer:
 
 
 class _Life:
-    """On the server's loop: a listener, and a task for each client."""
+    """The part on the server's loop: a listener, and a task for each client."""
 
     def __init__(self, key: bytes | None, clock: Clock, incidents: Incidents) -> None:
         self._key = key
@@ -122,6 +122,7 @@ class _Life:
         self._service = LoopService("rendezvous")
 
     async def open(self, host: str, port: int) -> int:
+        """Start listening; return the port."""
         try:
             listener = await Listener.open(host, port, self._key, "rendezvous")
         except LLMException as error:
@@ -135,10 +136,11 @@ class _Life:
         return listener.address[1]
 
     async def close(self) -> None:
+        """Close everything."""
         await self._service.close()
 
     async def _serve(self, client: socket.socket, _: Listener) -> None:
-        """One client, from the accept on. It has :data:`CLIENT_SECONDS`, and less if it must make room."""
+        """Serve one client from the accept on. It has :data:`CLIENT_SECONDS`, or less if it must make room."""
         scope = anyio.CancelScope(deadline=anyio.current_time() + CLIENT_SECONDS)
         slot = None
         try:
@@ -182,11 +184,11 @@ class _Life:
         worker = question.worker
         if self._key is None and not is_loopback(worker.address.host):
             return f"{printable(worker.address.host)} is no loopback address, and there is no key"
-        while True:  # while an address is tried, others may register
+        while True:  # again, because others may register while an address is tried
             stale = self._ranks.why_stale(worker.rank, question.at, self._clock())
             if stale:
                 return stale
-            if self._key is not None:  # without one, a stranger could say so
+            if self._key is not None:  # without a key, a stranger could claim that
                 self._ranks.forget_ended(worker)
             others = self._ranks.contradicting(worker)
             if not others:
@@ -275,7 +277,7 @@ async def _tell(host: str, port: int, question: Register | Ask, key: bytes | Non
 async def register(
     host: str, port: int, worker: Registered, key: bytes | None = None, clock: Clock = time.time
 ) -> None:
-    """Tell where a rank listens, in place of what it told before.
+    """Register where a rank listens, in place of what it registered before.
 
     Raises:
         LinkTimeout, ProtocolError: if no rendezvous answers there.

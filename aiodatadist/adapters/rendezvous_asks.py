@@ -1,4 +1,4 @@
-"""Questions to bootstrap servers for a scheduler that may not wait: a request names a server, and it may be silent."""
+"""Questions to bootstrap servers, for a scheduler that must not wait: a request names a server, which may be silent."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
 
 MAX_ASKS = 64
-"""Servers that are asked at the same time, or whose answers were not taken."""
+"""Most servers that are being asked, or whose answers were not taken."""
 KEPT_SECONDS = 5.0
-"""An answer that was not taken for so long is not given to a later caller: the engine may have been started again."""
+"""Seconds after which an answer that was not taken is dropped: the engine may have been started again."""
 
 
 @dataclass
 class _Question:
-    """One question. ``answered_at``: on the monotonic clock, or 0. ``scope``: of its task."""
+    """A question. ``answered_at`` is a time of the monotonic clock, or 0; ``scope`` belongs to its task."""
 
     answer: Future[Ranks | None] = field(default_factory=Future)
     answered_at: float = 0.0
@@ -30,18 +30,19 @@ class _Question:
 
     @property
     def is_stale(self) -> bool:
+        """True if its answer is too old."""
         return self.answer.done() and monotonic() - self.answered_at > KEPT_SECONDS
 
     @property
     def worth(self) -> int:
-        """The question with the least makes room: a request can name any server, but few of them answer."""
+        """Its value: the question with the least makes room. A request can name any server, but few of them answer."""
         if not self.answer.done():
             return 1
         return 0 if self.answer.exception() else 2
 
 
 class RendezvousAsks:
-    """One thread asks. Construction and :meth:`close` wait."""
+    """The questions of one thread. Construction and :meth:`close` wait."""
 
     def __init__(self, key: bytes | None) -> None:
         self._key = key
@@ -56,13 +57,11 @@ class RendezvousAsks:
         self._is_closed = False
 
     def ask(self, host: str, port: int, seconds: float = 0.0) -> Ranks | None:
-        """Return the ranks of the engine there, or None if not all have registered, or there is no answer within ``seconds``.
+        """Return the ranks of the engine there, or None if some are missing, or no answer comes within ``seconds``.
 
-        The question goes on, and the next call for this address may have its answer. If too many others are asked meanwhile,
-        the next call asks again.
-
-        Raises:
-            What :func:`aiodatadist.adapters.rendezvous.ask` raises; the next call asks again.
+        The question continues, and the next call for this address may have its answer. If too many others are asked
+        meanwhile, the next call asks again. Raises what :func:`aiodatadist.adapters.rendezvous.ask` raises; the next
+        call asks again.
         """
         place = host, port
         question = self._asked.get(place)
@@ -111,4 +110,4 @@ class RendezvousAsks:
 
 
 async def _nothing(_: AsyncExitStack) -> None:
-    """There is nothing to open."""
+    """Do nothing: there is nothing to open."""

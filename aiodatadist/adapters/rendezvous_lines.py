@@ -1,12 +1,13 @@
-"""What the processes of a rendezvous say to each other: lines of JSON, sealed with the group's key. No I/O.
+"""Messages of a rendezvous: lines of JSON, sealed with the group's key. No I/O.
 
-::
+A question and its answer::
 
     register, ask   ->
                     <-   ranks | refused
 
-With a key a line is ``SEAL JSON``. The seal is an HMAC-SHA256 over the JSON, and in an answer over its question, too. A line
-is parsed only if its seal fits, so a process without the key reaches no parser. Without a key a line is the JSON alone.
+With a key a line is ``SEAL JSON``. The seal is an HMAC-SHA256 over the JSON, and in an answer over its question, too. A
+line is parsed only if its seal fits, so a process without the key reaches no parser. Without a key a line is the JSON
+alone.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.values.foreign import SHOWN, read_foreign
 
 MAX_QUESTION = 16 << 10
-"""Bytes of a line that the server reads."""
+"""Most bytes of a line that the server reads."""
 MAX_ANSWER = 512 << 10
-"""Bytes of a line that the server writes: addresses of ``MAX_RANKS``, and one layout."""
+"""Most bytes of a line that the server writes: addresses of ``MAX_RANKS``, and one layout."""
 MAX_RANKS = 1024
 MAX_TEXT = 253
-"""Characters of a text: a host's name may have that many."""
+"""Most characters of a text: a host's name may have that many."""
 FRESH_SECONDS = 60.0
-"""Between the clocks of the two ends."""
+"""Most seconds between the clocks of the two ends."""
 
 _SEAL = 2 * sha256().digest_size
 T = TypeVar("T")
 
 
 class Registered(BaseModel):
-    """One rank of a prefill engine, of ``ranks``."""
+    """A rank of a prefill engine, of ``ranks``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -57,7 +58,7 @@ class _Line(BaseModel):
 
 
 class Register(_Line):
-    """``at``: when it was said, in seconds since 1970."""
+    """A registration. ``at`` is the time when it was sent, in seconds since 1970."""
 
     type: Literal["register"] = "register"
     at: float
@@ -65,7 +66,7 @@ class Register(_Line):
 
 
 class Ask(_Line):
-    """Where are the ranks? ``nonce``: an answer belongs to one question."""
+    """A question for the ranks. ``nonce`` ties an answer to one question."""
 
     type: Literal["ask"] = "ask"
     at: float
@@ -73,7 +74,7 @@ class Ask(_Line):
 
 
 class Ranks(_Line):
-    """The addresses of all ranks of the engine, in order, and their layout; without addresses, some have not registered."""
+    """The addresses of all ranks of the engine, in order, and their layout; none if some have not registered."""
 
     type: Literal["ranks"] = "ranks"
     layout: Layout = Field(default_factory=dict)
@@ -94,13 +95,13 @@ class Unsealed(ValueError):
 
 
 def written(key: bytes | None, said: _Line, question: bytes | None = None) -> bytes:
-    """Return the line for this, without its end. ``question``: the line that it answers."""
+    """Return the line for a message, without its end. ``question`` is the line that it answers."""
     content = said.model_dump_json().encode()
     return content if key is None else seal_of(key, content, question) + b" " + content
 
 
 def read(key: bytes | None, line: bytes, kind: TypeAdapter[Any], limit: int, question: bytes | None = None) -> Any:
-    """Return what a line says.
+    """Return the message of a line.
 
     Raises:
         Unsealed: if its seal is not of this key; it was not parsed.
@@ -118,6 +119,7 @@ def read(key: bytes | None, line: bytes, kind: TypeAdapter[Any], limit: int, que
 
 
 def seal_of(key: bytes, content: bytes, question: bytes | None) -> bytes:
+    """Return the seal of a message."""
     mac = hmac.new(key, b"aiodatadist rendezvous 1 " + (b"question " if question is None else b"answer "), sha256)
     if question is not None:
         mac.update(sha256(question).digest())

@@ -1,4 +1,4 @@
-"""How portions of a pushed request travel: layer by layer as they are computed, or as they are."""
+"""The ways in which portions of a pushed request travel: layer by layer as they are computed, or all at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Portion:
     """Blocks ``first``, ``first + 1``, ... of a request, which one step of the model completes.
 
     Attributes:
-        synchronizer: says when each layer is there; None: all is.
+        synchronizer: tells when each layer is ready; None if all are.
     """
 
     first: int
@@ -31,24 +31,27 @@ class Portion:
 
 
 class Sending(Protocol):
-    """What an engine's kind of cache needs. Both raise LLMException: it cannot be sent.
+    """The sending of an engine's kind of cache. Both methods raise LLMException if it cannot be sent.
 
-    ``caches``: the name of the peer's first cache; the others' follow. It is new for each start of the peer, so nothing lands
-    in the memory of one that was started again under the same cluster id. ``check`` is called in the turn of the event loop
-    in which a transfer begins, and what it raises keeps it from beginning.
+    ``caches`` is the name of the peer's first cache; the others' follow. It is new for each start of the peer, so
+    nothing lands in the memory of a peer that was started again under the same cluster id. ``check`` is called in the
+    turn of the event loop in which a transfer starts; if it raises, the transfer does not start.
     """
 
     async def send(
         self, caches: BlocksCacheKey, portion: Portion, sources: Sequence[int], targets: Sequence[int], check: Check
     ) -> int:
-        """Blocks into a peer's; how many bytes that were."""
+        """Send blocks into a peer's; return the number of bytes."""
 
     async def send_aux(self, caches: BlocksCacheKey, source: int, target: int, check: Check) -> None:
-        """What goes with a request."""
+        """Send what goes with a request."""
 
 
 class LayeredSending:
-    """Caches of the same layers: one for each size of a block, with as many tensors of each layer."""
+    """The sending of caches with the same layers: one for each size of a block.
+
+    Each cache has the same number of tensors of each layer.
+    """
 
     def __init__(self, manager: CacheManager, caches: Sequence[Cache], layers: int) -> None:
         self._manager = manager
@@ -82,7 +85,7 @@ class LayeredSending:
 
 
 class GroupedSending:
-    """Tensors of different block sizes: a cache for each size, of blocks or of what goes with a request."""
+    """The sending of tensors with different block sizes: a cache for each size, of blocks or of auxiliary items."""
 
     def __init__(self, manager: CacheManager, blocks: Sequence[Cache], aux: Sequence[Cache]) -> None:
         self._manager = manager
@@ -124,7 +127,7 @@ def _bytes_per_block(caches: Sequence[tuple[int, Cache]]) -> int:
 async def _for_each(
     caches: Sequence[tuple[int, Cache]], send: Callable[[int, Cache], Coroutine[None, None, None]]
 ) -> None:
-    """Side by side, until all have ended. Raises the first LLMException."""
+    """Send for all caches concurrently, and wait until all have ended. Raises the first LLMException."""
     failures: list[LLMException] = []
 
     async def one(number: int, cache: Cache) -> None:

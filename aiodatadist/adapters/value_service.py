@@ -1,7 +1,7 @@
-"""Values of an engine's own names in a ContextCache, for threads that may not wait.
+"""Values under an engine's own names in a ContextCache, for threads that must not wait.
 
-Every call ends with one call of ``done``, on the loop's thread, with what became of each key; after
-:meth:`ValueService.close` has returned no memory of a caller's is touched any more.
+Every call ends with one call of ``done``, on the loop's thread, with the outcome for each key. Once
+:meth:`ValueService.close` has returned, callers' memory is no longer touched.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from aiodatadist.errors import LLMException, LLMStatusCode
 logger = logging.getLogger(__name__)
 
 Done = Callable[[list[bool]], object]
-"""Called with what became of each key: it is stored, found, or loaded."""
+"""Called with the outcome for each key: True if it is stored, found, or loaded."""
 
 
 class ValueSettings(PoolSettings):
-    """What an engine's user may say of a pool of values.
+    """A user's settings of a pool of values.
 
     Attributes:
-        namespace: values of different ones do not meet.
-        seconds: that one call may take.
-        lease_seconds: that an engine shall keep what was found for a load, if it can.
+        namespace: values in different namespaces do not collide.
+        seconds: time limit for one call.
+        lease_seconds: seconds for which the pool should keep what was found for a load, if it can.
     """
 
     namespace: str = Field(default="lmcache", min_length=1, max_length=256)
@@ -45,15 +45,17 @@ class ValueSettings(PoolSettings):
 
 
 def short(name: str) -> str:
-    """A key of a fixed length, whatever the engine's name of a value is."""
+    """Return a key of a fixed length for the engine's name of a value."""
     return sha256(name.encode()).hexdigest()
 
 
 class ValueService:
-    """All methods may be called from any thread but the loop's; only construction and :meth:`close` wait.
+    """The values of one engine.
+
+    All methods may be called from any thread but the loop's; only construction and :meth:`close` wait.
 
     Raises:
-        EmsException: the URL is wrong, or the engine's extra is not installed.
+        EmsException: if the URL is wrong, or the pool's extra is not installed.
     """
 
     def __init__(self, settings: ValueSettings) -> None:
@@ -68,29 +70,31 @@ class ValueService:
         self._life = life
 
     def save(self, keys: Sequence[str], buffers: Sequence[Any], done: Done) -> None:
-        """Store each buffer under its key; what is there already counts as stored."""
+        """Store each buffer under its key. Keys that are there already count as stored."""
         self._post("save", list(keys), list(buffers), done)
 
     def load(self, keys: Sequence[str], buffers: Sequence[Any], done: Done) -> None:
-        """Fill each buffer with its key's value. One that is absent, damaged or of another length is not loaded, and its
-        buffer may hold anything."""
+        """Fill each buffer with its key's value.
+
+        A value that is missing, damaged or of another length is not loaded; its buffer is undefined then.
+        """
         self._post("load", list(keys), list(buffers), done)
 
     def look_up(self, keys: Sequence[str], done: Done) -> None:
-        """Which of them are there, kept for ``lease_seconds`` where the engine can."""
+        """Find out which keys are there; found ones are kept for ``lease_seconds`` if the pool can do that."""
         self._post("look_up", list(keys), [], done)
 
     def remove(self, keys: Sequence[str], done: Done) -> None:
-        """Forget them."""
+        """Remove the values of these keys."""
         self._post("remove", list(keys), [], done)
 
     def check_health(self) -> bool:
-        """Whether the pool works right now. Waits for at most a second."""
+        """Return True if the pool works right now. Waits for at most a second."""
         healthy: bool = self._thread.call(self._running().check_health)
         return healthy
 
     def close(self) -> None:
-        """Stop what is under way, and close the cache. May be called twice."""
+        """Stop running calls, and close the cache. May be called twice."""
         life, self._life = self._life, None
         if life is not None:
             try:
@@ -112,7 +116,7 @@ class ValueService:
 
 
 class _Life:
-    """On the loop: a ContextCache, and a task for each call."""
+    """The part on the loop: a ContextCache, and a task for each call."""
 
     def __init__(self, settings: ValueSettings) -> None:
         self._settings = settings
@@ -123,6 +127,7 @@ class _Life:
         self._waiting: set[int] = set()
 
     async def open(self) -> None:
+        """Open the cache."""
         config = CcConfig(rank_id=0, device_id=self._settings.device_id, model_id=self._settings.namespace)
 
         async def enter(stack: AsyncExitStack) -> None:
@@ -132,19 +137,22 @@ class _Life:
         self._tasks = Spawner(self._service.group)
 
     async def close(self) -> None:
+        """Close everything."""
         await self._service.close()
 
     async def check_health(self) -> bool:
+        """Return True if the pool works right now."""
         return await self._cache.check_health()
 
     def start(self, what: str, keys: list[str], buffers: list[Any], done: Done) -> None:
+        """Start a call."""
         if self._service.is_ending:
             done([False] * len(keys))
         else:
             self._tasks.start_soon(self._run, what, keys, buffers, done)
 
     async def _run(self, what: str, keys: list[str], buffers: list[Any], done: Done) -> None:
-        """Whatever happens, its caller hears of it."""
+        """Make a call, and report to its caller whatever the outcome."""
         outcome = [False] * len(keys)
         try:
             if what == "load":
@@ -171,7 +179,7 @@ class _Life:
         return [status is CcStatus.OK for status in (await call).details]
 
     async def _load(self, keys: list[str], buffers: list[Any], outcome: list[bool]) -> None:
-        """A load ends at the first value that is missing; those behind it are loaded by the next, if they are there."""
+        """Load the values. A load ends at the first missing one; the next load continues behind it."""
         left = list(range(len(keys)))
         while left:
             result = await self._cache.load_values(

@@ -146,7 +146,7 @@ async def test_a_line_that_was_overheard_registers_nothing_a_second_time(
     overheard = written(KEY, Register(at=NOW - 2, worker=worker(door.port)))
     assert b'"ranks"' in await say(server.port, overheard)
     await enrol(server, worker(other_door.port), NOW - 1)
-    assert b"rank 0 has said something newer" in await say(server.port, overheard)
+    assert b"rank 0 has sent something newer" in await say(server.port, overheard)
     assert [each.port for each in await ranks(server)] == [other_door.port]
 
 
@@ -265,7 +265,7 @@ async def test_what_changes_while_an_address_is_tried_counts(
     async with anyio.create_task_group() as group:
 
         async def older() -> None:
-            with pytest.raises(LinkError, match="rank 0 has said something newer"):
+            with pytest.raises(LinkError, match="rank 0 has sent something newer"):
                 await enrol(server, worker(9, 8), NOW - 2)
 
         group.start_soon(older)

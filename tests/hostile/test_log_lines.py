@@ -142,7 +142,7 @@ def test_pushes_that_a_peer_wants_elsewhere_and_messages_that_are_none(lines: Li
         repeated(clock, once)
         counts = incidents_of(prefill).counts
         assert counts["push_failed"] == counts["message_unreadable"] == MANY + 1
-        assert len(lines.of("cannot be pushed")) == len(lines.of("is no message")) == 2
+        assert len(lines.of("cannot be pushed")) == len(lines.of("an unreadable message")) == 2
         clock.check()
 
 

@@ -244,7 +244,7 @@ def test_what_a_peer_of_an_engine_says_is_printable(log: Log) -> None:
             [json.dumps({"kind": "refused", "transfer": "wanted", "number": 1, "reason": LINES * 30}).encode()],
         )
         decode.received(f"request {LINES}")
-    assert any("is no message" in text for text in log.records)
+    assert any("an unreadable message" in text for text in log.records)
     assert any("its blocks do not come" in text for text in log.records)
 
 

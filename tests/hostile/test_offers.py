@@ -244,7 +244,7 @@ def test_a_link_that_leads_elsewhere_is_not_used(
     puller.service.expect(ExpectOrder("pushed", true.place(port=other.address.port), "t", 0, (1,)))
     assert puller.received("pushed").failed == {"pushed": (1,)}
     assert reached.dialled == begun + [("127.0.0.1", other.address.port)] * 2, "another cluster listens there"
-    place = f"127.0.0.1:{true.address.port}, and not to 127.0.0.1:{other.address.port}"
+    place = f"127.0.0.1:{true.address.port}, not to 127.0.0.1:{other.address.port}"
     assert f"offer refused: the link to cluster {true.address.cluster_id} leads to {place}" in caplog.text
     again = pull("again", true.address)
     true.service.keep("again", again.lease, [3], PROMPT)
@@ -261,7 +261,7 @@ def test_an_order_of_more_blocks_than_it_has_room_for_keeps_none_of_their_number
     many = replace(order, blocks=tuple(range(42_000)))
     puller.service.pull(many)
     assert puller.received("r").failed == {"r": (0,)}
-    assert "42000 blocks are offered from number 0 on: there is room for 1" in caplog.text
+    assert "42000 blocks are offered from number 0 on: there is only room for 1" in caplog.text
     puller.service.pull(replace(many, request="rest", blocks=many.blocks[:8], first=7))
     owner.service.keep("rest", order.lease, many.blocks[:8], PROMPT)
     assert puller.received("rest").failed == {}, "those before the first one are not wanted"

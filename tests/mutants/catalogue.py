@@ -600,7 +600,7 @@ MUTANTS = (
         "anyone-ends-an-engine",
         "without a key, a rank is not replaced while its address answers",
         "aiodatadist/adapters/rendezvous.py",
-        "            if self._key is not None:  # without one, a stranger could say so\n",
+        "            if self._key is not None:  # without a key, a stranger could claim that\n",
         "            if True:\n",
         (BOOTSTRAP,),
     ),

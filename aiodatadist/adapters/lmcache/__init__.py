@@ -1,6 +1,6 @@
 """LMCache over aiodatadist's context cache, in its embedded, Redis and Mooncake pools.
 
-::
+Configure LMCache with::
 
     --l2-adapter '{"type": "plugin", "module_path": "aiodatadist.adapters.lmcache", "class_name": "AioDataDistL2Adapter",
                    "adapter_params": {"pool": "redis://10.0.0.9:6379"}}'

@@ -6,5 +6,5 @@ from typing import Any
 
 
 def bytes_of(memory_object: Any) -> memoryview:
-    """Its contents, writable, in place."""
+    """Return its contents, writable, in place."""
     return memoryview(memory_object.byte_array).cast("B")

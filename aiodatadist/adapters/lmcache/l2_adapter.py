@@ -1,4 +1,4 @@
-"""LMCache's second-level storage: three kinds of tasks, each with an event fd that says when one of them has ended."""
+"""LMCache's second-level storage: three kinds of tasks, each with an event fd that reports their ends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from aiodatadist.adapters.value_service import ValueService, ValueSettings, shor
 
 
 class AioDataDistL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]  # LMCache has no types here
-    """``adapter_params``: a :class:`~aiodatadist.adapters.value_service.ValueSettings`."""
+    """The configuration: ``adapter_params`` is a :class:`~aiodatadist.adapters.value_service.ValueSettings`."""
 
     def __init__(self, settings: ValueSettings) -> None:
         self.settings = settings
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Self:
-        """Raises ValueError: a setting is wrong."""
+        """Return the configuration. Raises ValueError if a setting is wrong."""
         try:
             return cls(ValueSettings.model_validate(d))
         except ValidationError as error:
@@ -39,13 +39,16 @@ class AioDataDistL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]  # 
 
 
 def name_of(key: Any) -> str:
-    """Of a value in the pool. All parts of an ObjectKey decide; none of the first three has the separator in it."""
+    """Return the name of a value in the pool.
+
+    All parts of an ObjectKey are in it; none of the first three contains the separator.
+    """
     parts = (key.model_name, f"{key.kv_rank:x}", key.chunk_hash.hex(), str(key.object_group_id), key.cache_salt)
     return short("@".join(parts))
 
 
 class _Submitted(NamedTuple):
-    """What a task was given. The objects are kept while their memory is in use."""
+    """The arguments of a task. The objects are kept while their memory is in use."""
 
     keys: list[Any]
     objects: list[Any]
@@ -54,25 +57,26 @@ class _Submitted(NamedTuple):
 
 @dataclass
 class _Tasks:
-    """Of one kind: what became of each key of those that have ended, until it is asked for."""
+    """Tasks of one kind: the outcome for each key of ended ones, until it is asked for."""
 
     event_fd: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
     ended: dict[int, list[bool]] = field(default_factory=dict)
 
     def end(self, task: int, outcome: list[bool]) -> None:
+        """Note the outcome of a task, and wake its waiter."""
         self.ended[task] = outcome
         os.eventfd_write(self.event_fd, 1)
 
 
 class AioDataDistL2Adapter(L2AdapterInterface):  # type: ignore[misc]
-    """Objects are values of a :class:`~aiodatadist.context_caching.ContextCache`: checked when they are read, shared by all
-    processes that have the same pool and namespace.
+    """An adapter whose objects are values of a :class:`~aiodatadist.context_caching.ContextCache`.
 
-    Any thread may call; none waits but in :meth:`close`. A pool that is slow or gone finds nothing and stores nothing. A lock
-    is a lease that ends by itself, where the pool has leases.
+    They are checked when they are read, and shared by all processes that have the same pool and namespace. Any thread
+    may call; only :meth:`close` waits. A pool that is slow or down finds nothing and stores nothing. A lock is a lease
+    that ends by itself, if the pool has leases.
 
     Raises:
-        EmsException: the pool's URL is wrong, or its extra is not installed.
+        EmsException: if the pool's URL is wrong, or its extra is not installed.
     """
 
     def __init__(self, config: AioDataDistL2AdapterConfig, l1_memory_desc: Any = None) -> None:
@@ -128,7 +132,7 @@ class AioDataDistL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._query(self._lookups, task_id)
 
     def submit_unlock(self, keys: list[Any]) -> None:
-        """Nothing to do: a lease ends by itself."""
+        """Do nothing: a lease ends by itself."""
 
     # ---- loading ----
 
@@ -149,15 +153,15 @@ class AioDataDistL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     # ---- the rest ----
 
     def delete(self, keys: list[Any]) -> None:
-        """Begin to forget them. How many bytes that frees is the pool's affair."""
+        """Start to remove values. The pool does not say how many bytes that frees."""
         self._service.remove([name_of(key) for key in keys], lambda _: self._notify_keys_deleted(keys, [0] * len(keys)))
 
     def report_status(self) -> dict[str, Any]:
-        """May wait for a second."""
+        """Return health and pool. May wait for a second."""
         return {"is_healthy": not self._is_closed and self._service.check_health(), "pool": self._settings.pool}
 
     def close(self) -> None:
-        """All tasks end first; their memory is not touched afterwards. May be called twice."""
+        """Wait for the end of all tasks; their memory is not touched afterwards. May be called twice."""
         if not self._is_closed:
             self._is_closed = True
             self._service.close()
@@ -169,7 +173,7 @@ class AioDataDistL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     @staticmethod
     def _buffers(keys: Sequence[Any], objects: Sequence[Any]) -> list[memoryview]:
         if len(keys) != len(objects):
-            raise ValueError(f"{len(keys)} keys for {len(objects)} objects: there must be as many")
+            raise ValueError(f"{len(keys)} keys for {len(objects)} objects: the numbers must be equal")
         return [bytes_of(each) for each in objects]
 
     def _done(self, tasks: _Tasks, task: int) -> Any:

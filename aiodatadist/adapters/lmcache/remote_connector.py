@@ -1,4 +1,4 @@
-"""LMCache's remote backend: values with a header of their own, which says their shape."""
+"""LMCache's remote backend: values with their own header, which has their shape."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from aiodatadist.values.foreign import printable
 logger = logging.getLogger(__name__)
 
 PREFIX = "aiodatadist."
-"""Of this connector's settings in LMCache's ``extra_config``."""
+"""Prefix of this connector's settings in LMCache's ``extra_config``."""
 
 
 def settings_of(config: Any) -> ValueSettings:
-    """Raises ValueError: a setting is wrong."""
+    """Return the settings. Raises ValueError if one is wrong."""
     extra = config.extra_config or {}
     given = {name.removeprefix(PREFIX): value for name, value in extra.items() if name.startswith(PREFIX)}
     try:
@@ -35,11 +35,13 @@ def settings_of(config: Any) -> ValueSettings:
 
 
 class AioDataDistRemoteConnector(RemoteConnector):  # type: ignore[misc]  # LMCache has no types here
-    """Chunks are values of a :class:`~aiodatadist.context_caching.ContextCache`. Calls are awaited on LMCache's loop, and
-    carried out on aiodatadist's. A pool that is slow or gone misses.
+    """A connector whose chunks are values of a :class:`~aiodatadist.context_caching.ContextCache`.
+
+    Calls are awaited on LMCache's loop, and carried out on aiodatadist's. A pool that is slow or down causes misses.
 
     Raises:
-        ValueError: a setting is wrong. EmsException: the pool's URL is wrong, or its extra is not installed.
+        ValueError: if a setting is wrong.
+        EmsException: if the pool's URL is wrong, or its extra is not installed.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, local_cpu_backend: Any, config: Any) -> None:
@@ -60,7 +62,7 @@ class AioDataDistRemoteConnector(RemoteConnector):  # type: ignore[misc]  # LMCa
         return True
 
     def batched_contains(self, keys: builtins.list[Any]) -> int:
-        """How many of them, from the first without a gap. Waits."""
+        """Return how many keys are there, from the first without a gap. Waits."""
         found: Future[list[bool]] = Future()
         self._service.look_up([_header(key) for key in keys], found.set_result)
         return _prefix(found.result())
@@ -80,7 +82,7 @@ class AioDataDistRemoteConnector(RemoteConnector):  # type: ignore[misc]  # LMCa
         return True
 
     async def batched_get(self, keys: builtins.list[Any]) -> builtins.list[Any | None]:
-        """Memory objects, new ones; None where a chunk is missing or there is no memory for it."""
+        """Return new memory objects; None if a chunk is missing or there is no memory for it."""
         headers = [bytearray(self.remote_metadata_bytes) for _ in keys]
         known = await self._ask(self._service.load, [_header(key) for key in keys], headers)
         objects = [
@@ -102,12 +104,12 @@ class AioDataDistRemoteConnector(RemoteConnector):  # type: ignore[misc]  # LMCa
         return objects
 
     def _allocate(self, header: bytearray) -> Any | None:
-        """Memory of the shape that a header says. None: it says none, or there is no room."""
+        """Allocate memory of the shape in a header; return None if the header has none, or there is no room."""
         try:
             told = RemoteMetadata.deserialize(bytes(header))
             made = self._allocator.allocate(told.shapes, told.dtypes, told.fmt)
         except (ValueError, KeyError) as error:
-            told = "a chunk's header is not understood: %s", printable(error)
+            told = "a chunk's header is unreadable: %s", printable(error)
             self._incidents.add(Incident.VALUE_DAMAGED, logger, *told)
             return None
         if made is not None and len(bytes_of(made)) != told.length:
@@ -119,7 +121,7 @@ class AioDataDistRemoteConnector(RemoteConnector):  # type: ignore[misc]  # LMCa
         return True
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: builtins.list[Any]) -> builtins.list[Any]:
-        """Those before the first that is missing."""
+        """Return the objects in front of the first that is missing."""
         objects = await self.batched_get(keys)
         count = _prefix([each is not None for each in objects])
         for each in objects[count:]:
@@ -136,7 +138,7 @@ class AioDataDistRemoteConnector(RemoteConnector):  # type: ignore[misc]  # LMCa
         return True
 
     async def batched_put(self, keys: builtins.list[Any], memory_objs: builtins.list[Any]) -> None:
-        """Bodies first: a header says that its body is there."""
+        """Store chunks, bodies first: a header means that its body is there."""
         bodies = await self._ask(self._service.save, [_body(key) for key in keys], [bytes_of(m) for m in memory_objs])
         stored = [(key, made) for key, made, there in zip(keys, memory_objs, bodies, strict=True) if there]
         headers = [bytearray(self._header_of(made)) for _, made in stored]
@@ -148,7 +150,7 @@ class AioDataDistRemoteConnector(RemoteConnector):  # type: ignore[misc]  # LMCa
         return bytes(told.serialize())
 
     def remove_sync(self, key: Any) -> bool:
-        """Waits."""
+        """Remove a chunk. Waits."""
         removed: Future[list[bool]] = Future()
         self._service.remove([_header(key), _body(key)], removed.set_result)
         return all(removed.result())
@@ -156,21 +158,21 @@ class AioDataDistRemoteConnector(RemoteConnector):  # type: ignore[misc]  # LMCa
     # ---- the rest ----
 
     async def list(self) -> builtins.list[str]:
-        """Pools do not tell the names of their values."""
+        """Return nothing: pools do not list the names of their values."""
         return []
 
     def support_ping(self) -> bool:
         return True
 
     async def ping(self) -> int:
-        """0: the pool works."""
+        """Return 0 if the pool works."""
         return 0 if await asyncio.to_thread(self._service.check_health) else 1
 
     async def close(self) -> None:
         await asyncio.to_thread(self._service.close)
 
     async def _ask(self, call: Callable[..., None], keys: builtins.list[str], *words: Any) -> builtins.list[bool]:
-        """On the loop of the caller. One that is cancelled goes on waiting: until the call has ended memory is in use."""
+        """Make a call on the caller's loop. If cancelled, it still waits: memory is in use until the call has ended."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[bool]] = loop.create_future()
 

@@ -1,12 +1,12 @@
 """SGLang's prefill and decode disaggregation over aiodatadist.
 
-::
+Call this in each process, before SGLang's schedulers are made::
 
-    aiodatadist.adapters.sglang.register("nixl")  # in each process, before SGLang's schedulers are made
+    aiodatadist.adapters.sglang.register("nixl")
 
-SGLang has no hook for a backend from outside: :func:`register` puts these classes in the place of the backend of that name,
-and SGLang is started with ``--disaggregation-transfer-backend nixl``. The environment's ``AIODATADIST_SGLANG`` has settings
-as JSON. It needs SGLang 0.5.
+SGLang has no hook for an external backend: :func:`register` replaces the backend of that name by these classes, and
+SGLang is started with ``--disaggregation-transfer-backend nixl``. The environment variable ``AIODATADIST_SGLANG`` has
+settings as JSON. It needs SGLang 0.5.
 """
 
 from aiodatadist.adapters.sglang.bootstrap_server import AioDataDistKVBootstrapServer

@@ -1,4 +1,4 @@
-"""Where decode engines learn the addresses of a prefill engine's ranks."""
+"""The server from which decode engines learn the addresses of a prefill engine's ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiodatadist.adapters.sglang.settings import from_environment
 
 
 class AioDataDistKVBootstrapServer(BaseKVBootstrapServer):  # type: ignore[misc]  # SGLang has no types here
-    """Listens from its construction to :meth:`close`.
+    """A server that listens from its construction to :meth:`close`.
 
     Raises:
         OSError: if it cannot listen there, or there is no such key file.
@@ -22,4 +22,5 @@ class AioDataDistKVBootstrapServer(BaseKVBootstrapServer):  # type: ignore[misc]
         self.port = self._server.port
 
     def close(self) -> None:
+        """Stop listening."""
         self._server.close()

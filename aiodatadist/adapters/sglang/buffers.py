@@ -1,4 +1,4 @@
-"""SGLang's buffers, which it gives as addresses, as groups of tensors whose items have the same size."""
+"""SGLang's buffers, given as addresses, as groups of tensors whose items have the same size."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from aiodatadist.adapters.meaning import word
 def groups_of(
     name: str, addresses: Sequence[int], lengths: Sequence[int], item_bytes: Sequence[int]
 ) -> list[TensorGroup]:
-    """A group for each size of an item, in the order in which the sizes first appear.
+    """Return a group for each size of an item, in the order in which the sizes first appear.
 
     Raises:
-        ValueError: a buffer is not a whole number of items, or the lists have different lengths.
+        ValueError: if a buffer is not a whole number of items, or the lists have different lengths.
     """
     if not len(addresses) == len(lengths) == len(item_bytes):
         counts = f"{len(addresses)} addresses, {len(lengths)} lengths and {len(item_bytes)} item lengths"
-        raise ValueError(f"{name}: {counts}: there must be as many")
+        raise ValueError(f"{name}: {counts}: the numbers must be equal")
     found: dict[tuple[int, int], list[int]] = {}
     for i, (address, length, nbytes) in enumerate(zip(addresses, lengths, item_bytes, strict=True)):
         if nbytes < 1 or length % nbytes or not length:
             raise ValueError(
-                f"{name}[{i}] has {length} bytes: a whole number of items of {nbytes} bytes is needed, and some"
+                f"{name}[{i}] has {length} bytes: must be a whole number of items of {nbytes} bytes, at least one"
             )
         found.setdefault((nbytes, length // nbytes), []).append(int(address))
     return [TensorGroup(tuple(each), count, nbytes) for (nbytes, count), each in found.items()]
 
 
 def layout_of(args: Any, ranks: int) -> dict[str, str | int]:
-    """What has to be the same at both ends."""
+    """Return the properties that must be the same at both ends."""
     return {
         "page_size": int(args.page_size),
         "kv_item_lens": _short(args.kv_item_lens),
@@ -49,7 +49,7 @@ def _short(lengths: Sequence[int]) -> str:
 
 
 def check_no_state(args: Any) -> None:
-    """Raises ValueError: the model keeps more than KV."""
+    """Raise ValueError if the model keeps more than KV."""
     if any(getattr(args, "state_data_ptrs", None) or ()):
         kinds = ", ".join(str(getattr(kind, "value", kind)) for kind in args.state_types)
         raise ValueError(f"the model has state beside its KV cache ({kinds}): aiodatadist's backend does not move that")

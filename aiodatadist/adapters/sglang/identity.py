@@ -1,4 +1,4 @@
-"""What decides the contents of a page beside its tokens, as SGLang's arguments have it."""
+"""Everything that decides the contents of a page beside its tokens, from SGLang's arguments."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from aiodatadist.adapters import meaning
 
 
 def meaning_of(args: Any, server_args: Any, model_id: str | None) -> dict[str, str]:
-    """By name.
+    """Return these properties by name.
 
     Args:
-        args: of the KV manager.
-        server_args: of the engine. What an older version does not have counts as not chosen.
-        model_id: names the weights, instead of SGLang's path and revision.
+        args: arguments of the KV manager.
+        server_args: arguments of the engine. Those that an older version does not have count as not chosen.
+        model_id: name of the weights, instead of SGLang's path and revision.
     """
 
     def chosen(name: str, default: str) -> str:

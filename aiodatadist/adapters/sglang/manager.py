@@ -1,4 +1,4 @@
-"""One rank's: its memory, its links, and what became of its rooms."""
+"""The manager of one rank: its memory, its links, and the outcomes of its rooms."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from aiodatadist.values.foreign import printable, shown
 logger = logging.getLogger(__name__)
 
 MAX_ENGINES = 1024
-"""Prefill engines that are known by the addresses that requests say, which have many spellings."""
+"""Most prefill engines that are known by the addresses in requests, which can be spelt in many ways."""
 
 
 @dataclass(frozen=True)
 class PrefillInfo:
-    """Of one prefill engine, with the names that SGLang's decode queue looks at."""
+    """A prefill engine, with the names that SGLang's decode queue looks at."""
 
     workers: tuple[PeerAddress, ...]
     dp_size: int = 1
@@ -41,11 +41,12 @@ class PrefillInfo:
 
     @property
     def attn_tp_size(self) -> int:
+        """Number of ranks."""
         return len(self.workers)
 
 
 def name_of_room(bootstrap_room: object) -> str:
-    """Return a room's name, as a request says it.
+    """Return a room's name, as a request gives it.
 
     Raises:
         ValueError: if it is too long to be pushed, or a number that Python does not write.
@@ -57,11 +58,12 @@ def name_of_room(bootstrap_room: object) -> str:
 
 
 class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has no types here
-    """Prefill engines push pages into those that decode engines name.
+    """A KV manager: prefill engines push pages into those that decode engines name.
 
     Raises:
-        ValueError: a buffer or a setting is wrong, or the model has state beside its KV cache.
-        LLMException, OSError: no device, no port, no key file; at a prefill engine, no bootstrap server.
+        ValueError: if a buffer or a setting is wrong, or the model has state beside its KV cache.
+        LLMException, OSError: if there is no such device, port or key file, or, at a prefill engine, no bootstrap
+            server.
     """
 
     def __init__(
@@ -98,15 +100,16 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
     # ---- the bootstrap server ----
 
     def register_to_bootstrap(self) -> None:
+        """Register this rank at the bootstrap server. Waits."""
         host, port = self.server_args.host, int(self.server_args.disaggregation_bootstrap_port)
         worker = Registered(rank=self.rank, ranks=self._ranks, address=self.address, layout=self._layout)
         _wait(lambda: rendezvous.register(host, port, worker, self._key))
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
-        """Return True if it is known where that engine's ranks are, and they fit.
+        """Return True if the ranks of that engine are known, and they fit.
 
-        Else its bootstrap server is asked, and a later call has the answer: SGLang's scheduler calls this once a second. It
-        neither waits here nor ends with an error, because a request decides which server this is.
+        Otherwise its bootstrap server is asked, and a later call has the answer: SGLang's scheduler calls this once a
+        second. It neither waits nor raises, because a request decides which server this is.
         """
         try:
             return self.find_ranks(bootstrap_addr, 0.0)
@@ -115,10 +118,10 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
             return False
 
     def find_ranks(self, bootstrap_addr: str, seconds: float) -> bool:
-        """The same, and wait for so long at most.
+        """Return the same, and wait for at most this many seconds.
 
         Raises:
-            IncompatiblePeer: if the engine differs from this one; names both values.
+            IncompatiblePeer: if the engine differs from this one, with both values.
         """
         if bootstrap_addr not in self.prefill_info_table:
             ranks = self._ask(bootstrap_addr, seconds)
@@ -131,7 +134,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         return True
 
     def _ask(self, bootstrap_addr: str, seconds: float) -> Ranks | None:
-        """A request says where the bootstrap server is. It must be one of ``peers``, and have the key."""
+        """Ask the bootstrap server that a request names. It must be among ``peers``, and have the key."""
         host, _, port = bootstrap_addr.rpartition(":")
         host = host.strip("[]")
         try:
@@ -150,7 +153,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
             )
 
     def forget_prefill(self, bootstrap_addr: str) -> None:
-        """Ask anew next time: it may have been started again."""
+        """Ask again next time: the engine may have been started again."""
         self.prefill_info_table.pop(bootstrap_addr, None)
 
     # ---- rooms ----
@@ -170,6 +173,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         return self._outcomes.get(request)
 
     def forget(self, request: str) -> None:
+        """Forget a request."""
         self._followed.discard(request)
         self._outcomes.pop(request, None)
 
@@ -180,7 +184,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         self._outcomes |= {request: how for request, how in ended.outcomes.items() if request in self._followed}
 
     def teardown(self) -> None:
-        """Stop what is under way, and give the memory back."""
+        """Stop running orders, and release the memory."""
         self._opened.close()
 
 

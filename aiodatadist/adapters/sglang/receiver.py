@@ -15,14 +15,16 @@ from aiodatadist.errors import IncompatiblePeer, TransferError
 from aiodatadist.values.foreign import printable
 
 ASK_SECONDS = SECONDS + 1.0
-"""For a bootstrap server's answer, or the reason why there is none."""
+"""Seconds for a bootstrap server's answer, or the reason why there is none."""
 _RECEIVERS = count()
-"""A room may have several, one behind the other or by mistake: each has a name of its own."""
+"""Numbers in the names of receivers: a room may have several, one after the other or by mistake."""
 
 
 class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has no types here
-    """Says where pages belong, and waits for them. :meth:`poll` never waits, and says Failed only when no byte of the room
-    can land any more: then its pages are free."""
+    """A receiver: it tells where pages belong, and waits for them. :meth:`poll` never waits.
+
+    It returns Failed only once no more bytes of the room can land: then its pages are free.
+    """
 
     require_staging = False
 
@@ -31,15 +33,15 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         self.bootstrap_addr = bootstrap_addr
         self.bootstrap_room = bootstrap_room
         self.conclude_state: int | None = None
-        self.abort_notified = True  # expecting is called off by the service, which tells the prefill engine
+        self.abort_notified = True  # the service itself tells the prefill engine
         self._room = self._reason = ""
         try:
             self._room = name_of_room(bootstrap_room)
-        except ValueError as error:  # a request decides what it is: SGLang's scheduler must not end with it
+        except ValueError as error:  # the room comes from a request, which must not end SGLang's scheduler
             self._conclude(KVPoll.Failed, str(error))
         self._request = f"{self._room} {next(_RECEIVERS)}"
         mgr.follow(self._request)
-        self._workers: tuple[PeerAddress, ...] = ()  # kept here: another room may have the manager forget them
+        self._workers: tuple[PeerAddress, ...] = ()  # kept here, because another room may make the manager forget them
         self._is_expecting = self._is_aborted = False
 
     def init(self, prefill_dp_rank: int) -> None:
@@ -52,7 +54,7 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         if is_known:
             self._workers = self.kv_mgr.prefill_info_table[self.bootstrap_addr].workers
         else:
-            self._conclude(KVPoll.Failed, f"the ranks of {printable(self.bootstrap_addr)} are not known")
+            self._conclude(KVPoll.Failed, f"the ranks of {printable(self.bootstrap_addr)} are unknown")
 
     def send_metadata(
         self,
@@ -62,10 +64,11 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         decode_prefix_len: int | None = None,
         destination: Any = None,
     ) -> None:
-        """Where the pages behind the first ``decode_prefix_len`` tokens belong.
+        """Tell the prefill engine where the pages after the first ``decode_prefix_len`` tokens belong.
 
         Raises:
-            ValueError: the prefix is no whole number of pages, the destination host memory, or state is asked for.
+            ValueError: if the prefix is not a whole number of pages, the destination is host memory, or state is asked
+                for.
         """
         page_size, prefix = int(self.kv_mgr.kv_args.page_size), int(decode_prefix_len or 0)
         if prefix % page_size:
@@ -100,11 +103,11 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         return state
 
     def failure_exception(self) -> None:
-        """Raises TransferError: why it failed."""
+        """Raise TransferError with the reason of the failure."""
         raise TransferError(f"room {self._room}: {self._reason or 'it has not failed'}")
 
     def abort(self) -> None:
-        """The prefill engine is told, and :meth:`poll` says when the pages are free."""
+        """Tell the prefill engine; :meth:`poll` says when the pages are free."""
         self._is_aborted, self._reason = True, "it was aborted"
         if self._is_expecting:
             self.kv_mgr.service.cancel(self._request)
@@ -115,7 +118,7 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
         return True
 
     def is_abort_release_safe(self) -> bool:
-        """No byte of the room can land any more."""
+        """Return True if no more bytes of the room can land."""
         return self.poll() in {KVPoll.Failed, KVPoll.Success}
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""These classes in the place of one of SGLang's backends."""
+"""The registration of these classes in place of one of SGLang's backends."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ CLASSES = {
 
 
 def register(instead_of: str = "nixl", utils: ModuleType | None = None) -> None:
-    """From now on SGLang in this process takes these classes for that backend. May be called more than once.
+    """Make SGLang in this process use these classes for that backend. May be called more than once.
 
     Args:
         instead_of: a name of SGLang's ``TransferBackend``.
         utils: SGLang's ``disaggregation.utils``, imported if None.
 
     Raises:
-        ImportError: SGLang is not there.
-        RuntimeError: this SGLang chooses its classes otherwise than 0.5.23.
-        ValueError: it has no backend of this name.
+        ImportError: if SGLang is not installed.
+        RuntimeError: if this SGLang chooses its classes in another way than 0.5.23.
+        ValueError: if it has no backend of this name.
     """
     found = utils or import_module(UTILS)
     original, backends, kinds = (getattr(found, n, None) for n in ("get_kv_class", "TransferBackend", "KVClassType"))
     if original is None or backends is None or kinds is None or not set(CLASSES) <= {kind.value for kind in kinds}:
         raise RuntimeError(
-            f"{found.__name__} has not what SGLang 0.5.23 chooses its backend by: TransferBackend, get_kv_class"
+            f"{found.__name__} lacks what SGLang 0.5.23 chooses its backend by: TransferBackend, get_kv_class"
         )
     backend = backends(instead_of)
     inner = getattr(original, "instead", original)

@@ -13,11 +13,14 @@ from aiodatadist.adapters.sglang.manager import AioDataDistKVManager, name_of_ro
 from aiodatadist.errors import TransferError
 
 _SENDERS = count()
-"""A room may have several, one behind the other or by mistake: each has its own name."""
+"""Numbers in the names of senders: a room may have several, one after the other or by mistake."""
 
 
 class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no types here
-    """Pages go out as they are given, when the decode engine has said where they belong. :meth:`poll` never waits."""
+    """A sender: pages are sent as they are given, once the decode engine has said where they belong.
+
+    :meth:`poll` never waits.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no 
         self._room = self._reason = ""
         try:
             self._room = name_of_room(bootstrap_room)
-        except ValueError as error:  # a request decides what it is: SGLang's scheduler must not end with it
+        except ValueError as error:  # the room comes from a request, which must not end SGLang's scheduler
             self._conclude(KVPoll.Failed, str(error))
         self._request = f"{self._room} {next(_SENDERS)}"
         mgr.follow(self._request)
@@ -47,10 +50,10 @@ class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no 
         self._aux = None if aux_index is None else int(aux_index)
 
     def send(self, kv_indices: Any, state_indices: Any = None, num_kv_tokens: int | None = None) -> None:
-        """The next pages of the request; with the last of them what goes with it.
+        """Send the next pages of the request; with the last of them what goes with it.
 
         Raises:
-            ValueError: there are more than were announced, or indices of state.
+            ValueError: if there are more than were announced, or indices of state.
         """
         pages = tuple(map(int, kv_indices))
         if state_indices and any(each is not None and len(each) for each in state_indices):
@@ -98,11 +101,11 @@ class AioDataDistKVSender(BaseKVSender):  # type: ignore[misc]  # SGLang has no 
         return state
 
     def failure_exception(self) -> None:
-        """Raises TransferError: why it failed."""
+        """Raise TransferError with the reason of the failure."""
         raise TransferError(f"room {self._room}: {self._reason or 'it has not failed'}")
 
     def mark_prefill_complete(self) -> None:
-        """The pages are out by then, or on their way."""
+        """Do nothing: the pages have been sent by then, or are on their way."""
 
     def get_transfer_metric(self) -> KVTransferMetric:
         nbytes = self._sent * sum(self.kv_mgr.kv_args.kv_item_lens)

@@ -1,4 +1,4 @@
-"""What an engine's user may say, and where."""
+"""A user's settings, and the variable that has them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ VARIABLE = "AIODATADIST_SGLANG"
 
 
 class SglangSettings(Settings):
-    """As :class:`~aiodatadist.adapters.block_service.Settings`, with SGLang's times.
+    """The settings of :class:`~aiodatadist.adapters.block_service.Settings`, with SGLang's time limits.
 
     Attributes:
-        bootstrap_seconds: that a request at the prefill engine waits for the decode engine to say where its pages belong.
-        pull_seconds: that a request at the decode engine waits for its pages.
+        bootstrap_seconds: time for which a request at the prefill engine waits until the decode engine says where pages
+            belong.
+        pull_seconds: time for which a request at the decode engine waits for its pages.
     """
 
     bootstrap_seconds: float = Field(default=300.0, gt=0, le=86_400)
@@ -25,7 +26,7 @@ class SglangSettings(Settings):
 
 
 def from_environment() -> SglangSettings:
-    """Raises ValueError: what the variable has is wrong."""
+    """Return the settings of the environment. Raises ValueError if the variable's content is wrong."""
     try:
         return SglangSettings.model_validate_json(os.environ.get(VARIABLE, "{}"))
     except ValidationError as error:
@@ -33,7 +34,10 @@ def from_environment() -> SglangSettings:
 
 
 def on_device(settings: SglangSettings, device_of_rank_0: int) -> SglangSettings:
-    """SGLang's choice, unless the settings have one; less than 0 where rank 0 is on another machine."""
+    """Return the settings with SGLang's choice of a device, unless they have one.
+
+    The choice is below 0 if rank 0 is on another machine.
+    """
     if "device_id" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"device_id": device_of_rank_0})

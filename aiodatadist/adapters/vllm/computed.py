@@ -1,4 +1,4 @@
-"""At a scheduler: which blocks of a request the next step completes."""
+"""The blocks of requests that the next step completes, at a scheduler."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Completed(NamedTuple):
 
 @dataclass
 class _Computed:
-    """A request that is being computed. ``end``: a block that is not full counts when so many tokens are computed."""
+    """A request that is being computed. ``end``: number of tokens after which a block counts that is not full."""
 
     blocks: list[int]
     done: int
     end: int | None
 
     def advance(self, request_id: str, computed: int, block_size: int) -> Completed | None:
-        """So many tokens will be computed."""
+        """Note that this many tokens will be computed; return the blocks that this completes."""
         is_whole = self.end is not None and computed >= self.end
         stop = -(-(self.end or 0) // block_size) if is_whole else computed // block_size
         first, self.done = self.done, max(self.done, stop)
@@ -32,27 +32,29 @@ class _Computed:
 
 
 class ComputedBlocks:
-    """Of those requests of an engine that are of interest."""
+    """The requests of an engine whose blocks are of interest."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._requests: dict[str, _Computed] = {}
 
     def add(self, request_id: str, blocks: Sequence[int], done: int = 0, end: int | None = None) -> None:
-        """It is about to be computed, for the first time or anew.
+        """Add a request that is about to be computed, for the first time or again.
 
         Args:
-            blocks: all that it has by now.
-            done: so many of them are complete, and of no interest.
-            end: tokens, after which a block counts that is not full; beyond them no block does. None: full blocks only, all.
+            blocks: all blocks that it has by now.
+            done: number of these that are complete already, and of no interest.
+            end: number of tokens after which a block counts that is not full; no block beyond them counts. With None
+                only full blocks count.
         """
         self._requests[request_id] = _Computed(list(map(int, blocks)), done, end)
 
     def remove(self, request_id: str) -> None:
+        """Forget a request."""
         self._requests.pop(request_id, None)
 
     def completed(self, scheduled: Any) -> Iterator[Completed]:
-        """By the step that a scheduler's output is about."""
+        """Yield the blocks that the step of this scheduler output completes."""
         for new in scheduled.scheduled_new_reqs:
             yield from self._advance(scheduled, new.req_id, new.num_computed_tokens)
         again = scheduled.scheduled_cached_reqs
@@ -64,7 +66,7 @@ class ComputedBlocks:
             yield from self._advance(scheduled, request_id, computed)
 
     def take_back(self, request_id: str, first: int) -> None:
-        """Tell of blocks from this one on again with the next step: they are complete, and their tokens are not known yet."""
+        """Yield blocks from this one on again with the next step: they are complete, but with unknown tokens."""
         request = self._requests.get(request_id)
         if request is not None:
             request.done = min(request.done, first)

@@ -21,16 +21,18 @@ from aiodatadist.adapters.vllm.worker_side import WorkerSide
 
 
 class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM has no types here
-    """Decode engines pull a finished request's blocks from the prefill engine, which keeps them until then; or the prefill
-    engine pushes them layer by layer while it computes them.
+    """A vLLM connector that moves KV blocks from prefill to decode engines.
 
-    ``kv_connector_extra_config`` is a :class:`~aiodatadist.adapters.block_service.Settings`. Models with one group of KV
-    caches; types and layouts have to be equal, or the pull fails and names both values. Block sizes and tensor-parallel sizes
-    may differ where blocks are pulled, and have to be equal where they are pushed.
-    What a failed pull means for its request is vLLM's ``kv_load_failure_policy``.
+    In pull mode the prefill engine keeps a finished request's blocks until a decode engine has pulled them. In push
+    mode it sends each layer as it is computed.
+
+    ``kv_connector_extra_config`` is a :class:`~aiodatadist.adapters.block_service.Settings`. Models must have one group
+    of KV caches. Types and layouts must be equal, or the pull fails and names both values. Block sizes and
+    tensor-parallel sizes may differ if blocks are pulled, but must be equal if they are pushed. vLLM's
+    ``kv_load_failure_policy`` decides what a failed pull means for its request.
 
     Raises:
-        ValueError: a setting is wrong, or the model has several groups.
+        ValueError: if a setting is wrong, or the model has several groups.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -75,13 +77,13 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         self._moving.carry_out(orders)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are over before their request is scheduled."""
+        """Do nothing: loads have ended before their request is scheduled."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         self._moving.layer_computed(layer_name)
 
     def wait_for_save(self) -> None:
-        """What travels are blocks that no later step writes to: there is nothing to wait for."""
+        """Let all layers travel, without waiting: no later step writes to the blocks on their way."""
         self._moving.end_step()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
@@ -96,7 +98,7 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         return self._moving.take_failed_blocks()
 
     def get_kv_connector_stats(self) -> TransferStats | None:
-        """Of either half: vLLM adds them up."""
+        """Return the figures of this half; vLLM adds both halves up."""
         return self._moving.take_stats() if self._worker is not None else stats_of(self._deciding.take_counters())
 
     def shutdown(self) -> None:
@@ -131,7 +133,7 @@ class AioDataDistConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Else the hooks of layers are not called."""
+        """Return True for pushes: otherwise the hooks of layers are not called."""
         return bool(extra_config.get("push"))
 
     # ---- figures ----

@@ -24,15 +24,16 @@ _STABLE = frozenset({"sha256", "sha256_cbor"})
 
 
 class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM has no types here
-    """Blocks that an engine has computed are saved by the hash of their prefix, and loaded by any that meets the prefix.
+    """A vLLM connector that saves computed blocks by the hash of their prefix, and loads them by it.
 
-    ``kv_connector_extra_config`` is a :class:`~aiodatadist.adapters.cache_service.CacheSettings`. A pool that is slow or gone
-    makes misses: what is not loaded is computed. ``kv_role``: ``kv_producer`` does not load, ``kv_consumer`` does not save.
+    ``kv_connector_extra_config`` is a :class:`~aiodatadist.adapters.cache_service.CacheSettings`. A pool that is slow
+    or down causes misses: what is not loaded is computed. With ``kv_role`` ``kv_producer`` an engine does not load,
+    with ``kv_consumer`` it does not save.
 
     Raises:
-        TypeError: the model has layers that do not attend to all of a prompt.
-        ValueError: a setting is wrong, or the model's blocks cannot be shared: several groups of KV caches, or hashes that
-            differ from process to process.
+        TypeError: if the model has layers that do not attend to all of a prompt.
+        ValueError: if a setting is wrong, or the model's blocks cannot be shared: several groups of KV caches, or
+            hashes that differ from process to process.
     """
 
     requires_kv_delivery = False
@@ -46,7 +47,7 @@ class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ign
         policy = self._kv_transfer_config.kv_load_failure_policy
         if self._kv_transfer_config.is_kv_consumer and policy != "recompute":
             raise ValueError(
-                f"kv_load_failure_policy is {policy!r}: must be 'recompute', because what a cache had may be gone "
+                f"kv_load_failure_policy is {policy!r}: must be 'recompute', because a block that was found may be gone "
                 "when it is loaded"
             )
         config = config_of(settings, self._identity(vllm_config, settings, model), model.rank, model.ranks)
@@ -66,7 +67,7 @@ class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ign
 
     @staticmethod
     def _check(vllm_config: Any, spec: Any) -> None:
-        """Raises TypeError, ValueError."""
+        """Raise TypeError or ValueError if the model's blocks cannot be shared."""
         if not isinstance(spec, FullAttentionSpec):
             raise TypeError(f"the KV cache is a {type(spec).__name__}: only blocks of full attention can be shared")
         algorithm = vllm_config.cache_config.prefix_caching_hash_algo
@@ -78,7 +79,7 @@ class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ign
 
     @staticmethod
     def _identity(vllm_config: Any, settings: CacheSettings, model: Model) -> str:
-        """All that decides the contents of a block beside its tokens."""
+        """Return everything that decides the contents of a block beside its tokens."""
         said = meaning_of(vllm_config, settings.model_id)
         words = " ".join(f"{name}={said[name]}" for name in sorted(said))
         return f"{words} {model.block_size} {model.ranks} {vllm_config.cache_config.prefix_caching_hash_algo}"
@@ -111,13 +112,13 @@ class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ign
         self._moving.load(self._orders)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are over before their request is scheduled."""
+        """Do nothing: loads have ended before their request is scheduled."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """A value of the cache has all layers of a block: it is saved when the last one is computed."""
+        """Do nothing: a value of the cache has all layers of a block, so it is saved once the last one is computed."""
 
     def wait_for_save(self) -> None:
-        """Saves are begun, and blocks wait for them when their request ends or is preempted."""
+        """Start to save, without waiting: blocks wait for their saves when their request ends or is preempted."""
         self._moving.save(self._orders)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:

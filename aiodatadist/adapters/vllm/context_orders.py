@@ -1,4 +1,4 @@
-"""What the scheduler's half of the context connector tells the worker's halves with each step."""
+"""Orders of the context connector's scheduler half to its worker halves, with each step."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Blocks:
 
 @dataclass
 class ContextOrders(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has no types here
-    """Of one step.
+    """The loads and saves that the scheduler orders for one step.
 
     Attributes:
-        loads: what is to be had of the cache, before it is computed.
-        saves: what this step completes.
-        finished: requests of which nothing more will be saved; their blocks wait for the saves that there were.
-        cancels: loads that are not needed any more.
+        loads: blocks to load from the cache before the step is computed.
+        saves: blocks that this step completes.
+        finished: requests of which nothing more will be saved; their blocks wait for earlier saves.
+        cancels: loads that are no longer needed.
         preempted: requests whose blocks this step may overwrite.
     """
 

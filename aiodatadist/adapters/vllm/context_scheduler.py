@@ -1,4 +1,4 @@
-"""The context connector's half beside vLLM's scheduler: looks prefixes up, decides what is loaded and saved."""
+"""The context connector's half beside vLLM's scheduler: looks prefixes up, and decides what is loaded and saved."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from aiodatadist.adapters.vllm.computed import ComputedBlocks
 from aiodatadist.adapters.vllm.context_orders import Blocks, ContextOrders
 
 HASH_BYTES = 8
-"""Of vLLM's hash of a block, which chains the blocks before it and what else decides its contents."""
+"""Bytes that are used of vLLM's hash of a block, which covers the blocks before it and all else that matters."""
 
 
 def hashes_of(request: Any, first: int, stop: int) -> tuple[int, ...]:
-    """Of full blocks."""
+    """Return the hashes of full blocks."""
     return tuple(int.from_bytes(whole[:HASH_BYTES], "big") for whole in request.block_hashes[first:stop])
 
 
 @dataclass
 class _Known:
-    """A request that is here.
+    """A request that is known here.
 
     Attributes:
-        there: blocks that the cache has, as far as is known: they need not be saved.
-        has_saves: its blocks may still be read when it ends.
+        there: number of blocks that the cache has, as far as is known: they need not be saved.
+        has_saves: True if its blocks may still be read when it ends.
     """
 
     request: Any
@@ -35,11 +35,11 @@ class _Known:
 
 
 class ContextScheduler:
-    """One engine's.
+    """The scheduler half of one engine.
 
     Args:
-        service: to look up only.
-        can_load, can_save: as ``kv_role`` has it.
+        service: for look-ups only.
+        can_load, can_save: from ``kv_role``.
     """
 
     def __init__(self, service: CacheService, block_size: int, can_load: bool = True, can_save: bool = True) -> None:
@@ -51,7 +51,10 @@ class ContextScheduler:
         self._orders = ContextOrders()
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
-        """How many tokens more than ``computed`` are there, and that they come by and by; None: it is not known so far."""
+        """Return how many tokens more than ``computed`` can be loaded, and True if they come later.
+
+        The number is None if it is not known yet.
+        """
         request_id = request.request_id
         blocks = min(int(request.num_prompt_tokens) // self._block_size, len(request.block_hashes))
         if not self._can_load or blocks * self._block_size <= computed or self._is_underway(request_id):
@@ -65,11 +68,11 @@ class ContextScheduler:
         return (count, True) if count > 0 else (0, False)
 
     def _is_underway(self, request_id: str) -> bool:
-        """It was scheduled before, and preempted, or its blocks did not come: what is missing is computed."""
+        """Return True if it was scheduled before, and preempted or not loaded: then what is missing is computed."""
         return request_id in self._requests
 
     def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
-        """Blocks for the tokens are there."""
+        """Note the blocks of a request, and order its load."""
         request_id = request.request_id
         known = self._requests.setdefault(request_id, _Known(request))
         if self._service.is_looked_up(request_id):
@@ -87,7 +90,7 @@ class ContextScheduler:
         self._orders.loads.append(Blocks(request.request_id, hashes_of(request, first, found), into))
 
     def received(self, request_ids: Iterable[str], is_whole: bool) -> None:
-        """``is_whole``: no block of theirs is missing."""
+        """Note that loads have ended. ``is_whole``: none of their blocks is missing."""
         for request_id in request_ids:
             known = self._requests.get(request_id)
             if known is not None:
@@ -95,7 +98,7 @@ class ContextScheduler:
                 known.there = known.there if is_whole else 0
 
     def finished(self, request: Any) -> bool:
-        """Whether its blocks are still needed."""
+        """Forget a request; return True if its blocks are still needed."""
         request_id = request.request_id
         self._service.forget(request_id)
         self._computed.remove(request_id)
@@ -109,13 +112,13 @@ class ContextScheduler:
         return known.has_saves
 
     def take_orders(self, scheduled: Any) -> ContextOrders:
-        """Those of this step, which is a scheduler's output."""
+        """Return the orders of this step, given as a scheduler's output."""
         for done in self._computed.completed(scheduled):
             known = self._requests[done.request_id]
             hashes = hashes_of(known.request, done.first, done.first + len(done.blocks))
             self._computed.take_back(
                 done.request_id, done.first + len(hashes)
-            )  # a token is known one step later, or never
+            )  # a token becomes known one step later, or never
             if hashes:
                 self._orders.saves.append(Blocks(done.request_id, hashes, done.blocks[: len(hashes)]))
                 known.has_saves = True
@@ -124,4 +127,5 @@ class ContextScheduler:
         return orders
 
     def close(self) -> None:
+        """Close the service."""
         self._service.close()

@@ -1,4 +1,4 @@
-"""The context connector's half beside a worker: hands orders to a CacheService, and tells what ended."""
+"""The context connector's half beside a worker: hands orders to a CacheService, and reports what ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiodatadist.context_caching import CcConfig_v1
 
 
 def config_of(settings: CacheSettings, identity: str, rank: int, ranks: int) -> CcConfig_v1:
-    """Who a worker is. ``identity``: all that decides the contents of a block beside its tokens."""
+    """Return the identity of a worker. ``identity`` is all that decides the contents of a block beside its tokens."""
     return CcConfig_v1(
         rank_id=rank,
         device_id=settings.device_id + rank,
@@ -27,11 +27,11 @@ def config_of(settings: CacheSettings, identity: str, rank: int, ranks: int) -> 
 
 
 class ContextWorker:
-    """One worker's.
+    """The worker half of one worker.
 
     Args:
-        blocks: of the engine's KV cache, per layer.
-        block_size: tokens of one.
+        blocks: blocks of the engine's KV cache, per layer.
+        block_size: tokens of a block.
     """
 
     def __init__(self, settings: CacheSettings, config: CcConfig_v1, blocks: int, block_size: int) -> None:
@@ -43,35 +43,39 @@ class ContextWorker:
         self._stats = TransferStats()
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
-        """The KV cache, layer by layer: one tensor, or two for keys and values.
+        """Register the KV cache, layer by layer: one tensor, or two for keys and values.
 
         Raises:
-            ParamInvalid: it has a shape that is not known here. EmsException: see :meth:`CacheService.open`.
+            ParamInvalid: if its shape is unknown.
+            EmsException: see :meth:`CacheService.open`.
         """
         layers = layers_of(kv_caches, self._blocks)
         self._device = str(getattr(layers[0][0], "device", "cpu"))
         self._service.open(self._config, [[self._by_token(tensor) for tensor in layer] for layer in layers])
 
     def _by_token(self, tensor: Any) -> Any:
-        """Its bytes, ``[blocks, tokens, bytes of one]``: only whole blocks travel, so a token need not be in one piece."""
+        """Return its bytes, ``[blocks, tokens, bytes of a token]``.
+
+        Only whole blocks travel, so a token need not be contiguous.
+        """
         uint8 = import_module("torch").uint8
         return tensor.view(self._blocks, -1).view(uint8).view(self._blocks, self._block_size, -1)
 
     # ---- each step ----
 
     def let_go(self, orders: ContextOrders) -> None:
-        """Before the step overwrites blocks of preempted requests."""
+        """Wait for saves of preempted requests, before the step overwrites their blocks."""
         self._service.let_go(orders.preempted)
 
     def load(self, orders: ContextOrders) -> None:
-        """Begin. Never waits."""
+        """Start loads. Never waits."""
         for wanted in orders.loads:
             self._service.load(wanted.request_id, wanted.hashes, wanted.blocks)
         for request_id in orders.cancels:
             self._service.cancel(request_id)
 
     def save(self, orders: ContextOrders) -> None:
-        """Begin, behind what computes the blocks. On an NPU it waits for that, since the copies know no stream."""
+        """Start saves, after the computation of their blocks. On an NPU this waits for it: copies know no stream."""
         if orders.saves and self._device.startswith("npu"):
             import_module("torch").npu.current_stream().synchronize()
         for done in orders.saves:
@@ -80,21 +84,22 @@ class ContextWorker:
             self._service.finish(request_id)
 
     def take_results(self) -> Results:
-        """What ended since the last step."""
+        """Return what ended since the last step."""
         ended = self._service.take()
         self._stats.add(ended)
         return self._failed.results(ended)
 
     def take_failed_blocks(self) -> set[int]:
-        """Blocks of loads that failed, of those that were told as received."""
+        """Return the blocks of failed loads among those reported as received."""
         return self._failed.take()
 
     def take_stats(self) -> TransferStats | None:
-        """Figures of the last interval; None: nothing happened."""
+        """Return the figures of the last interval, or None if nothing happened."""
         if self._stats.is_empty():
             return None
         stats, self._stats = self._stats, TransferStats()
         return stats
 
     def close(self) -> None:
+        """Close the service."""
         self._service.close()

@@ -1,4 +1,4 @@
-"""What decides the contents of a block beside its tokens, as vLLM's configuration has it."""
+"""Everything that decides the contents of a block beside its tokens, from vLLM's configuration."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 def meaning_of(vllm_config: Any, model_id: str | None) -> dict[str, str]:
-    """By name. Equal in the scheduler and in all workers of an engine.
+    """Return these properties by name. They are equal in the scheduler and in all workers of an engine.
 
     Args:
-        model_id: names the weights, instead of vLLM's name and revision.
+        model_id: name of the weights, instead of vLLM's name and revision.
     """
     config, cache = vllm_config.model_config, vllm_config.cache_config
     dtype = str(config.dtype)
@@ -33,7 +33,7 @@ def meaning_of(vllm_config: Any, model_id: str | None) -> dict[str, str]:
 
 
 def with_layers(said: dict[str, str], vllm_config: Any) -> dict[str, str]:
-    """The same in a worker, where it is known which attention the layers have."""
+    """Return the same for a worker, where the attention of the layers is known."""
     layers = getattr(getattr(vllm_config, "compilation_config", None), "static_forward_context", None) or {}
     names = sorted({name for layer in layers.values() if (name := _attention_of(layer))})
     if not names:
@@ -49,23 +49,23 @@ def _chosen_attention(vllm_config: Any) -> str:
 
 
 def _packing() -> str:
-    """The order of tokens and heads in a block, if the user chose one."""
+    """Return the order of tokens and heads in a block, if the user chose one."""
     return os.environ.get("VLLM_KV_CACHE_LAYOUT", "")
 
 
 def _attention_of(layer: Any) -> str:
-    """Of one layer; empty if it has none, or does not say."""
+    """Return the attention of one layer; empty if it has none, or does not say."""
     find = getattr(layer, "get_attn_backend", None)
     try:
         backend = find() if callable(find) else getattr(layer, "attn_backend", None)
         return "" if backend is None else str(backend.get_name())
-    except Exception:  # vLLM's own, which changes between versions
+    except Exception:  # whatever vLLM raises: this is private and changes between versions
         logger.debug("a layer does not say which attention it has", exc_info=True)
         return ""
 
 
 def _lora(config: Any) -> str:
-    """Whether adapters may change the weights. Which one a request has is part of its prompt's digest."""
+    """Say if adapters may change the weights. The adapter of a request is part of its prompt's digest."""
     if config is None:
         return "none"
     return f"on, {str(getattr(config, 'lora_dtype', 'auto')).removeprefix('torch.')}"

@@ -12,14 +12,14 @@ from aiodatadist.errors import ParamInvalid
 
 
 def tensors_of(name: str, kv: Any, blocks: int) -> list[Any]:
-    """One where keys and values are packed, or both. Raises ParamInvalid: it has a shape that is not known here."""
+    """Return one tensor if keys and values are packed, or both. Raises ParamInvalid if the shape is unknown."""
     if isinstance(kv, (list, tuple)):
         return [part for each in kv for part in tensors_of(name, each, blocks)]
     if not kv.is_contiguous():
         raise ParamInvalid(f"the KV cache of {name} is not contiguous: its strides are {kv.stride()}")
     if kv.shape[0] == blocks:
         return [kv]
-    if len(kv.shape) > 1 and kv.shape[1] == blocks:  # keys and values, one behind the other
+    if len(kv.shape) > 1 and kv.shape[1] == blocks:  # keys, then values
         return list(kv)
     raise ParamInvalid(
         f"the KV cache of {name} has the shape {tuple(kv.shape)}: the first or second dimension must be the "
@@ -28,13 +28,16 @@ def tensors_of(name: str, kv: Any, blocks: int) -> list[Any]:
 
 
 def layers_of(kv_caches: Mapping[str, Any], blocks: int) -> list[list[Any]]:
-    """Of each layer its tensors. Raises ParamInvalid: see :func:`tensors_of`."""
+    """Return the tensors of each layer. Raises ParamInvalid, see :func:`tensors_of`."""
     return [tensors_of(name, kv, blocks) for name, kv in kv_caches.items()]
 
 
 def shape_of(layers: list[list[Any]], block_size: int, heads: int) -> BlockShape:
-    """How blocks are made up, for each tensor of a layer. On a CPU it is only known that heads are outermost: vLLM's kernels
-    store the tokens of keys and of values in orders of their own, which the tensor's shape does not say."""
+    """Return the composition of blocks, for each tensor of a layer.
+
+    On a CPU it is only known that heads are outermost: vLLM's kernels order the tokens of keys and values in their own
+    ways, which the tensor's shape does not show.
+    """
     axes: list[Axes] = []
     for tensor in layers[0]:
         sizes = list(tensor.shape[1:])
@@ -47,7 +50,7 @@ def shape_of(layers: list[list[Any]], block_size: int, heads: int) -> BlockShape
 
 
 def layout_of(layers: list[list[Any]], shape: BlockShape, ranks: int) -> dict[str, str | int]:
-    """What has to be the same wherever blocks of them are to be used as they are."""
+    """Return the properties that must be the same wherever these blocks are used as they are."""
     first = layers[0][0]
     sizes = [axes or tuple(tensor.shape[1:]) for tensor, axes in zip(layers[0], shape.axes, strict=True)]
     return {

@@ -1,4 +1,4 @@
-"""What both connectors have to know of vLLM's configuration, and what neither can do."""
+"""The parts of vLLM's configuration that both connectors need, and the limits that both have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AnySettings = TypeVar("AnySettings", bound=BaseModel)
 
 
 def settings_of(transfer_config: Any, kind: type[AnySettings]) -> AnySettings:
-    """``kv_connector_extra_config``. Raises ValueError: a setting is wrong."""
+    """Return ``kv_connector_extra_config``. Raises ValueError if a setting is wrong."""
     try:
         return kind.model_validate(transfer_config.kv_connector_extra_config)
     except ValidationError as error:
@@ -20,12 +20,13 @@ def settings_of(transfer_config: Any, kind: type[AnySettings]) -> AnySettings:
 
 @dataclass(frozen=True)
 class Model:
-    """Of one worker, or of the scheduler.
+    """The model, as one worker or the scheduler sees it.
 
     Attributes:
         rank, ranks: among the tensor-parallel workers.
-        blocks: of the KV cache, per layer; ``block_size``: tokens of one.
-        heads: of keys and values, of this worker.
+        blocks: blocks of the KV cache, per layer.
+        block_size: tokens of a block.
+        heads: heads of keys and values, of this worker.
     """
 
     rank: int
@@ -36,7 +37,7 @@ class Model:
 
     @classmethod
     def of(cls, vllm_config: Any, kv_cache_config: Any, connector: str) -> Self:
-        """Raises ValueError: the connector cannot do it."""
+        """Return the model. Raises ValueError if the connector cannot handle it."""
         groups = kv_cache_config.kv_cache_groups
         if len(groups) != 1:
             raise ValueError(

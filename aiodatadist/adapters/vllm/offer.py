@@ -1,8 +1,7 @@
-"""What engines are told of a request by the router, in ``kv_transfer_params``: what a prefill engine keeps of it, or that one
-pushes it while it is computed.
+"""The offers that a router carries in ``kv_transfer_params``: blocks that a prefill engine keeps, or will push.
 
-Nothing of it is believed: who sent it may be any client of the engine. It is bounded before it is parsed, and what it makes
-this engine dial must be one of ``peers``.
+Nothing in them is trusted: the sender may be any client of the engine. An offer is bounded before it is parsed, and the
+addresses that it makes this engine dial must be among ``peers``.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ AnyParams = TypeVar("AnyParams", bound=BaseModel)
 logger = logging.getLogger(__name__)
 
 MAX_OFFER = 256 << 10
-"""Bytes of an offer as JSON: blocks of half a million tokens, in blocks of 16."""
+"""Most bytes of an offer as JSON: blocks of half a million tokens, in blocks of 16."""
 MAX_OFFER_TEXT = 256
-"""Characters of each text in it."""
+"""Most characters of each text in it."""
 MAX_WORKERS = 1024
-"""What :attr:`Settings.max_offer_workers` may be at most."""
+"""Upper limit of :attr:`Settings.max_offer_workers`."""
 
 
 class _Params(BaseModel):
@@ -42,13 +41,13 @@ class Offer(_Params):
     """Blocks of a finished request that a prefill engine keeps. JSON-safe.
 
     Attributes:
-        do_remote_prefill, do_remote_decode: as vLLM's own connectors have them: the next engine is to decode.
+        do_remote_prefill, do_remote_decode: as in vLLM's own connectors: the next engine is to decode.
         remote_request_id: the prefill engine's name of the request.
         remote_block_ids: in order, from the first token.
-        remote_num_tokens: whose keys and values they have.
-        remote_block_size: tokens.
+        remote_num_tokens: tokens whose keys and values they have.
+        remote_block_size: tokens of a block.
         lease: the name under which each worker keeps them.
-        lease_seconds: how long, from when this was written.
+        lease_seconds: seconds for which they are kept, from when this was written.
         workers: by tensor-parallel rank.
     """
 
@@ -65,18 +64,18 @@ class Offer(_Params):
     ]
 
     def to_send(self) -> dict[str, Any]:
-        """Return what travels. Raises Unreadable: if it is more than another engine reads."""
+        """Return what travels. Raises Unreadable if it is larger than another engine reads."""
         content = self.model_dump(mode="json")
         scan_foreign(content, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)
         return content
 
     @property
     def tokens(self) -> int:
-        """That are in the blocks."""
+        """Tokens that are in the blocks."""
         return min(self.remote_num_tokens, self.remote_block_size * len(self.remote_block_ids))
 
     def why_too_long(self, prompt_tokens: int) -> str:
-        """Return why a request with so long a prompt refuses the offer; empty if it does not.
+        """Return why a request with a prompt of this length refuses the offer; empty if it does not.
 
         The owner would refuse the pull of blocks beyond the prompt, and until then each number is kept.
         """
@@ -89,39 +88,40 @@ class Offer(_Params):
         return words if count > most else ""
 
     def place(self, token: int) -> tuple[int, int]:
-        """The number of the block that has a token, among those that are offered, and how many tokens are before it there."""
+        """Return the number, among the offered ones, of the block with a token, and the tokens before it there."""
         return divmod(token, self.remote_block_size)
 
 
 class PushOffer(_Params):
-    """A prefill engine computes this request at the same time, and pushes it. JSON-safe.
+    """A promise of a prefill engine that computes this request at the same time, and pushes it. JSON-safe.
 
     Attributes:
         transfer_id: the router's name of the request, which it gives both engines, and no other request.
-        prefill: where rank 0 of that engine listens; rank r has the port and the cluster id behind it by r.
+        prefill: address of rank 0 of that engine; rank r has the port and the cluster id plus r.
     """
 
     transfer_id: TransferName
     prefill: PeerAddress
 
     def has_workers(self, ranks: int) -> bool:
-        """So many can be: their ports and cluster ids are numbers of such."""
+        """Return True if there can be this many ranks: their ports and cluster ids are in range."""
         rank0 = self.prefill
         return rank0.port + ranks - 1 <= 65535 and rank0.cluster_id + ranks - 1 < 2**64
 
     def worker(self, rank: int) -> PeerAddress:
+        """Return the address of a rank."""
         rank0 = self.prefill
         return PeerAddress(cluster_id=rank0.cluster_id + rank, host=rank0.host, port=rank0.port + rank)
 
 
 class Offers:
-    """Reads what a router sends to one engine, and refuses what it does not like. Each refusal is one line, at most.
+    """A reader of what a router sends to one engine. Each refusal is at most one line in the log.
 
     Args:
         ranks: workers of this engine.
-        peers: whom it dials.
-        max_workers: that an offer may name.
-        shortest_name: characters that a ``transfer_id`` has at least.
+        peers: the peers that it dials.
+        max_workers: most workers that an offer may name.
+        shortest_name: fewest characters of a ``transfer_id``.
     """
 
     def __init__(
@@ -136,8 +136,10 @@ class Offers:
     def offer_of(
         self, request_id: str, params: Mapping[str, Any] | None, prompt_tokens: int
     ) -> Offer | PushOffer | None:
-        """None: the request brings no blocks, or what it brings is refused, which is logged. It is refused once: from then on
-        the request has no offer."""
+        """Return the offer of a request, or None if it brings no blocks, or they are refused, which is logged.
+
+        It is refused once: from then on the request has no offer.
+        """
         if not params or not params.get("do_remote_prefill"):
             return None
         try:
@@ -159,7 +161,7 @@ class Offers:
         return None
 
     def _read(self, params: Mapping[str, Any]) -> Offer | PushOffer:
-        """Raises Unreadable: if it is none, or too large."""
+        """Return the offer. Raises Unreadable if it is none, or too large."""
         if "transfer_id" in params:
             pushed = _read(params, PushOffer)
             self._check_name(pushed.transfer_id)
@@ -198,14 +200,14 @@ class Offers:
         return name
 
     def _check_name(self, name: str) -> None:
-        """Raises Unreadable: if the name is too short to be one that a router draws at random."""
+        """Raise Unreadable if the name is too short to be drawn at random by a router."""
         if len(name) < self._shortest_name:
             raise Unreadable(
-                f"transfer_id has {len(name)} characters: it must have {self._shortest_name} where engines have keys"
+                f"transfer_id has {len(name)} characters: it must have {self._shortest_name} if engines have keys"
             )
 
     def _refuse(self, kind: Incident, request_id: str, what: str, why: object) -> None:
-        """Count and log a refusal. Who sent the request is not known: it came through the engine's endpoint."""
+        """Count and log a refusal. The sender is unknown, because the request came through the engine's endpoint."""
         self._incidents.add(kind, logger, "%s", printable(f"request {printable(request_id, 64)}: {what}: {why}"))
 
 

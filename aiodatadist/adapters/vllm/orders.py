@@ -1,4 +1,4 @@
-"""What the scheduler's half tells the worker's halves with each step, and what those tell it once."""
+"""Orders of the scheduler's half to the workers' halves, with each step, and what the workers tell it once."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from aiodatadist.values.foreign import read_foreign
 
 @dataclass
 class Address(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vLLM has no types here
-    """Where a worker's blocks are: a :class:`WorkerAddress` as JSON, which every executor can carry."""
+    """The place of a worker's blocks: a :class:`WorkerAddress` as JSON, which every executor can carry."""
 
     text: str
 
 
 def address_of(said: Address) -> WorkerAddress:
-    """Return where a worker of this engine is. Raises Unreadable: it says something else."""
+    """Return the address of a worker of this engine. Raises Unreadable if the text is none."""
     return read_foreign(said.text.encode(), WorkerAddress, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)
 
 
 @dataclass(frozen=True)
 class Load:
-    """``tokens`` tokens of the offer's blocks, from ``first`` on, into ``into``: from the first token of that block but
-    ``skip``. ``prompt_digest``: of this engine's own request, up to the last token that is offered."""
+    """An order to load ``tokens`` tokens of the offer's blocks into ``into``.
+
+    They start in block ``first``, after ``skip`` tokens of it. ``prompt_digest`` is that of this engine's own request,
+    up to the last offered token.
+    """
 
     request_id: str
     offer: Offer
@@ -39,7 +42,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Release:
-    """The offer's blocks are not needed. ``prompt_digest``: as of a :class:`Load`."""
+    """An order to release the offer's blocks, which are not needed. ``prompt_digest`` as in a :class:`Load`."""
 
     offer: Offer
     prompt_digest: bytes
@@ -47,7 +50,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Keep:
-    """Blocks of a finished request. ``prompt_digest``: up to the last token that they are offered for."""
+    """An order to keep blocks of a finished request. ``prompt_digest`` covers the tokens that are offered."""
 
     request_id: str
     lease: str
@@ -57,7 +60,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A request that is pushed. ``name``: the router's; ``prompt_digest``: of all of this engine's own prompt."""
+    """A request that is pushed. ``name`` is the router's; ``prompt_digest`` covers all of this engine's own prompt."""
 
     name: str
     request_id: str
@@ -75,7 +78,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Expect:
-    """Blocks ``first``, ``first + 1``, ... of a request, which another engine will push, belong into these."""
+    """An order for blocks ``first``, ``first + 1``, ... of a request, which another engine pushes into these."""
 
     request_id: str
     offer: PushOffer
@@ -86,7 +89,7 @@ class Expect:
 
 @dataclass(frozen=True)
 class Decline:
-    """What another engine computes is not needed. ``prompt_digest``: of this engine's own request, all of its prompt."""
+    """A refusal of what another engine computes. ``prompt_digest`` covers all of this engine's own prompt."""
 
     offer: PushOffer
     prompt_digest: bytes
@@ -94,12 +97,14 @@ class Decline:
 
 @dataclass
 class Orders(KVConnectorMetadata):  # type: ignore[misc]
-    """Of one step.
+    """The orders of one step.
 
     Attributes:
-        pushes: what it computes for other engines; ``pushed``: requests that have been computed whole;
-            ``abandons``: those that will not be.
-        expects: what other engines compute for this one; ``declines``: what is not needed of it.
+        pushes: what the step computes for other engines.
+        pushed: requests that have been computed completely.
+        abandons: requests that will not be.
+        expects: what other engines compute for this one.
+        declines: what is not needed of it.
     """
 
     loads: list[Load] = field(default_factory=list)

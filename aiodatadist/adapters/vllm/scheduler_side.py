@@ -1,4 +1,4 @@
-"""The half that lives beside vLLM's scheduler: decides, moves nothing, waits for nothing."""
+"""The half beside vLLM's scheduler: it decides, moves nothing, and waits for nothing."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS, new_lease_name
 logger = logging.getLogger(__name__)
 
 SHORTEST_NAME = 16
-"""Characters of a ``transfer_id`` where engines have keys: what a router draws at random is not guessed then."""
+"""Fewest characters of a ``transfer_id`` if engines have keys: a random name of this length is not guessed."""
 _WHOLE = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED})
 
 
 class SchedulerSide:
-    """One engine's.
+    """The scheduler half of one engine.
 
     Args:
         block_size: tokens of a block.
-        blocks: of the KV cache, of which ``settings.max_leased`` may be kept for peers.
-        ranks: workers.
+        blocks: blocks of the KV cache, of which ``settings.max_leased`` may be kept for peers.
+        ranks: number of workers.
     """
 
     def __init__(self, settings: Settings, block_size: int, blocks: int, ranks: int = 1) -> None:
@@ -52,13 +52,13 @@ class SchedulerSide:
         self._computed = ComputedBlocks(block_size)
 
     def meet(self, addresses: Mapping[int, WorkerAddress]) -> None:
-        """The workers, by rank."""
+        """Note the workers, by rank."""
         self._workers = tuple(addresses[rank] for rank in sorted(addresses))
 
     # ---- decode ----
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
-        """How many tokens more than ``computed`` are to be had, and that they come by and by."""
+        """Return how many tokens more than ``computed`` are offered, and True if they come later."""
         offer = self._offer_of(request)
         count = 0 if offer is None else self._offered(request, offer) - computed
         return (count, True) if count > 0 else (0, False)
@@ -72,7 +72,7 @@ class SchedulerSide:
         return tokens if isinstance(offer, PushOffer) else min(offer.tokens, tokens)
 
     def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
-        """Blocks for the tokens are there. Called a second time for a request, there is nothing to do."""
+        """Note the blocks of a request, and order its load. Does nothing the second time."""
         name = self._offers.transfer_to_push(request.kv_transfer_params)
         if name is not None and self._is_pusher(transfer := _transfer_of(request, name)):
             self._pushed[request.request_id] = transfer
@@ -81,7 +81,7 @@ class SchedulerSide:
         if offer is None:
             return
         request.kv_transfer_params["do_remote_prefill"] = False
-        if not external_tokens:  # this engine has all of it
+        if not external_tokens:  # this engine has all of it already
             self._refuse(request, offer)
             return
         stop = self._offered(request, offer)
@@ -97,7 +97,7 @@ class SchedulerSide:
         self._loading.add(request_id)
 
     def _is_pusher(self, transfer: Transfer) -> bool:
-        """Return True for the first request of a transfer: others, which a router's retry makes, keep and push nothing."""
+        """Return True for the first request of a transfer. Others come from a router's retries, and push nothing."""
         request_id = transfer.request_id
         first = self._pushers.setdefault((transfer.name, transfer.prompt_digest), request_id)
         if first != request_id:
@@ -106,29 +106,30 @@ class SchedulerSide:
         return first == request_id
 
     def _refuse(self, request: Any, offer: Offer | PushOffer) -> None:
-        """The other engine need not keep it, if this is the request that it keeps it for."""
+        """Release an offer at the other engine, if it keeps it for this request."""
         if isinstance(offer, PushOffer):
             self._orders.declines.append(Decline(offer, digest_of(request, self._offered(request, offer))))
         else:
             self._orders.releases.append(Release(offer, digest_of(request, self._offered(request, offer))))
 
     def received(self, request_ids: Iterable[str]) -> None:
+        """Note that loads have ended."""
         self._loading.difference_update(request_ids)
 
     def sent(self, request_ids: Iterable[str]) -> None:
-        """Their blocks are no longer kept."""
+        """Note that blocks of these requests are no longer kept."""
         for request_id in request_ids:
             self._room.give_back(request_id)
 
     def take_counters(self) -> Counter[str]:
-        """What this half counted since the last time."""
+        """Return what this half counted since the last call."""
         taken, self._no_room = Counter(lease_no_room=self._no_room), 0
         return +(taken + self.incidents.take())
 
     # ---- prefill, and the end of a request ----
 
     def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Whether the blocks are kept, and what the next engine is to be told."""
+        """End a request; return True if its blocks are kept, and the parameters for the next engine."""
         request_id, params = request.request_id, request.kv_transfer_params or {}
         offer = self._offer_of(request)
         if offer is not None:  # it was never scheduled here
@@ -170,14 +171,14 @@ class SchedulerSide:
         return True, sent
 
     def _end_push(self, request: Any, name: str, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Without blocks it is not pushed to its end."""
+        """End the push of a request. Without blocks it was not computed to its end."""
         request_id = request.request_id
         begun = self._pushed.pop(request_id, None)
         transfer = begun or _transfer_of(request, name)
         self._computed.remove(request_id)
         key = transfer.name, transfer.prompt_digest
         if self._pushers.get(key, request_id) != request_id or (begun is None and block_ids):
-            return False, None  # another request pushes it, or did
+            return False, None  # another request pushes or pushed it
         self._pushers.pop(key, None)
         is_kept = bool(block_ids) and self._has_room(request, block_ids)  # until the peer has asked for them
         if is_kept:
@@ -187,13 +188,13 @@ class SchedulerSide:
         return is_kept, None
 
     def _has_room(self, request: Any, blocks: Iterable[int]) -> bool:
-        """Count the blocks as kept, if not too many are."""
+        """Count the blocks as kept, unless too many are; return True if they are."""
         is_kept = self._room.take(request.request_id, map(int, blocks), _client_of(request))
         self._no_room += not is_kept
         return is_kept
 
     def take_orders(self, scheduled: Any) -> Orders:
-        """Those of this step, which is a scheduler's output."""
+        """Return the orders of this step, given as a scheduler's output."""
         for done in self._computed.completed(scheduled):
             self._orders.pushes.append(Push(self._pushed[done.request_id], done.first, done.blocks))
         orders, self._orders = self._orders, Orders()
@@ -205,6 +206,6 @@ def _transfer_of(request: Any, name: str) -> Transfer:
 
 
 def _client_of(request: Any) -> str:
-    """Who sent a request, as far as that is known: a tenant by its ``cache_salt``, or whom the router names."""
+    """Return the client that sent a request, if known: a tenant by its ``cache_salt``, or the router's word."""
     named = (request.kv_transfer_params or {}).get("client")
     return str(request.cache_salt or (named if isinstance(named, str) else ""))

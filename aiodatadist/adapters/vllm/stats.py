@@ -48,12 +48,15 @@ COUNTERS = {
         "Pulls of kept blocks that this engine refused: they named other blocks, or another prompt.",
     ),
 }
-"""Of :class:`Ended`: name in Prometheus behind ``vllm:aiodatadist_``, and what it is."""
+"""Counters of :class:`Ended`: the name in Prometheus behind ``vllm:aiodatadist_``, and its description."""
 SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]
 
 
 class TransferStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no types here
-    """``data`` has a number for each counter and each kind of incident, and ``seconds`` of each pull that succeeded."""
+    """Figures of a worker or scheduler.
+
+    ``data`` has counters, kinds of incidents, and the ``seconds`` of successful pulls.
+    """
 
     data: dict[str, Any]
 
@@ -61,7 +64,7 @@ class TransferStats(KVConnectorStats):  # type: ignore[misc]  # vLLM has no type
         super().__init__({**_nothing(), **(data or {})})
 
     def add(self, ended: Ended) -> None:
-        """Of a worker."""
+        """Add what ended at a worker."""
         self._add(ended.counters, ended.pull_seconds, ended.incidents)
 
     def _add(self, counters: dict[str, int], seconds: list[float], incidents: dict[str, int]) -> None:
@@ -103,7 +106,7 @@ def stats_of(counters: Counter[str]) -> TransferStats | None:
 
 
 class TransferMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """``vllm:aiodatadist_*``."""
+    """The metrics ``vllm:aiodatadist_*``."""
 
     def __init__(
         self, vllm_config: Any, metric_types: Any, labelnames: list[str], labelvalues: dict[int, list[object]]
@@ -130,7 +133,7 @@ class TransferMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         }
 
     def _each(self, kind: Any, **options: Any) -> dict[int, Any]:
-        """The metric, with the labels of each engine."""
+        """Return the metric with the labels of each engine."""
         metric = kind(labelnames=self._labelnames, **options)
         return {index: metric.labels(*values) for index, values in self.per_engine_labelvalues.items()}
 

@@ -1,4 +1,4 @@
-"""Which layers of the step that a model is computing are done."""
+"""The layers of a step that the model has computed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, TorchN
 
 
 class LayerSteps:
-    """One worker's, on its thread. On an NPU an event is recorded behind each layer, for which the device waits.
+    """The steps of one worker, on its thread.
+
+    On an NPU an event is recorded behind each layer, for which the device waits.
 
     Args:
-        names: of the layers, in the order of the cache.
-        device: as torch names it.
+        names: names of the layers, in the order of the cache.
+        device: the device's name in torch.
     """
 
     def __init__(self, names: Sequence[str], device: str = "cpu") -> None:
@@ -25,7 +27,7 @@ class LayerSteps:
         self._left: set[int] = set()
 
     def begin(self) -> AwaitableLayerSynchronizer:
-        """Of the step that is about to be computed."""
+        """Return the synchronizer of the step that is about to be computed."""
         self._left = set(self._numbers.values())
         if self._is_npu:
             torch = import_module("torch")
@@ -36,13 +38,13 @@ class LayerSteps:
         return self._synchronizer
 
     def computed(self, name: str) -> Iterator[tuple[AwaitableLayerSynchronizer, int]]:
-        """What becomes ready: nothing, where the step pushes nothing."""
+        """Yield the layer that becomes ready; nothing if the step pushes nothing."""
         number = self._numbers.get(name)
         if self._synchronizer is not None and number in self._left:
             yield self._ready(self._synchronizer, number)
 
     def end(self) -> Iterator[tuple[AwaitableLayerSynchronizer, int]]:
-        """All that is left becomes ready."""
+        """Yield all layers that are left: they become ready now."""
         synchronizer, self._synchronizer = self._synchronizer, None
         if synchronizer is not None:
             for number in sorted(self._left):

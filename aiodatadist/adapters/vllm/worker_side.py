@@ -1,4 +1,4 @@
-"""The half that lives beside a worker: hands orders to a BlockService, and tells what ended."""
+"""The half beside a worker: hands orders to a BlockService, and reports what ended."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerSide:
-    """One worker's.
+    """The worker half of one worker.
 
     Args:
-        model: what it has of the model.
-        meaning: what the numbers in its blocks mean.
+        model: its part of the model.
+        meaning: the meaning of the numbers in its blocks.
     """
 
     def __init__(self, settings: Settings, model: Model, meaning: Mapping[str, str]) -> None:
@@ -39,14 +39,15 @@ class WorkerSide:
 
     @property
     def address(self) -> WorkerAddress | None:
-        """Where its blocks are; None before :meth:`register`."""
+        """The place of its blocks; None before :meth:`register`."""
         return self._address
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
-        """The KV cache, layer by layer: one tensor, or two for keys and values.
+        """Register the KV cache, layer by layer: one tensor, or two for keys and values.
 
         Raises:
-            ParamInvalid: it has a shape that is not known here. LLMException, OSError: see :meth:`BlockService.open`.
+            ParamInvalid: if its shape is unknown.
+            LLMException, OSError: see :meth:`BlockService.open`.
         """
         model = self._model
         layers = layers_of(kv_caches, model.blocks)
@@ -58,7 +59,7 @@ class WorkerSide:
     # ---- each step ----
 
     def begin_step(self, orders: Orders) -> None:
-        """Before the model computes: what of it is pushed."""
+        """Start the pushes of a step, before the model computes it."""
         if orders.pushes:
             synchronizer = self._steps.begin()
             for push in orders.pushes:
@@ -66,17 +67,17 @@ class WorkerSide:
                 self._service.push(of.name, portion, request=of.request_id, prompt=of.prompt_digest)
 
     def layer_computed(self, name: str) -> None:
-        """It may travel."""
+        """Let a layer travel."""
         for synchronizer, layer in self._steps.computed(name):
             self._service.layer_ready(synchronizer, layer)
 
     def end_step(self) -> None:
-        """All layers may travel, also those that have no attention of their own."""
+        """Let all layers travel, also those without attention."""
         for synchronizer, layer in self._steps.end():
             self._service.layer_ready(synchronizer, layer)
 
     def carry_out(self, orders: Orders) -> None:
-        """Begin what the scheduler decided. Never waits."""
+        """Start what the scheduler decided. Never waits."""
         for done in orders.pushed:
             self._service.pushed(done.name, done.request_id, prompt=done.prompt_digest)
         for ended in orders.abandons:
@@ -107,23 +108,24 @@ class WorkerSide:
         )
 
     def take_results(self) -> Results:
-        """What ended since the last step."""
+        """Return what ended since the last step."""
         ended = self._service.take()
         self._stats.add(ended)
         return self._failed.results(ended)
 
     def take_failed_blocks(self) -> set[int]:
-        """Blocks of loads that failed, of those that were told as received."""
+        """Return the blocks of failed loads among those reported as received."""
         return self._failed.take()
 
     def take_stats(self) -> TransferStats | None:
-        """Figures of the last interval; None: nothing happened."""
+        """Return the figures of the last interval, or None if nothing happened."""
         if self._stats.is_empty():
             return None
         stats, self._stats = self._stats, TransferStats()
         return stats
 
     def close(self) -> None:
+        """Close the service."""
         self._service.close()
 
 
