@@ -233,7 +233,7 @@ class LLMDataDist:
         return manager if isinstance(manager, KvCacheManager) else self._refuse("kv_cache_manager")
 
     def _refuse(self, name: str) -> NoReturn:
-        """Raise the reason why there is no such manager, or no longer. The awaitable cluster knows it."""
+        """Raise the reason why this manager does not exist, or no longer exists. The awaitable cluster knows the reason."""
 
         async def ask() -> object:
             return getattr(self._inner, name)

@@ -169,7 +169,7 @@ class LayerReceiver:
         """
         receiver = self._receiver
         if receiver is None:
-            raise ParamInvalid("this receiver is not opened: with manager.receive_layers(...) as receiver")
+            raise ParamInvalid("this receiver is not open: use with manager.receive_layers(...) as receiver")
         if layer_index not in self._here:
             self._thread.call(lambda: _layer(receiver, layer_index, timeout))
             self._here.update(receiver.landed)

@@ -86,7 +86,7 @@ def set_device(device: Any) -> None:
     """Make a device current. Raises ParamInvalid if there is no such device."""
     number = torch.device("npu", device).index if isinstance(device, int) else torch.device(device).index or 0
     if not 0 <= number < DEVICES:
-        raise ParamInvalid(f"device {device!r}: there are {DEVICES}")
+        raise ParamInvalid(f"device {device!r}: its number must be below {DEVICES}")
     _Devices.current = number
 
 

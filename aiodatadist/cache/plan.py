@@ -83,7 +83,7 @@ def _tensors(source: Geometry, target: Geometry, layers: Layers) -> tuple[array[
     """Return the tensor addresses of both ends, paired: destination, source."""
     src, dst = layers.of_source(source), layers.of_target(target)
     if len(src) != len(dst):
-        raise ParamInvalid(f"{len(src)} source tensors for {len(dst)} destination tensors: they must be as many")
+        raise ParamInvalid(f"{len(src)} source tensors for {len(dst)} destination tensors: the numbers must be equal")
     return target.addresses[dst.start : dst.stop], source.addresses[src.start : src.stop]
 
 
@@ -124,7 +124,7 @@ def blocks_to_blocks(
         )
     sources, targets = indexes(src, "src_blocks"), indexes(dst, "dst_blocks")
     if len(sources) != len(targets):
-        raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they must be as many")
+        raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they must have the same length")
     check_below(sources, source.pieces, "src_blocks", "source")
     check_below(targets, target.pieces, "dst_blocks", "destination")
     check_once(targets, "dst_blocks")
@@ -146,7 +146,7 @@ def _numbered(cache: Geometry, blocks: array[int], parts: Sequence[int], nbytes:
     """Return the numbers within the cache of parts that are numbered within some of its blocks."""
     _want_kind(cache, True, whose)
     if cache.stride % nbytes:
-        raise ParamInvalid(f"a block of the {whose} has {cache.stride} bytes: that is no multiple of a part's {nbytes}")
+        raise ParamInvalid(f"a block of the {whose} has {cache.stride} bytes: must be a multiple of a part's {nbytes}")
     name, each = ("src" if whose == "source" else "dst"), cache.stride // nbytes
     check_below(blocks, cache.pieces, f"{name}_blocks", whose)
     found = array("Q", parts)

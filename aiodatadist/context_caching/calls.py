@@ -103,7 +103,7 @@ class CallRecords:
 
     @contextmanager
     def of(self, operation: str, keys: int) -> Iterator[Record]:
-        """Record a call that is awaited inside the ``with`` block."""
+        """Record the call that is awaited inside the ``with`` block."""
         record = self._record(operation, keys)
         try:
             yield record

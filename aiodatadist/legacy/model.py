@@ -254,7 +254,7 @@ class LLMModel:
         if prefix is None:
             raise _no_prefix(request.prefix_id)
         if self._layout.is_dynamic and not self._layout.is_prefix_of_slot:
-            raise ParamInvalid(f"the shape is {self._layout.shape}: with a shared prefix tokens are dimension 1")
+            raise ParamInvalid(f"the shape is {self._layout.shape}: with a shared prefix tokens must be dimension 1")
         if prefix.cache_desc.shape[self._layout.seq_dim] > request.prompt_length and self._layout.is_dynamic:
             raise ParamInvalid(f"prompt_length is {request.prompt_length}: its prefix alone is longer")
         return prefix

@@ -125,7 +125,9 @@ class Layout:
             raise ParamInvalid(f"{SHAPES} and {DTYPES} name {set(shapes)} and {set(dtypes)}: all must be alike")
         shape, tensor_format = shapes[0], options.get(FORMAT)
         if tensor_format is not None and len(tensor_format) != len(shape):
-            raise ParamInvalid(f"{FORMAT} is {tensor_format!r}: the shape has {len(shape)} dimensions")
+            raise ParamInvalid(
+                f"{FORMAT} is {tensor_format!r}: must have a letter for each of the {len(shape)} dimensions"
+            )
         return cls(
             len(shapes), shape, dtypes[0], _seq_dim(options, shape, tensor_format),
             _flag(options, PAGED), _flag(options, SHARED_PREFIX), tensor_format,

@@ -102,7 +102,7 @@ async def linked_pair(
 ) -> AsyncIterator[tuple[Cluster, Cluster, Cache, Cache]]:
     """Open a prompt (id 1) and a decoder (id 2) with a cache each, and link them.
 
-    With ``slots`` the caches are contiguous, and slot i has request i.
+    If ``slots``, the caches are contiguous, and slot i has request i.
     """
     async with (
         open_cluster(1, LLMRole.PROMPT, device_id=0, **options) as prompt,

@@ -610,7 +610,7 @@ async def test_finalize_ends_a_model_that_runs_before_its_memory_goes(is_awaited
         ({"kv_shapes": ["2,-1,-1"] * 4}, "one after the batch may be -1"),
         ({"kv_shapes": ["2,32,-1"] * 4}, "dimension 2 of .* is the one that a request decides"),
         ({"kv_seq_len_dim_index": 3}, "must be a dimension of"),
-        ({"kv_tensor_format": "BS"}, "the shape has 3 dimensions"),
+        ({"kv_tensor_format": "BS"}, "a letter for each of the 3 dimensions"),
         ({"kv_shapes": ["2,-1,8"] * 4}, "DECODER, and paged attention, need all dimensions"),
         ({"kv_shapes": ["-1,32,8"] * 4}, "DECODER, and paged attention, need all dimensions"),
     ],

@@ -141,7 +141,7 @@ class SlotMemory(Memory):
         if len(given) != len(layout.groups):
             raise EmsInvalidArgument(
                 f"chunks has {len(given)} lists for {len(layout.groups)} layer groups: must have one list of "
-                "(start_slot, length) pairs for each, also if there is one group"
+                "(start_slot, length) pairs for each, even if there is only one group"
             )
         shares = []
         for g, (group, pairs) in enumerate(zip(layout.groups, given, strict=True)):
