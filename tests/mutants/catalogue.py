@@ -705,7 +705,7 @@ MUTANTS = (
         "no-dial-gives-way",
         "of dials that get no answer the oldest gives way",
         "aiodatadist/adapters/dials.py",
-        "            dial.scope.cancel()  # its end begins the next one\n",
+        "            dial.give_way()  # its end begins the next one\n",
         "            pass\n",
         (f"{DIALS}::test_dials_that_get_no_answer_are_few_and_the_oldest_gives_way",),
     ),
