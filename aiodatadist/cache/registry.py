@@ -519,16 +519,15 @@ class CacheRegistry:
         """Keep the memory, because the cluster is finalized before the peer let go.
 
         A pool's pages go with the pool, and no other memory is in their place while the peer copies there. The caller's
-        memory is kept alive for as long as the process.
+        memory is kept alive: until the peer let go of the device, or for as long as the process if it does not hold it.
         """
         writes.abandon()
         for entry in entries:
             if entry.pool is None:
-                _kept.append(entry.keep)
-                self._lost(
-                    "cache %d: a peer that was stopped while it wrote there may continue; do not use its memory",
-                    entry.cache_id,
-                )
+                if not self._device.keep(entry.keep):
+                    _kept.append(entry.keep)
+                words = "cache %d: a peer that was stopped while it wrote there may continue; do not use its memory"
+                self._lost(words, entry.cache_id)
 
     def _lost(self, words: str, *args: object) -> None:
         self._incidents.add(Incident.MEMORY_LOST, logger, words, *args, level=logging.ERROR)

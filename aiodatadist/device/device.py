@@ -48,6 +48,7 @@ class Device:
         self._spare_notifies: list[Handle] = []
         self._streams = 0
         self._holds = 0
+        self._kept: list[object] = []
         self._closed = False
         self._stuck: list[tuple[int, int]] = []
         self._pid = os.getpid()
@@ -221,10 +222,19 @@ class Device:
         self._check_open()
         self._holds += 1
 
+    def keep(self, value: object) -> bool:
+        """Keep an object alive for as long as the device is held; return False if it is not held."""
+        if self._holds:
+            self._kept.append(value)
+        return self._holds > 0
+
     async def let_go(self) -> None:
         """Undo one :meth:`hold`. If the device was closed in the meantime, free the memory and release the device."""
         self._holds -= 1
-        if not self._closed or self._holds:
+        if self._holds:
+            return
+        self._kept.clear()
+        if not self._closed:
             return
         try:
             await in_thread(self._release, gives_back=True)
@@ -232,7 +242,10 @@ class Device:
             logger.warning("device %d: %s", self.index, error)
 
     async def aclose(self) -> None:
-        """Free what was allocated and release the device. Memory that still has views stays: a leak, not a crash."""
+        """Free what was allocated and release the device. Memory that still has views stays: a leak, not a crash.
+
+        If the device is held, the last :meth:`let_go` does that instead.
+        """
         if self._closed:
             return
         self._check_open()

@@ -61,6 +61,14 @@ MUTANTS = (
         (FINALIZED,),
     ),
     Mutant(
+        "the-callers-memory-is-not-kept",
+        "memory of a caller's lives for as long as a copy over loopback is in it",
+        "aiodatadist/device/device.py",
+        "            self._kept.append(value)\n",
+        "            pass\n",
+        (FINALIZED,),
+    ),
+    Mutant(
         "a-left-device-is-kept",
         "that memory is given back when the copy has ended",
         "aiodatadist/transport/loopback.py",
