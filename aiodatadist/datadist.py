@@ -208,7 +208,7 @@ class LLMDataDist:
         engine.resident.check_process()
         engine.resident.check_no_other_loop()
         if engine.resident.has_ended:
-            raise InternalError("the engine of this LLMDataDist has ended by itself: finalize() tells why")
+            raise InternalError("the engine of this LLMDataDist has ended by itself: finalize() raises the reason")
         return engine
 
     def _running_here(self) -> Engine:
@@ -350,7 +350,9 @@ class LLMDataDist:
             )
         is_elsewhere = address is None or address != engine.listen_address
         if is_elsewhere and self._config.links_have_owners:
-            raise FeatureNotEnabled("with transfer_backend 'hixl' a cluster listens where it was initialised to listen")
+            raise FeatureNotEnabled(
+                "with transfer_backend 'hixl' a cluster keeps the address on which it was initialised to listen"
+            )
         if is_elsewhere:
             await engine.listen_elsewhere(address)
         self._config = config
@@ -422,7 +424,7 @@ class LLMDataDist:
         groups = self._groups_here()
         if self._config.links_have_owners:
             raise FeatureNotEnabled(
-                "there are no links by rank table with transfer_backend 'hixl': link_clusters() makes one"
+                "there are no links by rank table with transfer_backend 'hixl': use link_clusters()"
             )
         with self._observed("link", None):
             return await groups.link(comm_name, cluster_rank_info, rank_table)
@@ -628,7 +630,7 @@ def _refusal(name: str, misuse: Misuse, reason: str | None) -> LLMException:
             return LLMException(f"{name} belongs to another event loop", hint="use it where it was initialised")
         case Misuse.NO_LOOP:
             return LLMException(
-                f"no event loop runs in this thread: {name} is used on the event loop on which it was initialised",
+                f"no event loop runs in this thread: {name} can be used only on the event loop where it was initialised",
                 hint="from another thread use asyncio.run_coroutine_threadsafe() and that loop, or aiodatadist.blocking",
             )
     return InternalError(f"{name} cannot be used: {misuse.value}{'' if reason is None else f': {reason}'}")

@@ -104,7 +104,7 @@ async def test_calls_from_a_thread_without_a_loop_say_the_rule() -> None:
         ]
         for call in calls:
             with pytest.raises(
-                LLMException, match=r"no event loop runs in this thread: cluster . is used on the event"
+                LLMException, match=r"no event loop runs in this thread: cluster . can be used only on the event"
             ):
                 await asyncio.to_thread(lambda call=call: call().__await__().send(None))  # type: ignore[misc]
         assert (await manager.pull_blocks(BlocksCacheKey(1), cache, [1], [5])).bytes == 2 * 4096

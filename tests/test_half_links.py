@@ -136,7 +136,9 @@ async def test_a_server_that_ends_before_it_knows_makes_no_link(monkeypatch: pyt
         await prompt.datadist.finalize()
         linked = await linking
         assert linked[0] is LLMStatusCode.LLM_LINK_FAILED
-        assert "did not take the link: cluster 1 ended the link: cluster 1 is being finalized" in str(linked.errors[0])
+        assert "did not accept the link: cluster 1 ended the link: cluster 1 is being finalized" in str(
+            linked.errors[0]
+        )
         assert not decoder.datadist.statistics().links
 
 

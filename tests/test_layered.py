@@ -503,7 +503,7 @@ async def test_a_synchronizer_of_fewer_layers_is_a_wrong_argument() -> None:
     async with fan() as made:
         gates = EventLayerSynchronizer(made.source.datadist.device, LAYERS - 1)
         for synchronizer in (gates, AwaitableLayerSynchronizer(LAYERS - 1)):
-            with pytest.raises(ParamInvalid, match="layer_synchronizer has 3 layers, 4 are asked for"):
+            with pytest.raises(ParamInvalid, match="layer_synchronizer has 3 layers: must have at least 4"):
                 made.blocks(synchronizer)
 
 

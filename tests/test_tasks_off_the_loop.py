@@ -36,7 +36,7 @@ async def in_forked_child(calls: Sequence[Call]) -> list[Raised]:
 @pytest.mark.parametrize(
     ("elsewhere", "kind", "rule"),
     [
-        (in_thread, LLMException, "no event loop runs in this thread: cluster 2 is used on the event loop"),
+        (in_thread, LLMException, "no event loop runs in this thread: cluster 2 can be used only on the event loop"),
         (in_another_loop, LLMException, "cluster 2 belongs to another event loop"),
         (in_forked_child, ForkError, "initialised before a fork"),
     ],

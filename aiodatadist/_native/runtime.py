@@ -128,7 +128,7 @@ def completion_error(completion: Any) -> LLMException:
     words = decode(completion.message)
     if completion.state == ring.RING_REFUSED:
         what = "not completed" if completion.bytes else "not begun"
-        return DeviceError(f"{what}: the device holds on to an earlier transfer of this stream")
+        return DeviceError(f"{what}: the device has not released an earlier transfer of this stream")
     if completion.state == ring.RING_STUCK:
         return StuckError(_why_stuck(completion, words))
     if completion.state == ring.RING_TIMED_OUT:

@@ -474,7 +474,7 @@ class Caches:
         if isinstance(key, CacheKey):
             check_cache_key(key)
         if isinstance(key, CacheKeyByIdAndIndex) and key.cache_id < 0:
-            raise CacheNotFound(f"{key}: no cache that peers can reach has such an id")
+            raise CacheNotFound(f"{key}: peers can reach no cache with such an id")
         link = self._engine.links.find(key.cluster_id)
         link.check_ready()
         return link

@@ -580,7 +580,9 @@ class CacheManager(Caches):
         needed = max(each.layers.stop for each in wanted)
         ours = isinstance(layer_synchronizer, (AwaitableLayerSynchronizer, EventLayerSynchronizer))
         if ours and layer_synchronizer.num_layers < needed:
-            raise ParamInvalid(f"layer_synchronizer has {layer_synchronizer.num_layers} layers, {needed} are asked for")
+            raise ParamInvalid(
+                f"layer_synchronizer has {layer_synchronizer.num_layers} layers: must have at least {needed}"
+            )
         seconds, priority = check_deadline(deadline), check_priority(priority)
         is_checked = self._is_checked(checksum)
         if is_checked:

@@ -70,14 +70,14 @@ async def dial(
     await steps.before_connecting()
     refusals: list[tuple[str, OSError]] = []
     for number, address in enumerate(addresses):
-        waits_for(f"{host_port(address, port)} took no connection")
+        waits_for(f"{host_port(address, port)} accepted no connection")
         left, still = deadline - anyio.current_time(), len(addresses) - number
         try:
             with anyio.fail_after(None if still == 1 else min(ONE_OF_MANY_SECONDS, left / still)):
                 sock = await connected(address, port)
                 steps.connected()
                 connection = await Connection.over(sock)
-                waits_for(f"{host_port(address, port)} took the connection, and did not link")
+                waits_for(f"{host_port(address, port)} accepted the connection, but did not link")
                 return connection, address
         except OSError as error:  # TimeoutError is one, too
             if error.errno in {errno.EMFILE, errno.ENFILE}:

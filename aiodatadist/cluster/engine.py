@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 
 class Owner(Protocol):
-    """The properties of the LLMDataDist that its engine needs."""
+    """The properties of an LLMDataDist that its engine needs."""
 
     @property
     def cluster_id(self) -> int: ...

@@ -329,7 +329,7 @@ class LinkInitiator:
             if self._links.peek(link.cluster_id) not in {None, link}:
                 self._links.check_not_linked(link.cluster_id)
             if not link.life.is_mutual:
-                raise LinkError(f"cluster {link.cluster_id} did not take the link: {error.args[0]}") from error
+                raise LinkError(f"cluster {link.cluster_id} did not accept the link: {error.args[0]}") from error
         except BaseException:  # whatever it was: keep no half of a link that the peer may never have
             if not (link.life.is_mutual or self._engine.is_stopping):
                 why = LinkError(*self._engine.gave_up().args)  # not an orderly end, so relinking continues

@@ -185,7 +185,7 @@ class LinkTable:
         link = self.any(cluster_id)
         if not link.life.ownership.is_ours:
             raise NotLinked(
-                f"cluster {cluster_id} is not linked from here: with transfer_backend 'hixl' its link is its own",
+                f"cluster {cluster_id} is not linked from here: with transfer_backend 'hixl' only that end may use its link",
                 peer=cluster_id,
                 hint="link_clusters() at this end, too",
             )

@@ -88,7 +88,7 @@ class Listener:
             return cls(each, listener, host, key)
         except OSError as error:
             is_full = error.errno in {errno.EMFILE, errno.ENFILE}
-            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {explained(error)}"
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {explained(error)}"
             raise LLMException(
                 f"{host_port(host, port)} {reason}",
                 operation=operation,

@@ -30,9 +30,9 @@ SAFE_SILENCE: Final = 2000
 TransportName = Literal["hccl", "loopback"]
 
 WITHOUT_EFFECT: Final = {
-    "global_resource_config": "it is for the HIXL engine, which is not here",
+    "global_resource_config": "it is for the HIXL engine, which this library does not have",
     "deploy_res_path": "nothing is deployed to a device here",
-    "cluster_info": "a cluster listens where listen_ip_info says, and is who its constructor says",
+    "cluster_info": "listen_ip_info and the constructor say where a cluster listens and what its id is",
     "output_max_size": "outputs of a model runner may have any size",
 }
 """Options from a vendor's script that are checked and kept but change nothing, with the reason for each."""
@@ -246,7 +246,10 @@ class LLMConfig(BaseModel):
         return host, port
 
     def check_listening_on(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
-        """Raise ParamInvalid if this address needs ``auth_key``. It is ``listen_ip_info``, or what that name stands for."""
+        """Raise ParamInvalid if this address needs ``auth_key`` and none is set.
+
+        The address is ``listen_ip_info``, or what that host name stands for.
+        """
         if address.is_loopback or self.auth_key is not None:
             return
         stands_for = "" if str(address) in str(self.listen_ip_info) else f", which is {address}"
@@ -321,7 +324,7 @@ class LLMConfig(BaseModel):
         if self.heartbeat_interval >= SAFE_HEARTBEAT_INTERVAL or silence >= SAFE_SILENCE:
             return []
         return [
-            f"heartbeat_interval is {self.heartbeat_interval} ms: below {SAFE_HEARTBEAT_INTERVAL} ms links may end where "
+            f"heartbeat_interval is {self.heartbeat_interval} ms: below {SAFE_HEARTBEAT_INTERVAL} ms links may end if "
             f"packets are lost or machines are busy, after {silence} ms without a sign of life (docs/links.md has a table)"
         ]
 

@@ -144,11 +144,11 @@ class StreamTransfer(TransferCompletion):
         return not self.is_done and not self.is_failing and self._id not in self._stream._pending
 
     def fail(self, error: LLMException) -> None:
-        """End it with an error: it waits, and cannot be carried out."""
+        """Fail a transfer that waits and cannot be carried out."""
         self._end_waiting(TransferState.FAILED, error)
 
     def _end_waiting(self, state: TransferState, error: LLMException | None) -> None:
-        """End it without having handed it to C."""
+        """End a transfer that was not handed to C."""
         if self._asked_ns and not self.is_done:
             self.queue_seconds = (time.monotonic_ns() - self._asked_ns) / 1e9
         self._finish(state, error)
@@ -481,7 +481,9 @@ class Stream:
         self._drain()
         self._cancel_waiting()  # what C gave back
         for transfer in list(self._pending.values()):
-            transfer._finish(TransferState.STUCK, StuckError(f"{self.name} was closed while the device held on"))
+            transfer._finish(
+                TransferState.STUCK, StuckError(f"{self.name} was closed before the device released its memory")
+            )
         self._pending.clear()
 
     def __del__(self) -> None:

@@ -306,10 +306,10 @@ class Destination:
         self.link.check_ready()
         remote, grid = self._remote, self._grid
         if remote is None or grid is None or remote.is_withdrawn:
-            raise CacheNotFound("the peer took the destination back while it was being filled")
+            raise CacheNotFound("the peer revoked the destination while it was being filled")
         link_channel = self.link.channels.find(self._entry.epoch, remote.epoch)
         if link_channel is None:
-            raise InternalError("the channel got older")
+            raise InternalError("the channel is older than the caches")
         return link_channel, remote, grid
 
     # ---- channels with one queue: a later request starts earlier ones, so it is made when its layer is final ----
@@ -456,9 +456,7 @@ class Destination:
         remote = self._remote
         if remote is None:
             raise InternalError("a layer landed before its destination was known")
-        with self.link.requester.holding(
-            remote, lambda: self.fail(CacheNotFound("the peer took the destination back"))
-        ):
+        with self.link.requester.holding(remote, lambda: self.fail(CacheNotFound("the peer revoked the destination"))):
             yield
 
     def _is_there(self, landed: int) -> None:

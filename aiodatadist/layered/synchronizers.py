@@ -233,4 +233,4 @@ class EventLayerSynchronizer(LayerSynchronizer):
         return gate
 
     async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None = None) -> bool:
-        raise ParamInvalid("an EventLayerSynchronizer is waited for by the device, not by the host")
+        raise ParamInvalid("the device waits for an EventLayerSynchronizer, so the host must not")

@@ -53,7 +53,7 @@ communicator is left behind, and nothing that it is bound to is used for anythin
 
 LEFT_BEHIND = (
     "until the process ends, the memory that this communicator reaches stays registered and is not freed, and its device "
-    "is not given back"
+    "is not released"
 )
 
 
@@ -197,7 +197,7 @@ class Communicator:
         if self._is_called_off:
             raise LinkTimeout("called off before the peer was waited for")
         if self._is_used_up:
-            raise LinkError("a communicator is prepared once: make another one")
+            raise LinkError("a communicator can be prepared only once: make another one")
         self._is_used_up = True
         how = ffi.new("HcclPrepareConfig *")
         with failing_as_link():

@@ -115,7 +115,7 @@ class HcclTransport(Transport):
         for region in fresh:
             for other in known:
                 if region.overlaps(other) and region != other:
-                    raise ParamInvalid(f"{region} overlaps the registered {other}: ranges are equal or apart")
+                    raise ParamInvalid(f"{region} overlaps the registered {other}: ranges must be equal or apart")
         if may_use_hccs(self._runtime):
             self._check_pages([region for region in fresh if region.placement is Placement.DEVICE])
         if may_use_hccs(self._runtime) or not self._runtime.is_soft:
@@ -231,7 +231,7 @@ class HcclTransport(Transport):
                 f"we use {mine.transport} on {mine.runtime}"
             )
         if self._runtime.is_soft and peer.host != mine.host:
-            raise IncompatiblePeer("softnpu moves bytes between processes of one user on one machine only")
+            raise IncompatiblePeer("softnpu moves bytes only between processes of one user on one machine")
         if (peer.host, peer.process, peer.device_id) == (mine.host, mine.process, mine.device_id):
             raise IncompatiblePeer(
                 f"both ends are device {mine.device_id} of one process: HCCL needs two devices",

@@ -103,7 +103,7 @@ class LoopbackTransport(Transport):
         for region in regions:
             for other in [*self._regions, *regions]:
                 if region.overlaps(other) and region != other:
-                    raise ParamInvalid(f"{region} overlaps the registered {other}: ranges are equal or apart")
+                    raise ParamInvalid(f"{region} overlaps the registered {other}: ranges must be equal or apart")
         fresh = [region for region in dict.fromkeys(regions) if region not in self._regions]
         self.device.adopt([(region.address, region.nbytes, region.placement) for region in fresh])
         self.epoch += bool(fresh)

@@ -93,7 +93,7 @@ def _check_apart(device: Device, region: Region, other: Region) -> None:
     if region.overlaps(other):
         raise ParamInvalid(
             f"{region} overlaps {other}, which another cluster of this process has registered on device {device.index}: "
-            "ranges are equal or apart",
+            "ranges must be equal or apart",
             hint="register the same ranges in both, or unregister there first",
         )
 

@@ -256,7 +256,7 @@ def check_version(major: object, minor: object) -> None:
 
 
 def both_versions(major: object, minor: object) -> str:
-    """Return this end's version and that of a peer's hello, whatever it has in its place, in words."""
+    """Return this end's version and the peer's in words, whatever the peer's hello has in its place."""
     return f"protocol {PROTOCOL}.{MINOR} here, {_version(major, minor)} at the peer"
 
 

@@ -182,7 +182,7 @@ class TestPreparing:
                     soft_fault("HcclCommPrepare:fail=4")
                     with pytest.raises(LinkError, match="HcclCommPrepare"):
                         comm.prepare(LIMIT)
-                with pytest.raises(LinkError, match="prepared once: make another"):
+                with pytest.raises(LinkError, match="prepared only once: make another"):
                     comm.prepare(LIMIT)
                 comm.destroy()
                 comm.destroy()

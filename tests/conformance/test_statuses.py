@@ -254,7 +254,7 @@ async def test_llm_not_yet_link_names_the_communicator_that_there_is_not() -> No
 
         for call in (query, lambda: cluster.datadist.unlink(5)):
             await refused(
-                call, LLMStatusCode.LLM_NOT_YET_LINK, r"no communicator 5 .*; link\(\) gives the number", NotLinked
+                call, LLMStatusCode.LLM_NOT_YET_LINK, r"no communicator 5 .*; link\(\) returns the number", NotLinked
             )
 
 
@@ -305,7 +305,7 @@ async def test_llm_timeout_is_the_status_of_a_peer_that_says_nothing(caplog: pyt
         status = LLMStatusCode.LLM_TIMEOUT
         with lasting(2, at_least=0.15):
             assert await cluster.datadist.link_clusters([info], timeout=200) == (status, [status])
-        why = f"was not linked within 0.2 s: 127.0.0.1:{port} took the connection, and did not link"
+        why = f"was not linked within 0.2 s: 127.0.0.1:{port} accepted the connection, but did not link"
         assert f"cluster 2: cluster 8 at 127.0.0.1:{port} {why} [LLM_TIMEOUT]" in caplog.messages
     for writer in silent:
         writer.close()

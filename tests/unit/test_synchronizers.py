@@ -97,7 +97,7 @@ async def test_gates_of_the_device() -> None:
         for layer in (-1, 2):
             with pytest.raises(ParamInvalid, match=f"layer_index is {layer}: there are 2 layers"):
                 synchronizer.record(layer, stream)
-        with pytest.raises(ParamInvalid, match="waited for by the device"):
+        with pytest.raises(ParamInvalid, match="the device waits for an EventLayerSynchronizer"):
             await synchronizer.synchronize_layer(0, None)
         synchronizer.record(0, stream)
         gate = synchronizer.gate(range(2))
