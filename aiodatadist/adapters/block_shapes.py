@@ -76,14 +76,14 @@ class End:
 def check_cut(source: End, target: End, axes: Axes, place: str, first_token: int = 0) -> None:
     """Raise IncompatiblePeer if blocks cannot be cut into units that both ends have."""
     if first_token and "tokens" not in axes:
-        hint = "it is not known where the tokens of a block are"
+        hint = "the place of the tokens in a block is unknown"
         raise IncompatiblePeer(f"{first_token} tokens of the first block at {place} are not wanted", hint=hint)
     for axis, name, here, there in (
         ("tokens", "block_size", target.tokens, source.tokens),
         ("heads", "heads", len(target.heads), len(source.heads)),
     ):
         if here != there and axis not in axes:
-            hint = f"it is not known where the {axis} of a block are"
+            hint = f"the place of the {axis} in a block is unknown"
             raise IncompatiblePeer(f"{name} is {here} here and {there} at {place}", hint=hint)
 
 

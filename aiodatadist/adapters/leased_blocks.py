@@ -408,7 +408,7 @@ class LeasedBlocks:
             if isinstance(error, StuckError):
                 self._lose(error)
 
-    # ---- who has what ----
+    # ---- ranks ----
 
     def _counterparts(self, sources: Sequence[WorkerAddress]) -> range:
         """Return the ranks of a peer's workers that have some of this worker's heads."""

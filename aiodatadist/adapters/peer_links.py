@@ -364,7 +364,7 @@ class PeerLinks:
             if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK:
                 raise
 
-    # ---- until it is over ----
+    # ---- its end ----
 
     def _watch(self, link: Link) -> LinkedPeer:
         peer = LinkedPeer(link.cluster_id, link.generation)

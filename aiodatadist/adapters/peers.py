@@ -96,11 +96,11 @@ class Peers:
         """
         rules = self._rules_for(host)
         if not rules:
-            return f"{printable(host)} is none of peers"
+            return f"{printable(host)} is not in peers"
         if any(_is_within(port, rule.ports) and _is_within(cluster_id, rule.cluster_ids) for rule in rules):
             return ""
         who = "" if cluster_id is None else f", cluster {cluster_id}"
-        return f"port {port} of {printable(host)}{who} is none of peers"
+        return f"port {port} of {printable(host)}{who} is not in peers"
 
     def _rules_for(self, host: str) -> list[PeerRule]:
         address = _as_address(host)

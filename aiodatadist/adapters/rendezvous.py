@@ -183,7 +183,7 @@ class _Life:
             return self._ranks.why_stale(None, question.at, self._clock())
         worker = question.worker
         if self._key is None and not is_loopback(worker.address.host):
-            return f"{printable(worker.address.host)} is no loopback address, and there is no key"
+            return f"{printable(worker.address.host)} is not a loopback address, which it must be without a key"
         while True:  # again, because others may register while an address is tried
             stale = self._ranks.why_stale(worker.rank, question.at, self._clock())
             if stale:

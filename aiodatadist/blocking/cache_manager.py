@@ -362,7 +362,7 @@ def _pieces(cache: Cache, name: str, blocks: bool) -> int:
 
 def _check_blocks(numbers: array[int], cache: Cache, name: str, numbers_name: str, whose: str) -> None:
     blocks = _pieces(cache, name, True)
-    if max(numbers) >= blocks:  # in Python: a check in C would release the GIL for a list this short
+    if max(numbers) >= blocks:  # max() keeps the GIL, which the check in C releases
         check_below(numbers, blocks, numbers_name, whose)
 
 

@@ -50,7 +50,7 @@ class RemoteCache:
         self.names: set[Name] = set()
         self.uses = 0
         self.is_withdrawn = False
-        self.is_of_other_type = False  # the data type differs from that of a cache here, which was reported once
+        self.is_of_other_type = False  # True once it was reported that a cache of another data type is here
         self._idle: anyio.Event | None = None
 
     def room_at(self, address: int) -> int:

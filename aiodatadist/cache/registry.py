@@ -172,7 +172,7 @@ class CacheRegistry:
             return pool
         self.want_pools()
         raise ParamInvalid(
-            f"{desc.placement}: there is no memory pool for it",
+            f"there is no memory pool for {desc.placement}",
             hint="set LLMConfig.mem_pool_cfg for device memory, host_mem_pool_cfg for host memory",
         )
 
@@ -619,7 +619,7 @@ class CacheRegistry:
             FeatureNotEnabled: if the host cannot address it.
         """
         if entry.pool is None:
-            raise ParamInvalid(f"cache {entry.cache_id} is of your own memory: look there")
+            raise ParamInvalid(f"cache {entry.cache_id} is in your own memory: read it there")
         memory = self._pools[entry.placement].memory
         token = entry.views() or _Token()
         entry.views = weakref.ref(token)

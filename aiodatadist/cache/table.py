@@ -128,7 +128,7 @@ class Entry:
         """Return the memory of each distinct tensor once."""
         return [Region(address, self.nbytes, self.placement) for address in dict.fromkeys(self.addresses)]
 
-    # ---- who uses it ----
+    # ---- users ----
 
     def lease(self) -> None:
         """Count a transfer that starts to use it."""

@@ -37,7 +37,7 @@ def peers(*rules: Any) -> Peers:
 def test_what_a_rule_matches(rule: str, matches: list[str], others: list[str]) -> None:
     allowed = peers(rule)
     assert [allowed.why_not(host, 1) for host in matches] == [""] * len(matches)
-    assert [allowed.why_not(host, 1) for host in others] == [f"{host} is none of peers" for host in others]
+    assert [allowed.why_not(host, 1) for host in others] == [f"{host} is not in peers" for host in others]
 
 
 def test_ports_and_cluster_ids_narrow_a_rule() -> None:
@@ -47,14 +47,14 @@ def test_ports_and_cluster_ids_narrow_a_rule() -> None:
     assert allowed.why_not("10.0.0.9", 26000, 7) == ""
     assert allowed.why_not("10.0.0.9", 26007) == "", "a bootstrap server has no cluster id"
     assert allowed.why_not("10.0.0.9", 8998, 1) == ""
-    assert allowed.why_not("10.0.0.9", 26008, 7) == "port 26008 of 10.0.0.9, cluster 7 is none of peers"
-    assert allowed.why_not("10.0.0.8", 26000, 8) == "port 26000 of 10.0.0.8, cluster 8 is none of peers"
-    with pytest.raises(NotAPeer, match=r"^offer refused: 11\.0\.0\.9 is none of peers.*Settings\.peers"):
+    assert allowed.why_not("10.0.0.9", 26008, 7) == "port 26008 of 10.0.0.9, cluster 7 is not in peers"
+    assert allowed.why_not("10.0.0.8", 26000, 8) == "port 26000 of 10.0.0.8, cluster 8 is not in peers"
+    with pytest.raises(NotAPeer, match=r"^offer refused: 11\.0\.0\.9 is not in peers.*Settings\.peers"):
         allowed.check("11.0.0.9", 26000, 7)
 
 
 def test_without_a_rule_nothing_matches() -> None:
-    assert peers().why_not("127.0.0.1", 1) == "127.0.0.1 is none of peers"
+    assert peers().why_not("127.0.0.1", 1) == "127.0.0.1 is not in peers"
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_on_loopback_loopback_is_dialled_and_elsewhere_nothing() -> None:
         assert is_loopback(host)
         allowed = Settings(host=host).allowed_peers()
         assert [allowed.why_not(peer, 1) for peer in ("127.0.0.5", "::1", "localhost")] == ["", "", ""]
-        assert allowed.why_not("10.0.0.1", 1) == "10.0.0.1 is none of peers"
+        assert allowed.why_not("10.0.0.1", 1) == "10.0.0.1 is not in peers"
     for host in ("10.0.0.7", "0.0.0.0", "::", "a.name"):
         assert not is_loopback(host)
-        assert Settings(host=host).allowed_peers().why_not("127.0.0.1", 1) == "127.0.0.1 is none of peers"
+        assert Settings(host=host).allowed_peers().why_not("127.0.0.1", 1) == "127.0.0.1 is not in peers"
 
 
 @pytest.mark.parametrize("peers", [None, [], ["10.0.0.0/24"]], ids=["unset", "none", "some"])

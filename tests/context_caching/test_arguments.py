@@ -313,7 +313,7 @@ async def test_a_tensor_that_looks_like_k_and_v_in_one_is_warned_of(
 ) -> None:
     async with await ContextCache.open(rank()) as cache:
         await cache.register_kvcache([[np.zeros(shape, np.float16)]])
-    assert (f"a tensor of shape {shape} is taken as 2 blocks of 8 tokens" in caplog.text) == is_warned
+    assert (f"a tensor of shape {shape} is treated as 2 blocks of 8 tokens" in caplog.text) == is_warned
 
 
 class Provider:
@@ -412,7 +412,7 @@ def made(make: Any, *args: Any, **named: Any) -> object:
         (lambda: made(PrimaryKey, "a", ""), "attribute_key is empty"),
         (lambda: made(PrimaryKey, "a", 5), "attribute_key is of type int"),
         (lambda: made(PrimaryKey, "a" * 64, "b" * 63), "128 bytes"),
-        (lambda: made(PrimaryKey, "\ud800", "b"), "no Unicode text"),
+        (lambda: made(PrimaryKey, "\ud800", "b"), "not valid Unicode"),
         (lambda: made(KvBufferWrapper, 0, 5), "data_ptr is 0"),
         (lambda: made(KvBufferWrapper, 5, 0), "length is 0"),
         (lambda: made(KvBufferWrapper, len, 5), "data_ptr is a function: call it"),
@@ -470,10 +470,10 @@ def test_small_types_are_values() -> None:
 @pytest.mark.parametrize(
     ("url", "match"),
     [
-        ("ftp://there", "'ftp' is no kind of pool"),
-        ("memory:?bytes=none", "is no memory pool"),
-        ("memory://host", "is no memory pool"),
-        ("memory:?size=5", "is no memory pool"),
+        ("ftp://there", "'ftp' is not a kind of pool"),
+        ("memory:?bytes=none", "does not name a memory pool"),
+        ("memory://host", "does not name a memory pool"),
+        ("memory:?size=5", "does not name a memory pool"),
         ("memory:?bytes=0", "bytes is 0 bytes: must be at least 1"),
         ("memory:?bytes=-5", "bytes is -5 bytes: must be at least 1"),
         (
@@ -534,7 +534,7 @@ def test_emss_v1_calls_refuse_the_same(v1: ContextCache_v1) -> None:
                 call([0], [1], [1], option)  # type: ignore[arg-type]
         with pytest.raises(EmsInvalidArgument, match="token_ids is no longer accepted"):
             call(hashes=[1], token_ids=[1])
-        with pytest.raises(EmsInvalidArgument, match="chunks_desc is no argument"):
+        with pytest.raises(EmsInvalidArgument, match="chunks_desc is not an argument"):
             call(hashes=[1], chunks_desc=[])
         with pytest.raises(EmsInvalidArgument, match="hashes is empty"):
             call([0], None, [1])

@@ -100,8 +100,8 @@ def test_rendezvous_is_even_and_moves_only_what_it_must() -> None:
         ("redis://127.0.0.1?connections=0", "connections is 0"),
         ("redis://127.0.0.1?memory=many", "memory is 'many'"),
         ("redis://127.0.0.1?memory=1&memory=2", "twice"),
-        ("redis://127.0.0.1?socket_timeout=3", "socket_timeout is not for the URL"),
-        ("redis://127.0.0.1?health_check_interval=3", "health_check_interval is not for the URL"),
+        ("redis://127.0.0.1?socket_timeout=3", "socket_timeout cannot be in the URL"),
+        ("redis://127.0.0.1?health_check_interval=3", "health_check_interval cannot be in the URL"),
         (
             "redis://127.0.0.1?memroy=64MiB",
             "option memroy is unknown: the options are cluster, connections, memory, or redis-py's connection options",
@@ -176,23 +176,23 @@ async def test_redis_is_opened_with_the_account_and_the_kind_that_the_url_says(
 @pytest.mark.parametrize(
     ("rest", "why"),
     [
-        (":/127.0.0.1", "has no // behind redis"),
-        (":127.0.0.1", "has no // behind redis"),
+        (":/127.0.0.1", "has no // after redis"),
+        (":127.0.0.1", "has no // after redis"),
         ("://", "has no host"),
         ("://u:hunter2@:1", "has no host"),
         ("://a:1,b:2", "one host and port; the other servers of a cluster are found through it"),
         ("://a,b:2", "one host and port"),
         ("://u:hunter2@a:1,b:2", "one host and port"),
-        ("://u:hunter2#x@h:1", r"port is no number .*'#', '/', '\?', '@'.*percent-encoded"),
-        ("://u:hunter2/x@h:1", "port is no number .*percent-encoded"),
-        ("://u:hunter2?x@h:1", "port is no number .*percent-encoded"),
-        ("://u:hunter2,b#x@h:1", "port is no number .*percent-encoded"),
+        ("://u:hunter2#x@h:1", r"port must be a number .*'#', '/', '\?', '@'.*percent-encoded"),
+        ("://u:hunter2/x@h:1", "port must be a number .*percent-encoded"),
+        ("://u:hunter2?x@h:1", "port must be a number .*percent-encoded"),
+        ("://u:hunter2,b#x@h:1", "port must be a number .*percent-encoded"),
         ("://u:12#hunter2@h:1", "has a '#'.*percent-encoded"),
-        ("://u:12/hunter2@h:1", "'@' behind a '/'.*percent-encoded"),
+        ("://u:12/hunter2@h:1", "'@' after a '/'.*percent-encoded"),
         ("://u:12?hunter2@h:1", "option's name has an '@'.*percent-encoded"),
         ("://u:hunter2[x@h:1", "cannot be read.*percent-encoded"),
-        ("://h:0", "port is no number from 1 to 65535"),
-        ("://h:65536", "port is no number from 1 to 65535"),
+        ("://h:0", "port must be a number from 1 to 65535"),
+        ("://h:65536", "port must be a number from 1 to 65535"),
     ],
 )
 def test_what_is_said_of_a_wrong_url_is_true_and_shows_no_password(rest: str, why: str) -> None:
@@ -260,6 +260,6 @@ async def test_one_missing_package_is_one_sentence(package: str, monkeypatch: py
 
 
 async def test_what_has_no_scheme_is_not_shown() -> None:
-    with pytest.raises(EmsInvalidArgument, match="a URL without a scheme is no kind of pool") as caught:
+    with pytest.raises(EmsInvalidArgument, match="a URL without a scheme is not a kind of pool") as caught:
         await open_pool("hunter2@127.0.0.1:1")
     assert "hunter2" not in str(caught.value)

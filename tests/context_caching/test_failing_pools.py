@@ -457,7 +457,7 @@ async def test_a_gate_is_one_caches() -> None:
             with pytest.raises(EmsInvalidArgument, match="this gate belongs to another cache that is open"):
                 await ContextCache.open(rank(), pool, gate=gate)
             assert await cache.check_health()
-        with pytest.raises(EmsInvalidArgument, match="is no kind of pool"):
+        with pytest.raises(EmsInvalidArgument, match="is not a kind of pool"):
             await ContextCache.open(rank(), "ftp://there", gate=gate)
         async with opened(pool, gate=gate) as cache:
             assert await cache.check_health()

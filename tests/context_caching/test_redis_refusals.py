@@ -79,7 +79,7 @@ async def test_redis_py_connects_nowhere_and_says_nothing(
         await RedisPool.open(redis_server.url.replace("://", "://mine:other@"))
     with pytest.raises(PoolRefused, match="out of range"):
         await RedisPool.open(f"{redis_server.url}/4711")
-    with pytest.raises(ValueError, match="option lib_name is not for the URL"):
+    with pytest.raises(ValueError, match="option lib_name cannot be in the URL"):
         await RedisPool.open(f"{redis_server.url}?lib_name=other")
 
 

@@ -154,7 +154,7 @@ async def test_the_end_of_a_value_that_is_not_wanted_is_looked_at() -> None:
     (buffer,) = await lent(2)
     task = await asking(exchange, [reading("a", buffer)])
     receive(exchange, b"$4\r\nabcdef", 1)
-    with pytest.raises(ConnectionError, match="behind a value"):
+    with pytest.raises(ConnectionError, match="after a value"):
         await task
     assert wire.is_aborted
 

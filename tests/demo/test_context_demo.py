@@ -137,7 +137,7 @@ def test_what_does_not_go_together_is_refused(capsys: pytest.CaptureFixture[str]
     assert cli.main(["demo", "--context-cache", "--layered"]) == 2
     assert "--layered does not go with --context-cache" in capsys.readouterr().err
     assert cli.main(["demo", "--prompt", __file__, "--context-cache", "ftp://x"]) == 2
-    assert "'ftp' is no kind of pool" in capsys.readouterr().err
+    assert "'ftp' is not a kind of pool" in capsys.readouterr().err
 
 
 def test_equal_prefixes_have_equal_hashes() -> None:

@@ -487,7 +487,7 @@ async def test_without_a_key_all_is_on_loopback_addresses(keyless: RendezvousSer
         with pytest.raises(ParamInvalid, match="without a key it must be at a loopback address"):
             await ask(host, 8998)
     elsewhere = PeerAddress(cluster_id=7, host="10.0.0.7", port=5000)
-    with pytest.raises(LinkError, match=r"10\.0\.0\.7 is no loopback address"):
+    with pytest.raises(LinkError, match=r"10\.0\.0\.7 is not a loopback address"):
         await enrol(keyless, Registered(rank=0, ranks=1, address=elsewhere, layout=LAYOUT), key=None)
     assert await ranks(keyless, None) == []
 

@@ -164,7 +164,7 @@ def test_a_worker_reaches_nothing_but_its_peers(
     assert end.received("pushed").failed == {"pushed": (1,)}
     end.pass_turns()
     assert reached.total == 0, vars(reached)
-    assert f"offer refused: {host} is none of peers" in caplog.text
+    assert f"offer refused: {host} is not in peers" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_an_offer_of_elsewhere_is_refused_before_anything_is_ordered(
     assert scheduler.go_through(params) == (0, False)
     orders = scheduler.orders()
     assert (orders.loads, orders.releases, orders.expects, orders.declines) == ([], [], [], [])
-    assert scheduler.log.getvalue() == f"request r: offer refused: {host} is none of peers\n"
+    assert scheduler.log.getvalue() == f"request r: offer refused: {host} is not in peers\n"
 
 
 def test_an_offer_of_a_peer_is_taken_and_released_if_it_is_not_needed(vllm: SimpleNamespace) -> None:
@@ -407,11 +407,11 @@ def test_many_hostile_offers_are_one_line_a_second(vllm: SimpleNamespace) -> Non
     scheduler.side.incidents.clock = lambda: now
     for number in range(257):
         assert scheduler.go_through(offer(workers=[worker(host=f"10.0.0.{number % 255}")]), f"r{number}") == (0, False)
-    assert scheduler.log.getvalue() == "request r0: offer refused: 10.0.0.0 is none of peers\n"
+    assert scheduler.log.getvalue() == "request r0: offer refused: 10.0.0.0 is not in peers\n"
     now = 1.0
     scheduler.go_through(offer(workers=[worker(host="10.0.0.9")]), "last")
     assert scheduler.log.getvalue().splitlines()[1:] == [
-        "request last: offer refused: 10.0.0.9 is none of peers (and 256 more)"
+        "request last: offer refused: 10.0.0.9 is not in peers (and 256 more)"
     ]
     assert scheduler.side.take_counters() == {"offer_elsewhere": 258}
     assert scheduler.side.take_counters() == {}

@@ -639,7 +639,7 @@ MUTANTS = (
     ),
     Mutant(
         "offer-of-anywhere",
-        "an offer that names an engine which is none of peers is refused by the scheduler",
+        "an offer that names an engine which is not in peers is refused by the scheduler",
         "aiodatadist/adapters/vllm/offer.py",
         "            for peer in self._places_of(offer):\n",
         "            for peer in self._places_of(offer)[:0]:\n",

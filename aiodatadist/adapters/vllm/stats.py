@@ -29,7 +29,10 @@ COUNTERS = {
     "push_expired": ("num_expired_pushes", "Computed requests for whose blocks no decode engine asked in time."),
     "pushed_bytes": ("bytes_pushed", "Bytes that were pushed."),
     "load_done": ("num_successful_loads", "Requests whose prefix was loaded from the context cache."),
-    "load_missed": ("num_failed_loads", "Requests of whose prefix less was in the context cache than it had said."),
+    "load_missed": (
+        "num_failed_loads",
+        "Requests for which the context cache had less of the prefix than it had reported.",
+    ),
     "loaded_blocks": ("blocks_loaded", "Blocks that were loaded from the context cache."),
     "saved_blocks": ("blocks_saved", "Blocks that are in the context cache, as far as this engine computed them."),
     "unsaved_blocks": ("blocks_not_saved", "Blocks for which the context cache had no room, or that it did not take."),
@@ -42,7 +45,10 @@ COUNTERS = {
         "num_unreadable_offers",
         "Requests whose kv_transfer_params this engine refused: too large, or no offer.",
     ),
-    "offer_elsewhere": ("num_elsewhere_offers", "Requests that named an engine which is none of this engine's peers."),
+    "offer_elsewhere": (
+        "num_elsewhere_offers",
+        "Requests that named an engine which is not among this engine's peers.",
+    ),
     "claims_refused": (
         "num_refused_claims",
         "Pulls of kept blocks that this engine refused: they named other blocks, or another prompt.",

@@ -553,5 +553,7 @@ def _chunks(kwargs: dict[str, Any]) -> Chunks | None:
     for name in kwargs:
         if name in {"token_ids", "mask"}:
             raise EmsInvalidArgument(f"{name} is no longer accepted: give slot_mapping and offsets, or chunk_descs")
-        raise EmsInvalidArgument(f"{name} is no argument of this call: besides the named ones there is chunk_descs")
+        raise EmsInvalidArgument(
+            f"{name} is not an argument of this call: beside the named ones only chunk_descs is accepted"
+        )
     return chunks

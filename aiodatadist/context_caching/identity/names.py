@@ -58,7 +58,7 @@ def _nbytes(part: str) -> int:
     try:
         return len(part.encode())
     except UnicodeEncodeError:
-        raise EmsInvalidArgument(f"the key has {part!r}, which is no Unicode text") from None
+        raise EmsInvalidArgument(f"the key has {part!r}, which is not valid Unicode") from None
 
 
 def parts_of(key: Any, name: str) -> tuple[str, str]:

@@ -125,7 +125,7 @@ class Layout:
             stacked = next((t.shape for layer in group for t in tensors[layer] if _is_stacked(t.shape)), None)
             if stacked is not None:
                 logger.warning(
-                    "a tensor of shape %s is taken as 2 blocks of %d tokens: if it is K and V one behind the other, "
+                    "a tensor of shape %s is treated as 2 blocks of %d tokens: if it is K followed by V, "
                     "register tensor[0] and tensor[1]",
                     stacked,
                     size,

@@ -58,7 +58,7 @@ def _place(url: str, schemes: tuple[str, ...]) -> tuple[SplitResult, str, int | 
         what = f"the URL's scheme is {scheme}" if colon and is_scheme(scheme) else "the URL has no scheme"
         raise ValueError(f"{what}: must be {wanted}")
     if not rest.startswith("//"):
-        raise ValueError(f"the URL has no // behind {scheme}: must be {wanted}")
+        raise ValueError(f"the URL has no // after {scheme}: must be {wanted}")
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -73,9 +73,9 @@ def _place(url: str, schemes: tuple[str, ...]) -> tuple[SplitResult, str, int | 
     if "," in parts.netloc.rpartition("@")[2] and not is_cut:
         raise ValueError("the URL must have one host and port; the other servers of a cluster are found through it")
     if not is_number:
-        raise ValueError(f"the URL's port is no number from 1 to 65535; {_ENCODED}")
+        raise ValueError(f"the URL's port must be a number from 1 to 65535; {_ENCODED}")
     if is_cut:
-        raise ValueError(f"the URL has a '#', or an '@' behind a '/'; {_ENCODED}")
+        raise ValueError(f"the URL has a '#', or an '@' after a '/'; {_ENCODED}")
     if not host:
         raise ValueError(f"the URL has no host: must be {wanted}")
     return parts, host, number

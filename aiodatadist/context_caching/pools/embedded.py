@@ -101,7 +101,7 @@ class MemoryPool(KVPool):
 
     def _put(self, key: PoolKey, stage: Stage) -> PutStatus:
         if not isinstance(stage, Reservation):
-            raise TypeError(f"{stage!r} is no stage of this pool")
+            raise TypeError(f"{stage!r} is not a stage of this pool")
         return PutStatus.STORED if self._store.store(key, stage) else PutStatus.PRESENT
 
     async def get_many(

@@ -45,7 +45,7 @@ async def open_pool(url: str) -> KVPool:
             raise EmsInvalidArgument(f"{url}: {problem}") from problem
     if scheme not in _ENGINES:
         what = repr(scheme) if addresses.is_scheme(scheme) else "a URL without a scheme"
-        raise EmsInvalidArgument(f"{what} is no kind of pool: must be memory:, redis://, rediss:// or mooncake://")
+        raise EmsInvalidArgument(f"{what} is not a kind of pool: must be memory:, redis://, rediss:// or mooncake://")
     name, kind = _ENGINES[scheme]
     try:
         engine = importlib.import_module(f"aiodatadist.context_caching.pools.{name}.pool")
@@ -75,8 +75,8 @@ def _bytes_of(url: str) -> int:
     options = parse_qs(parts.query, keep_blank_values=True)
     wanted = options.pop("bytes", [str(DEFAULT_BYTES)])
     if options or parts.path or parts.netloc or len(wanted) != 1:
-        raise EmsInvalidArgument(f"{url!r} is no memory pool: must be memory: or memory:?bytes=1GiB")
+        raise EmsInvalidArgument(f"{url!r} does not name a memory pool: must be memory: or memory:?bytes=1GiB")
     try:
         return addresses.byte_size(wanted[0], "bytes", 1)
     except ValueError as problem:
-        raise EmsInvalidArgument(f"{url!r} is no memory pool: {problem}") from problem
+        raise EmsInvalidArgument(f"{url!r} does not name a memory pool: {problem}") from problem

@@ -83,7 +83,7 @@ class DoubleBuffer(Sequential):
             raise self.error
         if self._is_cut_short:  # the work was cancelled, but this task not, or not yet
             await anyio.lowlevel.checkpoint_if_cancelled()
-            raise asyncio.CancelledError("what went on behind was cancelled")
+            raise asyncio.CancelledError("the work in the background was cancelled")
 
 
 @asynccontextmanager

@@ -443,7 +443,7 @@ class TransferPipeline:
         if damaged:
             found.end_before(damaged[0])
 
-    # ---- a few bytes of our own ----
+    # ---- small values ----
 
     async def read_layout_record(self, key: PoolKey, nbytes: int, deadline: float) -> bytes | None:
         """Return a small value, or None if it is missing or damaged."""

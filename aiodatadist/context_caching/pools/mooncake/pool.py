@@ -514,7 +514,7 @@ class MooncakePool(KVPool):
             )
         )
 
-    # ---- who is where ----
+    # ---- segments ----
 
     def _take(self, stages: Sequence[Stage]) -> list[Piece]:
         """Take over all of the stages, or none."""

@@ -521,7 +521,7 @@ def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
     options.pop("port", None)
     for name in sorted(SILENT & options.keys()):
         raise ValueError(
-            f"option {name} is not for the URL: deadlines, retries, bytes and what is said on a connection are the pool's"
+            f"option {name} cannot be in the URL: the pool decides deadlines, retries, bytes and the start of a connection"
         )
     check_tls_options(options, is_tls=is_tls)
     cluster = address.options.get("cluster")

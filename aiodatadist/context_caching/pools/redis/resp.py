@@ -276,7 +276,7 @@ class Exchange(asyncio.BufferedProtocol):
             return
         self._rest = None
         if (tail := bytes(self._value[-TAIL:])) != b"\r\n":
-            raise ValueError(f"{tail!r} behind a value")
+            raise ValueError(f"{tail!r} after a value")
         value, self._value = self._value, memoryview(b"")  # forgotten here: its memory is the caller's now
         if (place := self._places[0]) is None:
             self._reply(bytes(value[:-TAIL]))
