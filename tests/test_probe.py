@@ -126,6 +126,8 @@ def hanging(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[st
     env = environment(folder, SOFTNPU_FAULTS=HANG)
     with children.Popen(asked, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
         try:
+            assert parent.stdout is not None
+            assert next(parent.stdout).split()[:2] == ["ok", "1"]  # step 1 is over, and its process gone
             yield parent, child_of(parent.pid)
         finally:
             parent.kill()
