@@ -1105,4 +1105,12 @@ MUTANTS = (
         "",
         ("tests/test_block_leases.py::test_a_pull_that_is_cancelled_at_any_turn_of_the_loop_starts_nothing_later",),
     ),
+    Mutant(
+        "grandchildren-outlive-a-command",
+        "a command's child is ended with all that it started",
+        "aiodatadist/cli/kit/children.py",
+        "                os.killpg(self.pid, number)\n",
+        "                os.kill(self.pid, number)\n",
+        ("tests/unit/cli/test_children.py::test_what_a_child_has_started_ends_with_it",),
+    ),
 )
