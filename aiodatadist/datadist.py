@@ -89,7 +89,7 @@ class LLMDataDist:
         self._rank_groups: RankGroups
         self._starting = anyio.Lock()
         self._observer: Observer | None = None
-        self.totals = Totals()  # for the engine, which goes; figures() shows them
+        self.totals = Totals()  # kept here because figures() needs them after the engine has ended
 
     def __repr__(self) -> str:
         engine = self._engine
@@ -189,7 +189,7 @@ class LLMDataDist:
         self._engine = None
         if resident.loop.is_closed():
             logger.error("cluster %d was never finalized: its event loop is closed", self._cluster_id)
-        elif await resident.stop():  # else the parent of this process has it
+        elif await resident.stop():  # otherwise the engine belongs to the parent of this process
             resident.result()
 
     async def __aenter__(self) -> Self:

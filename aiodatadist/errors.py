@@ -97,7 +97,9 @@ class LLMException(RuntimeError):
         hint: str | None = None,
     ) -> None:
         super().__init__(*args)
-        self._status_code = status_code or self.default_status  # also for LLM_SUCCESS, which a peer may claim
+        self._status_code = (
+            status_code or self.default_status
+        )  # LLM_SUCCESS, which a peer may claim, counts as not given
         self.peer = peer
         self.operation = operation
         self.hint = hint

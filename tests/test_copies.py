@@ -375,13 +375,21 @@ REFUSALS: dict[str, Refusal] = {
         TypeError,
         "src is None",
     ),
-    "a cache that was given up": (lambda m, c: m.copy_cache(c["slots"], c["gone"]), CacheNotFound, "src .* not known"),
+    "a cache that was given up": (
+        lambda m, c: m.copy_cache(c["slots"], c["gone"]),
+        CacheNotFound,
+        "src .* is unknown here",
+    ),
     "blocks of a contiguous cache": (
         lambda m, c: m.copy_blocks(c["slots"], {0: [1]}),
         ParamInvalid,
         "is a contiguous cache",
     ),
-    "blocks of a cpu cache": (lambda m, c: m.copy_blocks(c["cpu"], {0: [1]}), CacheNotFound, "cache -1 is not known"),
+    "blocks of a cpu cache": (
+        lambda m, c: m.copy_blocks(c["cpu"], {0: [1]}),
+        CacheNotFound,
+        "cache -1 is unknown here",
+    ),
     "no such source block": (
         lambda m, c: m.copy_blocks(c["blocks"], {4: [0]}),
         ParamInvalid,

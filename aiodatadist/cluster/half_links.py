@@ -61,7 +61,7 @@ class HalfLinks:
         self.displaced = 0
         self._all: dict[_HalfLink, None] = {}  # in the order of their start
         self._line = FairQueue()
-        self._alarm: asyncio.TimerHandle | None = None  # while one waits until the oldest has had its time
+        self._alarm: asyncio.TimerHandle | None = None  # set while a link waits until the oldest has had its time
 
     def __len__(self) -> int:
         return len(self._all)

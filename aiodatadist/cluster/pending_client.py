@@ -58,7 +58,7 @@ class PendingClient:
 
     def _give_way(self) -> None:
         self._limit = MADE_ROOM
-        # In a callback of the loop: inside a task, anyio would describe that task in words, which costs more than all else.
+        # In a callback of the loop: inside a task, anyio would describe that task in words, which costs most here.
         asyncio.get_running_loop().call_soon(self._leave)
 
     def _leave(self) -> None:

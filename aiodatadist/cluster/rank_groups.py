@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_COMMUNICATORS = 512
+"""Communicators of one cluster at a time."""
 CONNECT_TIMEOUT = 120.0
 """Seconds for a link if neither ``link_total_time`` nor ``HCCL_CONNECT_TIMEOUT`` sets a limit."""
 MAX_CONNECT_TIMEOUT = 1_000_000
+"""The largest HCCL_CONNECT_TIMEOUT, in seconds."""
 UNLINK = 3.0
 """Seconds that a peer has to agree to the end of a link."""
 

@@ -25,6 +25,7 @@ DEFAULT_HEARTBEAT_INTERVAL = 2000
 DEFAULT_HEARTBEAT_MISSES = 3
 
 SAFE_HEARTBEAT_INTERVAL: Final = 500
+"""Milliseconds. Below this, busy machines or lost packets may look like a dead peer."""
 SAFE_SILENCE: Final = 2000
 """Milliseconds. TCP needs at least 200 to send a lost packet again, and several may be lost in a row."""
 TransportName = Literal["hccl", "loopback"]
@@ -166,7 +167,7 @@ class LLMConfig(BaseModel):
     transfer_checksum: Annotated[bool, rules.flag("transfer_checksum")] = False
     auth_key: Annotated[SecretBytes | None, BeforeValidator(rules.secret)] = None
 
-    def __init__(  # spelt out for type checkers: options may be given as more types than they are kept in
+    def __init__(  # spelt out for type checkers: callers may pass more types than are kept
         self,
         *,
         device_id: int | Sequence[int] = _UNSET,  # 0, but then ge_options may name another
@@ -209,7 +210,7 @@ class LLMConfig(BaseModel):
         self._adopt_device()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "ge_options":  # all that may be wrong with it is found before anything is changed
+        if name == "ge_options":  # checked completely before anything changes
             rules.take_device(rules.ge_options(value))
         with _one_sentence():
             super().__setattr__(name, value)
@@ -220,7 +221,9 @@ class LLMConfig(BaseModel):
         """Move a device in ``ge_options`` to ``device_id``, unless that was set: what is explicit wins."""
         device = rules.take_device(self.ge_options)
         if device is not None and "device_id" not in self.model_fields_set:
-            self.__dict__["device_id"] = device  # checked, and still to be replaced by that of the next ge_options
+            self.__dict__["device_id"] = (
+                device  # past __setattr__: not marked as set, so the next ge_options can replace it
+            )
 
     @property
     def listen(self) -> str | None:

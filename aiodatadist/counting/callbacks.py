@@ -75,7 +75,7 @@ async def attempt_awaiting(call: Callable[[], Awaitable[Any]]) -> Any:
 
     async def run() -> Any:
         """Turn what is raised into Raised inside the task: a task's step would raise SystemExit from the event loop."""
-        own = asyncio.current_task()  # ``task`` is not known yet in one that begins at once
+        own = asyncio.current_task()  # ``task`` is not assigned yet if the task starts eagerly
         try:
             return await call()
         except BaseException as error:

@@ -67,7 +67,7 @@ class StreamLimits:
     @property
     def quiesce(self) -> float:
         """Seconds from a cancellation or a time limit until it is decided if bytes can still land."""
-        return self.patience + self.abort + 4 * self.grace  # C: three times the grace behind the rest
+        return self.patience + self.abort + 4 * self.grace  # C takes up to three times the grace after the rest
 
 
 CLEAN_SECONDS = 60.0
@@ -328,7 +328,9 @@ class Stream:
         elif status == ring.RING_QUEUED:
             self._pending[transfer._id] = transfer
             self._look_within(timeout_ms / 1000 + 2 * self.limits.grace)
-            if transfer._watcher is not None and (landed := self._watch(transfer)):  # it waited in the backlog
+            if transfer._watcher is not None and (
+                landed := self._watch(transfer)
+            ):  # the watcher came while it was in the backlog
                 transfer._pass(landed)
         elif status == ring.RING_FULL:
             self._put_back(transfer)
@@ -479,7 +481,7 @@ class Stream:
     def _settle_all(self) -> None:
         """Take the last completions of the closed ring; transfers without one are stuck."""
         self._drain()
-        self._cancel_waiting()  # what C gave back
+        self._cancel_waiting()  # those that C has just given back
         for transfer in list(self._pending.values()):
             transfer._finish(
                 TransferState.STUCK, StuckError(f"{self.name} was closed before the device released its memory")

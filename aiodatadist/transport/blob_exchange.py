@@ -33,6 +33,7 @@ BLOB = 512 - RANKS.size - 1
 """The largest blob, in bytes: a descriptor without its ranks, and without the zero at its end."""
 
 MEMBERS = range(2, 5)
+"""The numbers of members that can link."""
 NAME_LENGTH = 128  # of HcclCommConfig.hcclCommName, with the zero at its end
 VERSIONS = ("1.0", "1.2")
 MAX_TABLE = 64 << 10  # characters of a rank table, which names four devices at most

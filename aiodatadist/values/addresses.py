@@ -11,6 +11,7 @@ _HOST_NAME: Final = re.compile(rf"(?=.{{1,253}}$)(?:{_LABEL}\.)*(?!(?:[0-9]+|0[X
 """An ASCII host name. A name whose last label is a number would be read as an address, so it is refused."""
 
 _CARD: Final = re.compile(r"[A-Za-z0-9_.:-]{0,15}")
+"""The name of a network card, as it may stand behind the ``%`` of a link-local address."""
 
 
 def is_address(host: str) -> bool:

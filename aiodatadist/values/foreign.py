@@ -220,9 +220,11 @@ class Scan:
         return value.values()
 
     def _elements(self, value: list[Any] | tuple[Any, ...]) -> Iterable[object] | None:
-        self._spend(2 + len(value) * 3 // 2)  # a comma and half a digit each, behind those that the bits below make
+        self._spend(
+            2 + len(value) * 3 // 2
+        )  # a comma and half a digit for each, besides the digits that its bits give below
         try:
-            bits = sum(map(int.bit_length, value))  # a fifth of what it takes to look at their types
+            bits = sum(map(int.bit_length, value))  # takes a fifth of the time of a look at each type
         except TypeError:
             return value
         self._spend(bits * 3 // 10)

@@ -26,6 +26,7 @@ SEALED_SINCE = 1
 """The minor version from which on every message must have a checksum, because the damage may be in the mark."""
 _BLANKS = b" \t\n\r"
 _FOUR_BLANKS = [bytes(_BLANKS[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256)]
+"""Each byte as four blanks, two bits in each."""
 MAX_BODY = 20 * MAX_INDEXES
 """The largest message in bytes: two full lists of nine-digit numbers. Checked before anything is allocated for it."""
 SMALL_FRAME = 4096

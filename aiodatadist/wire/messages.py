@@ -37,6 +37,7 @@ hundredths of their cost.
 """
 
 MAX_TENSORS = 4096
+"""Tensors of one cache."""
 MAX_INDEXES = 16384
 """Blocks that one request names; a caller that wants more makes several."""
 MAX_TAKERS = 4096
