@@ -80,7 +80,7 @@ class CacheTask(StartedCoroutine[TransferReport]):
         return self._transfer.is_done
 
     def add_done_callback(self, callback: Callable[[CacheTask], object]) -> None:
-        """Call ``callback`` on the event loop once the task has ended, or at once. Exceptions from it are logged."""
+        """Call ``callback`` on the event loop when the task ends, at once if it has ended. Exceptions from it are logged."""
         self._check_here()
         self._transfer.add_done_callback(lambda _: callback(self))
 

@@ -28,7 +28,7 @@ class _OfAShare:
 
 @dataclass(frozen=True)
 class Latency:
-    """Each piece arrives ``seconds`` later, plus or minus up to ``jitter``. Order and bandwidth stay the same."""
+    """A delay: each piece arrives ``seconds`` later, plus or minus up to ``jitter``. Order and bandwidth stay the same."""
 
     seconds: float
     jitter: float = 0.0
@@ -40,7 +40,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """At most this number of bytes per second passes, in each direction of each connection."""
+    """A limit on the bytes per second, in each direction of each connection."""
 
     bytes_per_second: float
 
@@ -81,7 +81,7 @@ class Timeout:
 
 @dataclass(frozen=True)
 class SlowClose:
-    """The end of a connection arrives ``seconds`` later."""
+    """A delay of the end of a connection, by ``seconds``."""
 
     seconds: float
 
@@ -91,7 +91,7 @@ class SlowClose:
 
 @dataclass(frozen=True)
 class ResetPeer:
-    """Connections, open ones included, are reset (RST) after ``seconds``."""
+    """Resets: connections, open ones included, are reset (RST) after ``seconds``."""
 
     seconds: float = 0.0
 
@@ -101,7 +101,7 @@ class ResetPeer:
 
 @dataclass(frozen=True)
 class LimitData:
-    """A connection is closed once this number of bytes has passed since this was added."""
+    """A limit on the bytes of a connection: it is closed once this number has passed since this was added."""
 
     nbytes: int
 

@@ -150,7 +150,7 @@ class AioDataDistRemoteConnector(RemoteConnector):  # type: ignore[misc]  # LMCa
         return bytes(told.serialize())
 
     def remove_sync(self, key: Any) -> bool:
-        """Remove a chunk. Waits."""
+        """Remove a chunk; return True if both of its values were removed. Waits."""
         removed: Future[list[bool]] = Future()
         self._service.remove([_header(key), _body(key)], removed.set_result)
         return all(removed.result())

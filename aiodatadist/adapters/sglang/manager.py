@@ -164,7 +164,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         return room in self._wanted
 
     def follow(self, request: str) -> None:
-        """Keep how this request ends, until it is forgotten."""
+        """Keep the outcome of this request until it is forgotten."""
         self._followed.add(request)
 
     def outcome(self, request: str) -> str | None:

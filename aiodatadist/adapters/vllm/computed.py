@@ -66,7 +66,7 @@ class ComputedBlocks:
             yield from self._advance(scheduled, request_id, computed)
 
     def take_back(self, request_id: str, first: int) -> None:
-        """Yield blocks from this one on again with the next step: they are complete, but with unknown tokens."""
+        """Let the next step report blocks from this one on again: they are complete, but their tokens are unknown yet."""
         request = self._requests.get(request_id)
         if request is not None:
             request.done = min(request.done, first)

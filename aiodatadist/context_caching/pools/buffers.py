@@ -65,7 +65,7 @@ class Buffer:
 
 
 class Buffers:
-    """At most ``capacity`` bytes of values, lent and kept together. Each costs 272 bytes of overhead."""
+    """Memory for at most ``capacity`` bytes of values, lent and kept together. Each costs 272 bytes of overhead."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

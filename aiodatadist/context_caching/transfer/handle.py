@@ -132,7 +132,7 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
             raise EmsInvalidArgument(f"{where}: use {self.what} on the one that started it")
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """Call ``callback`` on the loop once this has ended, or at once. Exceptions from it are logged."""
+        """Call ``callback`` on the loop when this ends, at once if it has ended. Exceptions from it are logged."""
         if self.is_done:
             self._tell(callback)
         else:
