@@ -463,6 +463,7 @@ class _Life:
 
         def leave() -> None:
             self.incoming.close()
+            self._links.close()
 
         if self._settings.peers is None and not is_loopback(self._settings.host):
             logger.warning(

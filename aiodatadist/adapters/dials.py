@@ -88,6 +88,11 @@ class Dial(Steps):
         """True if the dial has had its time."""
         return self.ticks >= (SILENT_TICKS if self.stage is Stage.CONNECTING else CONNECTED_TICKS)
 
+    @property
+    def is_in_line(self) -> bool:
+        """Return True if the dial waits for its turn."""
+        return self._turn is not None
+
     def join(self, request: str | None) -> None:
         """Note a request that waits for the dial. A caller with None waits, too, but gets no place in the line."""
         if request is not None:

@@ -10,6 +10,7 @@ order that is wrong about any of these would put the right bytes into the wrong 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -20,6 +21,7 @@ from time import perf_counter
 from typing import Annotated
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 from pydantic import FailFast, Field, Strict
 
 from aiodatadist.adapters.block_shapes import MAX_CACHES, BlockShape, End, Layout, check_cut, parts_between
@@ -306,21 +308,44 @@ class LeasedBlocks:
             )
             return
         scope = self._pulls[order.request] = Scope()
-        self._tasks.start_soon(self._pull, order, scope)
+        times = perf_counter(), asyncio.get_running_loop().time() + self._pull_seconds
+        start = partial(self._tasks.start_soon, self._pull, order, scope, *times)
+        source = self._only_source(order)
+        if source is None:
+            start(None)
+        else:
+            self._links.line_up(source, order.request, scope, self._pull_seconds, start)
+
+    def _only_source(self, order: PullOrder) -> WorkerAddress | None:
+        """Return the worker that an order pulls from. None: there are several, or it cannot be carried out."""
+        ranks = self._counterparts(order.sources)
+        if len(ranks) != 1:
+            return None
+        try:
+            return self._portion(order, ranks[0]).source
+        except LLMException:
+            return None  # its task says why
 
     def cancel(self, request: str) -> None:
         """Stop the pull of a request."""
         scope = self._pulls.get(request)
         if scope is not None:
             scope.cancel()
+            self._links.leave_line(scope)
 
-    async def _pull(self, order: PullOrder, scope: Scope) -> None:
-        """Pull, report the order whatever the outcome, and notify the owner if possible."""
-        began, nbytes, failed, outcome = perf_counter(), 0, order.into, "pull_cancelled"
+    async def _pull(
+        self, order: PullOrder, scope: Scope, began: float, until: float, unlinked: LLMException | None
+    ) -> None:
+        """Pull, report the order whatever the outcome, and notify the owner if possible.
+
+        ``unlinked``: why its only source is not linked, if the order stood in line.
+        """
+        nbytes, failed, outcome = 0, order.into, "pull_cancelled"
         untold: set[int] = set()
         try:
             with scope:
-                nbytes, failed, outcome = await self._carry_out(order), (), "pull_done"
+                await checkpoint_if_cancelled()  # nothing is dialled for one that was cancelled in line
+                nbytes, failed, outcome = await self._carry_out(order, until, unlinked), (), "pull_done"
         except _Failed as failure:
             error, failed, untold = failure.first, order.into[failure.landed :], failure.untold
             outcome = failure.outcome
@@ -344,20 +369,19 @@ class LeasedBlocks:
             ended.counters["pulled_bytes"] += nbytes
             ended.took(seconds)
 
-    async def _carry_out(self, order: PullOrder) -> int:
+    async def _carry_out(self, order: PullOrder, until: float, unlinked: LLMException | None) -> int:
         """Pull the blocks; return the bytes that landed.
 
         Raises _Failed if some did not land, once all pulls have ended; IncompatiblePeer before anything starts.
         """
         portions = [self._portion(order, rank) for rank in self._counterparts(order.sources)]
         leases = tickets([portion.source for portion in portions], order.lease, order.blocks)
-        failed, nbytes, until = _Failed(len(order.into)), 0, anyio.current_time() + self._pull_seconds
-
+        failed, nbytes = _Failed(len(order.into)), 0
         few = anyio.Semaphore(LINKED_AT_A_TIME)
 
         async def pull_from(portion: _Portion, leases: list[LeaseTicket]) -> None:
             try:
-                await self._link(portion.source, order.request, few, until)
+                await self._link(portion.source, order.request, few, until, unlinked)
             except LLMException as error:
                 failed.add(error, portion.source.cluster_id)
                 return
@@ -388,11 +412,18 @@ class LeasedBlocks:
             raise failed
         return nbytes
 
-    async def _link(self, source: WorkerAddress, request: str, few: anyio.Semaphore, until: float) -> None:
+    async def _link(
+        self,
+        source: WorkerAddress,
+        request: str,
+        few: anyio.Semaphore,
+        until: float,
+        unlinked: LLMException | None,
+    ) -> None:
         """Wait for a link. Raises LLMException if there is none, or not in time."""
         with anyio.move_on_at(until):
             async with few:
-                await self._links.link(source, request)
+                await self._links.link(source, request, unlinked)
             return
         raise LinkTimeout(f"no link to {source.place} within {self._pull_seconds:g} s")
 

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from aiodatadist.adapters.dials import Dial, Dials, Stage
 from aiodatadist.adapters.peers import NotAPeer, Peers, is_same_host
 from aiodatadist.concurrency.alarms import Alarms
+from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.counting import Incident
@@ -64,6 +65,10 @@ class PeerAddress(BaseModel):
         return host_port(self.host, self.port)
 
 
+Start = Callable[[LLMException | None], object]
+"""Called with why there is no link, or None if it is not known yet whether there will be one."""
+
+
 class LinkedPeer(NamedTuple):
     """A peer at the other end of one link, with the link's ``generation``. Another link has another peer."""
 
@@ -77,11 +82,13 @@ class _Attempt:
 
     Attributes:
         seconds: time limit from when its dial begins.
+        in_line: requests without a task; they start when the dial begins, or when it is known that it never will.
         instance: instance of the cluster that listens there.
     """
 
     dial: Dial
     seconds: float
+    in_line: dict[Scope, tuple[str, Start]] = field(default_factory=dict)
     over: Signal = field(default_factory=Signal)
     error: LLMException | None = None
     instance: str = ""
@@ -99,7 +106,7 @@ class PeerLinks:
     """The links of one worker.
 
     Args:
-        seconds: time limit for establishing a link, and for closing one in order.
+        seconds: time limit for waiting for a dial, for establishing a link, and for closing one in order.
         on_closed: called with the peer of a used link once it is closed: nothing more lands through it.
         peers: the peers that this worker dials.
     """
@@ -120,17 +127,61 @@ class PeerLinks:
         self._dials = Dials()
         self._alarms = Alarms(Dial.give_way)  # of dials that wait in line
         self._spare = 0
+        self._is_closed = False
         self._attempts: dict[tuple[int, str, int], _Attempt] = {}
+        self._in_line: dict[Scope, _Attempt] = {}
         self._linked_places: dict[tuple[int, str], None] = {}
         self._watched: dict[LinkedPeer, _Watched] = {}
 
-    async def link(self, peer: PeerAddress, request: str) -> LinkedPeer:
+    def line_up(self, peer: PeerAddress, request: str, scope: Scope, seconds: float, start: Start) -> None:
+        """Call ``start``, which starts a request's task: at once, or when the dial that the request waits for begins.
+
+        If the dial never begins, ``start`` gets the reason, and the request passes it to :meth:`link`.
+
+        Args:
+            scope: the request's own, which names it to :meth:`leave_line`.
+            seconds: the request's time limit. If it is shorter than a link's, the request starts at once, and its task
+                watches the time.
+        """
+        key, link = self._wanted(peer)
+        attempt = self._attempts.get(key)
+        if self._is_closed or seconds <= self._seconds or self._starts_at_once(peer, link):
+            start(None)
+        elif attempt is None:
+            dial = self._new_dial(peer, request)
+            if dial.stage is Stage.FREE:
+                start(None)
+                return
+            attempt = self._attempts[key] = _Attempt(dial, self._seconds)
+            self._stand(attempt, request, scope, start)
+            self._begin(key, peer, link, attempt)
+        elif attempt.dial.is_in_line:
+            self._stand(attempt, request, scope, start)
+        else:
+            start(None)
+
+    def leave_line(self, scope: Scope) -> None:
+        """Let a request start now, because it was cancelled. Nothing happens if it has started."""
+        attempt = self._in_line.pop(scope, None)
+        if attempt is not None:
+            request, start = attempt.in_line.pop(scope)
+            attempt.dial.part(request)
+            start(None)
+
+    def close(self) -> None:
+        """Let all requests start that stand in line, and all later ones at once: their tasks are about to be cancelled."""
+        self._is_closed = True
+        for scope in list(self._in_line):
+            self.leave_line(scope)
+
+    async def link(self, peer: PeerAddress, request: str, failed: LLMException | None = None) -> LinkedPeer:
         """Wait for a usable link; return its peer. A lost link is released first.
 
         Callers that name the same place at the same time share an attempt.
 
         Args:
             request: the request that needs the link. The places of different requests take turns.
+            failed: why there is no link, if the request stood in line.
 
         Raises:
             NotAPeer: if this worker does not dial that address, or the cluster's link leads elsewhere and the cluster
@@ -138,12 +189,14 @@ class PeerLinks:
             LinkTimeout: if there is no link within ``seconds``.
             LLMException: if there cannot be a link.
         """
-        return await self._link(peer, request)
+        return await self._link(peer, request, failed)
 
-    async def _link(self, peer: PeerAddress, request: str | None) -> LinkedPeer:
+    async def _link(self, peer: PeerAddress, request: str | None, failed: LLMException | None = None) -> LinkedPeer:
         self._peers.check(peer.host, peer.port, peer.cluster_id)
         link = self._ready(peer.cluster_id)
         if link is None:
+            if failed is not None:
+                raise failed
             attempt = await self._reach(peer, None, request)
             link = self._ready(peer.cluster_id)
             if link is None and attempt.error is not None:
@@ -152,7 +205,7 @@ class PeerLinks:
             raise LinkTimeout(f"no link to {peer.place}: it broke as soon as it was established")
         linked = self._watch(link)
         places = self._watched[linked].places
-        await self._check_place(link, peer, places, request)
+        await self._check_place(link, peer, places, request, failed)
         if link.dialled is not None or peer.place in places:
             self._remember(peer)
         return linked
@@ -226,7 +279,14 @@ class PeerLinks:
     def _may_spare(self, peer: PeerAddress) -> bool:
         return self._spare < SPARE and not self._dials.was_silent(peer.place)
 
-    async def _check_place(self, link: Link, peer: PeerAddress, places: dict[str, None], request: str | None) -> None:
+    async def _check_place(
+        self,
+        link: Link,
+        peer: PeerAddress,
+        places: dict[str, None],
+        request: str | None,
+        failed: LLMException | None,
+    ) -> None:
         """Raise NotAPeer if the link leads to another place than the peer's address, and its cluster is not met there.
 
         A cluster id is only a claim: a relay to another cluster claims that cluster's id.
@@ -237,9 +297,10 @@ class PeerLinks:
             return
         if await self._leads_to(link, peer):
             return
-        attempt = await self._reach(peer, link, request)
-        if attempt.error is not None or attempt.instance != link.instance:
-            why = attempt.error or f"another instance of cluster {peer.cluster_id} listens there"
+        attempt = None if failed is not None else await self._reach(peer, link, request)
+        error = failed if attempt is None else attempt.error
+        if error is not None or (attempt is not None and attempt.instance != link.instance):
+            why = error or f"another instance of cluster {peer.cluster_id} listens there"
             raise NotAPeer(
                 f"offer refused: the link to cluster {peer.cluster_id} leads to {host_port(*link.place)}, "
                 f"not to {peer.place}: {why}"
@@ -261,6 +322,39 @@ class PeerLinks:
         except OSError:
             addresses = []
         return any(is_same_host(link.place[0], address) for address in addresses)
+
+    # ---- requests in line ----
+
+    def _wanted(self, peer: PeerAddress) -> tuple[tuple[int, str, int], Link | None]:
+        """Return the key of the attempt that a request needs, and the link that its cluster has."""
+        link = self._ready(peer.cluster_id)
+        return (peer.cluster_id, peer.place, 0 if link is None else link.generation), link
+
+    def _starts_at_once(self, peer: PeerAddress, link: Link | None) -> bool:
+        """Return True if a request at this place needs no dial, is refused, or has to wait in a task for something else."""
+        if self._why_not(peer) or not is_address(peer.host):
+            return True
+        if link is None:
+            return not self._is_first(peer, link)
+        return self._is_linked_at(peer) or is_same_host(link.place[0], peer.host)
+
+    def _is_first(self, peer: PeerAddress, link: Link | None) -> bool:
+        """Return True if an attempt waits for no earlier link's end."""
+        return link is not None or self._engine.links.peek(peer.cluster_id) is None
+
+    def _stand(self, attempt: _Attempt, request: str, scope: Scope, start: Start) -> None:
+        attempt.dial.join(request)
+        attempt.in_line[scope] = request, start
+        self._in_line[scope] = attempt
+
+    def _start_those_in_line(self, attempt: _Attempt) -> None:
+        """Its dial has begun, or never will: then its error says why."""
+        while attempt.in_line:
+            scope = next(iter(attempt.in_line))
+            request, start = attempt.in_line.pop(scope)
+            del self._in_line[scope]
+            attempt.dial.part(request)
+            start(None if attempt.error is None else copy(attempt.error))
 
     # ---- making one ----
 
@@ -309,6 +403,7 @@ class PeerLinks:
         def begin() -> None:
             self._alarms.drop(alarm)
             attempt.seconds = max(0.001, self._seconds - round(clock() - lined_up, 3))
+            self._start_those_in_line(attempt)  # first: they find the attempt, however soon it fails
             start()
 
         def leave() -> None:
@@ -343,6 +438,7 @@ class PeerLinks:
         attempt.dial.ended()
         del self._attempts[key]
         attempt.over.set()
+        self._start_those_in_line(attempt)
 
     def _remember(self, peer: PeerAddress) -> None:
         """Note that the cluster was found at the peer's address."""

@@ -7,14 +7,17 @@ a prefill engine that was stopped while it wrote must continue or end first.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
@@ -126,13 +129,16 @@ class IncomingPushes:
             self._incidents.add(Incident.ORDER_REPEATED, logger, words, printable(order.request))
             return
         scope = self._scopes[order.request] = Scope()
-        self._tasks.start_soon(self._expect, order, scope)
+        times = perf_counter(), asyncio.get_running_loop().time() + self._seconds
+        start = partial(self._tasks.start_soon, self._expect, order, scope, *times)
+        self._links.line_up(order.source, order.request, scope, self._seconds, start)
 
     def cancel(self, request: str) -> None:
         """Stop the order of a request."""
         scope = self._scopes.get(request)
         if scope is not None:
             scope.cancel()
+            self._links.leave_line(scope)
 
     def close(self) -> None:
         """Note that all links are about to end: peers need not confirm that nothing more lands."""
@@ -158,13 +164,19 @@ class IncomingPushes:
 
     # ---- one request ----
 
-    async def _expect(self, order: ExpectOrder, scope: Scope) -> None:
-        """Carry out an order, and report it whatever the outcome."""
-        began, is_here, outcome = perf_counter(), False, "push_cancelled"
+    async def _expect(
+        self, order: ExpectOrder, scope: Scope, began: float, until: float, failed: LLMException | None
+    ) -> None:
+        """Carry out an order, and report it whatever the outcome.
+
+        ``failed``: why its peer is not linked, if it stood in line.
+        """
+        is_here, outcome = False, "push_cancelled"
         arrival = _Arrival(order.key, next(self._numbers))
         try:
             with scope:
-                await self._arrive(order, arrival)
+                await checkpoint_if_cancelled()  # nothing is dialled for one that was cancelled in line
+                await self._arrive(order, arrival, until, failed)
                 is_here, outcome = True, "push_arrived"
         except LLMException as error:
             outcome = "push_missed"
@@ -186,14 +198,14 @@ class IncomingPushes:
         if not missing:
             ended.took(seconds)
 
-    async def _arrive(self, order: ExpectOrder, arrival: _Arrival) -> None:
+    async def _arrive(self, order: ExpectOrder, arrival: _Arrival, until: float, failed: LLMException | None) -> None:
         """Wait for the blocks. Raises LLMException if they do not come."""
         if order.key in self._in_use:
             raise ParamInvalid(f"transfer_id is {printable(order.transfer)!r}: another request of this engine has it")
         self._in_use.add(order.key)
         self._arrivals[arrival.number] = arrival
-        with anyio.move_on_after(self._seconds):
-            peer = arrival.peer = await self._links.link(order.source, order.request)
+        with anyio.move_on_at(until):
+            peer = arrival.peer = await self._links.link(order.source, order.request, failed)
             want = Want(
                 transfer=order.transfer,
                 number=arrival.number,

@@ -143,9 +143,9 @@ def test_a_request_of_one_worker_waits_in_one_task(ends: tuple[End, End], monkey
     tasks: dict[str, object] = {}
     link, pull_leased = PeerLinks.link, CacheManager.pull_leased
 
-    async def linking(links: PeerLinks, peer: WorkerAddress, request: str) -> object:
+    async def linking(links: PeerLinks, peer: WorkerAddress, *told: Any) -> object:
         tasks["links"] = asyncio.current_task()
-        return await link(links, peer, request)
+        return await link(links, peer, *told)
 
     def pulling(*told: Any, **options: Any) -> object:
         tasks["pulls"] = asyncio.current_task()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from aiodatadist.adapters import dials, peer_links
 from aiodatadist.adapters.block_shapes import Axes, BlockShape
 from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist.adapters.peers import LOOPBACK, Peers
+from aiodatadist.adapters.push_in import ExpectOrder
 from aiodatadist.cluster import dial, host_names
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.link import Connection
@@ -176,13 +177,28 @@ async def tasks_of_this_loop() -> int:
     return len(asyncio.all_tasks())
 
 
+def outcomes_of(end: End, requests: Iterable[str]) -> dict[str, str]:
+    """Wait until all requests have come out, and return how."""
+    left, outcomes = set(requests), dict[str, str]()
+    while left:
+        ended = end.service.take()
+        outcomes |= ended.outcomes
+        left -= ended.received
+        end.pass_turns()
+    return outcomes
+
+
+def lying_push(number: int, place: Any) -> ExpectOrder:
+    return ExpectOrder(f"lie{number}", place, f"no-such-transfer-{number}", 0, (3,), prompt=PROMPT)
+
+
 @pytest.mark.parametrize("is_linked", [True, False])
-def test_a_place_that_waits_for_its_dial_has_no_task(
+def test_requests_that_wait_for_a_dial_have_no_task(
     is_linked: bool, ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each request has one, and hundreds more would make every collection of garbage hold the event loop."""
+    """Hundreds of tasks would make every collection of garbage hold the event loop. Each request comes out all the same."""
     few(monkeypatch, DIALS=1, SILENT_TICKS=10**9)
-    true, puller = ends(0), ends(1, link_seconds=600)
+    true, puller = ends(0), ends(1, link_seconds=20, pull_seconds=600)
     if is_linked:
         keep(true, puller, "first")
         puller.received("first")
@@ -192,10 +208,61 @@ def test_a_place_that_waits_for_its_dial_has_no_task(
     before = call_on_loop(puller.service, tasks_of_this_loop)
     for request in range(1, 101):
         place = lies(true, request, 1)[0].model_copy(update=named)
-        puller.service.pull(pull(f"lie{request}", place))
+        if request % 2:
+            puller.service.pull(pull(f"lie{request}", place))
+        else:
+            puller.service.expect(lying_push(request, place))
     puller.pass_turns()
-    assert call_on_loop(puller.service, tasks_of_this_loop) - before == 100
+    assert call_on_loop(puller.service, tasks_of_this_loop) == before
     assert silence.begun == 1
+    monkeypatch.setattr(peer_links, "SPARE", 0)
+    for request in range(1, 101):
+        puller.service.cancel(f"lie{request}")
+    expected = {f"lie{request}": "pull_cancelled" if request % 2 else "push_cancelled" for request in range(1, 101)}
+    assert outcomes_of(puller, expected) == expected
+    assert silence.begun == 1
+
+
+def test_requests_in_line_come_out_when_their_place_is_not_dialled(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few(monkeypatch, DIALS=0, WAITING=0)
+    true, puller = ends(0), ends(1, link_seconds=20, pull_seconds=600)
+    puller.service.pull(pull("lie1", *lies(true, 1, 1)))
+    puller.service.expect(lying_push(2, lies(true, 2, 1)[0]))
+    assert outcomes_of(puller, ("lie1", "lie2")) == {"lie1": "pull_failed", "lie2": "push_missed"}
+    assert silence.begun == 0
+
+
+def test_requests_in_line_come_out_when_the_service_closes(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few(monkeypatch, DIALS=0)
+    true, puller = ends(0), ends(1, link_seconds=20, pull_seconds=600)
+    for request in range(10):
+        puller.service.expect(lying_push(request, lies(true, request, 1)[0]))
+        puller.service.pull(pull(f"pull{request}", *lies(true, 10 + request, 1)))
+    puller.pass_turns()
+    puller.service.close()
+    ended = puller.service.take()
+    assert ended.outcomes == {f"lie{n}": "push_cancelled" for n in range(10)} | {
+        f"pull{n}": "pull_cancelled" for n in range(10)
+    }
+
+
+def test_requests_in_line_share_a_dial_and_are_carried_out(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few(monkeypatch, DIALS=1)
+    true, puller = ends(0), ends(1, link_seconds=20, pull_seconds=600)
+    for request in range(3):
+        puller.service.pull(pull(f"lie{request}", *lies(true, request, 1)))
+    names = ("one", "two", "three")
+    for name in names:
+        keep(true, puller, name)
+    outcomes = outcomes_of(puller, names)
+    assert {name: outcomes[name] for name in names} == dict.fromkeys(names, "pull_done")
+    assert silence.order.count(("127.0.0.1", true.address.port)) == 1
 
 
 @pytest.mark.autojump

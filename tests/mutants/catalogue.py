@@ -985,6 +985,22 @@ MUTANTS = (
         ("tests/hostile/test_silent_places.py",),
     ),
     Mutant(
+        "cancel-passes-an-order-in-line",
+        "a request that is cancelled while it waits for a dial comes out, and is not dialled for",
+        "aiodatadist/adapters/push_in.py",
+        "            self._links.leave_line(scope)\n",
+        "",
+        ("tests/hostile/test_silent_places.py",),
+    ),
+    Mutant(
+        "orders-in-line-lost-at-the-end",
+        "a request that waits for a dial comes out when the service closes",
+        "aiodatadist/adapters/block_service.py",
+        "            self._links.close()\n",
+        "",
+        ("tests/hostile/test_silent_places.py",),
+    ),
+    Mutant(
         "order-without-room",
         "an order keeps no more numbers of blocks than this end has room for",
         "aiodatadist/adapters/leased_blocks.py",
