@@ -72,8 +72,8 @@ async def test_a_prompt_that_is_larger_than_the_pool_keeps_its_beginning(caplog:
         assert kv.rows(block_slots(range(ROOM - 1))) == saved
         assert cache.statistics.rejected == 2 * (21 - ROOM)
     assert [message for message in caplog.messages if message.startswith("no room")][-1] == (
-        "no room in the memory pool for 13 of 20 values, the largest of 1024 bytes: the pool has 8192 (bytes=), into which "
-        "all that a call saves must fit"
+        "no room in the memory pool for 13 of 20 values, the largest of 1024 bytes: the pool has 8192 (bytes=), which must "
+        "hold everything that one call saves"
     )
 
 
