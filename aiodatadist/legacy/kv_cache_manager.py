@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from aiodatadist.cluster.engine import Engine
 
 GIVE_BACK: Final = 10.0
+"""Seconds that :meth:`KvCacheManager.give_up` waits for peers. After that the memory is released later."""
 MAX_BLOCK: Final = 2**31
 """Limit of the bytes of a block that is pulled; it must be below."""
 
