@@ -38,7 +38,7 @@ What began in an earlier generation belongs to the parent.
 
 
 def since(pid: int) -> str:
-    """Return a text for the refusal of what began in process ``pid``, which is not this one."""
+    """Return words for refusing something that began in process ``pid``, which is not this one."""
     return f"before a fork, in process {pid}: this is its child, process {os.getpid()}"
 
 

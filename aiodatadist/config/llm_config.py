@@ -293,7 +293,7 @@ class LLMConfig(BaseModel):
             )
 
     def check_kept(self) -> None:
-        """Check options that were kept as given, and that a cluster cannot run with. Raises ParamInvalid if one is wrong."""
+        """Check the options that are kept as given, and refused only when a cluster uses them. Raises ParamInvalid."""
         rules.one_device(self.device_id)
         rules.pool_size(self.ge_options)
         if self.global_resource_config is not None:

@@ -78,7 +78,7 @@ class Gate:
 
 
 def refuse_captured(device: Device, stream: int) -> None:
-    """Check that a record on a stream of the caller's is made now.
+    """Check that a record on the caller's stream would be made now, not when a graph is replayed.
 
     Raises:
         ParamInvalid: if the stream is being captured: the record would become part of the graph.

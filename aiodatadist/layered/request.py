@@ -78,7 +78,7 @@ class Wanted:
         return plan(self.selection, source, remote, dst_slot=slot)
 
     def _one_stride(self, source: Entry, remote: RemoteCache, slot: int) -> Grid:
-        """Plan one stride of a blocks cache: into the first stride at the addresses, or the block 0 or slot of the key."""
+        """Plan one stride of a blocks cache, to the first stride at the addresses, or to the key's block 0 or slot."""
         if self.addresses is not None:
             return plan(self.selection, _as_slots(source), self._at_addresses(source, remote, self.addresses))
         return plan(self.selection, _as_slots(source), _as_slots(remote), dst_slot=slot)

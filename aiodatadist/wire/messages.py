@@ -162,7 +162,7 @@ class Accept(_Message):
 
 
 class KeyName(_Message):
-    """The name of a cache of the receiver's.
+    """The name of one of the receiver's caches.
 
     It is the model of a blocks cache, the slot of a request or prefix, a cache id, or an address in one of the cache's
     tensors. The receiver looks an address up, and does not follow it.
@@ -236,14 +236,17 @@ class Refuse(_Message):
 
 
 class Disconnect(_Message):
-    """The sender no longer uses the link. The receiver ends its transfers on it, answers ``bye`` and closes."""
+    """A notice that the sender no longer uses the link.
+
+    The receiver ends its transfers on it, answers ``bye`` and closes.
+    """
 
     type: Literal["disconnect"] = "disconnect"
     reason: Text
 
 
 class Bye(_Message):
-    """The sender has no transfer on the link and will start none."""
+    """A promise that the sender has no transfer on the link and will start none."""
 
     type: Literal["bye"] = "bye"
 
@@ -454,7 +457,7 @@ class Digests(_Message):
 
 
 class Claim(_Message):
-    """The sender begins to pull blocks that the receiver keeps under this name, for at most ``seconds``.
+    """A request to begin a pull of blocks that the receiver keeps under this name, for at most ``seconds``.
 
     The receiver answers ``claimed``; if it does not know the name, it waits for ``patience`` seconds first. ``takers``
     peers share the blocks, and all send the same number.
@@ -597,14 +600,14 @@ class Renewed(_Message):
 
 
 class Retire(_Message):
-    """The sender has no transfer on this channel and will start none."""
+    """A promise that the sender has no transfer on this channel and will start none."""
 
     type: Literal["retire"] = "retire"
     channel: ChannelName
 
 
 class Broken(_Message):
-    """A transfer of the sender's was stopped half-way on this channel.
+    """A report that one of the sender's transfers was stopped half-way on this channel.
 
     Neither end starts another transfer there, and both close the channel when those under way have ended.
     """
