@@ -172,10 +172,10 @@ async def test_a_link_that_is_made_again_goes_on_if_the_server_did_not_take_a_ca
         assert await decoder.datadist.link_clusters([cluster_info(prompt)]) == SUCCESS
         first = inside(decoder.datadist).links.find(1)
 
-        async def shut_slowly(self: Link) -> bool:
+        async def shut_slowly(self: Link) -> None:
             if self is first:
                 await gone.wait()
-            return await shut(self)
+            await shut(self)
 
         with monkeypatch.context() as patched:
             patched.setattr(Link, "_shut", shut_slowly)

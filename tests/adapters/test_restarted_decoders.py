@@ -36,9 +36,9 @@ sys.stdin.readline()
 def test_nothing_lands_in_the_new_ones_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     shut, may_shut = Link._shut, threading.Event()
 
-    async def slowly(link: Link) -> bool:  # as HcclCommDestroy does it while a peer hangs
+    async def slowly(link: Link) -> None:  # as HcclCommDestroy does it while a peer hangs
         await anyio.to_thread.run_sync(may_shut.wait)
-        return await shut(link)
+        await shut(link)
 
     monkeypatch.setattr(Link, "_shut", slowly)
     prefill = End(0, **SLOW)
