@@ -125,8 +125,8 @@ def communicators_are_not_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 FOUND: dict[str, tuple[str, Plant, str, str]] = {
     "late byte, unregistered": ("one-sided", a_late_byte_in_unregistered_memory, "I2", "user"),
-    "late byte, ended": ("request", a_late_byte_behind_a_transfer_that_ended, "I2", "it was reclaimed, and then written into"),
-    "late byte, ended, v1": ("v1", a_late_byte_behind_a_transfer_that_ended, "I2", "it was reclaimed, and then written into"),
+    "late byte, ended": ("request", a_late_byte_behind_a_transfer_that_ended, "I2", "reclaimed, and then written into"),
+    "late byte, ended, v1": ("v1", a_late_byte_behind_a_transfer_that_ended, "I2", "reclaimed, and then written into"),
     "given back too early": ("one-sided", memory_is_given_back_too_early, "I2", "the memory is given back, and there is"),
     "given back, and pulled": ("one-sided", memory_is_given_back_and_can_be_pulled, "I6", "bytes of memory that was given"),
     "no deadlines": ("one-sided", deadlines_are_forgotten, "I3", "its deadline of"),
