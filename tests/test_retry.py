@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests import retry
+from tests import children, retry
 from tests.lanes import ROOT
 
 CONFTEST = """
 import pytest
-from tests import retry
+from tests import children, retry
 from tests.retry import *
 
 def pytest_collection_modifyitems(items):
@@ -61,7 +61,7 @@ class Project:
             for name in (name for name in os.environ if name.startswith("PYTEST_")):
                 patch.delenv(name)
             patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a start is twice as fast without them
-            patch.setenv("PYTHONPATH", str(ROOT))
+            patch.setattr(subprocess, "run", children.run)
             patch.delenv(retry.FLAKY, raising=False)
             if is_gate:
                 patch.setenv(retry.FLAKY, str(self.flaky))

@@ -19,7 +19,7 @@ def run(folder: Path, strict: str, *arguments: str) -> subprocess.CompletedProce
     vendor_names.install(folder)
     vendor_names.install_tool(folder)
     prompt = folder / "prompt.txt"
-    prompt.write_text(("It was the best of times, it was the worst of times. " * 20)[:1000])
+    prompt.write_text(("It was the best of times, it was the worst of times. " * 20)[:200])
     command = [sys.executable, "-m", "aiodatadist", "demo", "--prompt", str(prompt), "--tokens", "8", *arguments]
     environment = vendor_names.environment(folder, strict)
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
