@@ -20,8 +20,8 @@ from aiodatadist.cli.demo.prefill import prefill
 from aiodatadist.cli.kit.pipes import Message, OrderT
 from aiodatadist.testing import open_cluster, soft_counters
 
-PROMPT = ("It was a dark and stormy night; the rain fell in torrents. " * 12)[:600]
-BLOCKS = 38  # of 16 tokens
+PROMPT = ("It was a dark and stormy night; the rain fell in torrents. " * 12)[:200]
+BLOCKS = 13  # of 16 tokens
 JOB = Job(prompt=PROMPT, tokens=12, seed=3, port=0)
 
 
