@@ -134,17 +134,25 @@ def hanging(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[st
 
 
 def child_of(pid: int) -> int:
-    """The child that is still there after a second: of the step that hangs."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    until, seen, since = time.monotonic() + PATIENCE, "", time.monotonic()
+    """The child, once it hangs in a library: it sleeps at twenty looks in a row. One that waits for a processor does not."""
+    children, looks = Path(f"/proc/{pid}/task/{pid}/children"), 0
+    until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
-        now = children.read_text().strip()
-        if now != seen:
-            seen, since = now, time.monotonic()
-        elif seen and time.monotonic() - since > 2:
-            return int(seen.split()[0])
+        for child in map(int, children.read_text().split()):
+            looks = looks + 1 if is_asleep_in_a_library(child) else 0
+            if looks == 20:
+                return child
         time.sleep(0.05)
     raise AssertionError(f"no step of process {pid} hangs")
+
+
+def is_asleep_in_a_library(pid: int) -> bool:
+    try:
+        process = Path(f"/proc/{pid}")
+        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        return state == "S" and re.search(r"lib(softnpu|ascendcl)", (process / "maps").read_text()) is not None
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_a_step_that_crashes_is_a_result(tmp_path: Path) -> None:
