@@ -48,7 +48,7 @@ async def test_a_pull_of_many_portions_that_wait_is_cancelled(
         lease = two.datadist.cache_manager.lease_blocks(theirs, range(MANY), MINUTE)
         other = two.datadist.cache_manager.lease_blocks(theirs, [0], MINUTE)
         await one.datadist.cache_manager.pull_leased(other.ticket(), mine, [0])
-        stream = inside(one.datadist).links.find(2).stream("ours")
+        stream = inside(one.datadist).links.find(2).running.stream("ours")
         stream.hold()
         task = one.datadist.cache_manager.pull_leased(lease.ticket(), mine, range(MANY))
         await there_and_back(one, two)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMException, LLMStatusCode, TransferPriority
-from aiodatadist.link.session import Session
+from aiodatadist.link.running import RunningTransfers
 from aiodatadist.testing import Cluster, inside, linked_pair, soft_fault, soft_faults_cleared, verify
 from aiodatadist.wire.messages import Grant, KeyName, Pull, Pulled, Revoke
 from tests.held import PUSH, held_transfer
@@ -47,13 +47,13 @@ class Served:
 async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     pool = '{"memory_size": 1048576}'
     async with linked_pair(DESC, enable_remote_cache_accessible=False, mem_pool_cfg=pool) as made:
-        both, submit = Served(*made), Session.submit
+        both, submit = Served(*made), RunningTransfers.submit
 
-        def counted(self: Session, *args: Any) -> Any:
+        def counted(self: RunningTransfers, *args: Any) -> Any:
             both.long += 1
             return submit(self, *args)
 
-        monkeypatch.setattr(Session, "submit", counted)
+        monkeypatch.setattr(RunningTransfers, "submit", counted)
         yield both
 
 

@@ -25,7 +25,7 @@ from aiodatadist import (
 )
 from aiodatadist.cache.task import EndedTask
 from aiodatadist.device.block_run import MOST_BLOCKS
-from aiodatadist.link.session import Session
+from aiodatadist.link.running import RunningTransfers
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, soft_fault, soft_faults_cleared, verify
 from tests.held import held_transfer
 from tests.strict.marks import STRICT
@@ -54,13 +54,13 @@ class Pair:
 async def pair(monkeypatch: pytest.MonkeyPatch, desc: CacheDesc = DESC) -> AsyncIterator[Pair]:
     async with linked_pair(desc) as (prompt, decoder, source, target):
         made = Pair(prompt, decoder, source, target)
-        submit = Session.submit
+        submit = RunningTransfers.submit
 
-        def counted(self: Session, *args: Any) -> Any:
+        def counted(self: RunningTransfers, *args: Any) -> Any:
             made.long += 1
             return submit(self, *args)
 
-        monkeypatch.setattr(Session, "submit", counted)
+        monkeypatch.setattr(RunningTransfers, "submit", counted)
         yield made
 
 

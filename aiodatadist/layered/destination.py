@@ -182,7 +182,7 @@ class Destination:
 
     def prepare_at_once(self) -> bool:
         """Begin if the destination is known and within reach; return False if it is not. An error ends this destination."""
-        known = self.link.within_reach(self._entry, self._wanted.key)
+        known = self.link.running.within_reach(self._entry, self._wanted.key)
         if known is not None:
             remote, slot, _ = known
             try:
@@ -298,7 +298,9 @@ class Destination:
         seconds, priority = self._seconds * (stop - first), self._priority
         # A program that waits for an event holds its stream, so more urgent layers have another one.
         stream = "layers" if priority is TransferPriority.NORMAL else f"layers {priority}"
-        transfer = self.link.launch(program, "put", link_channel, self._entry, remote, seconds, stream, priority)
+        transfer = self.link.running.launch(
+            program, "put", link_channel, self._entry, remote, seconds, stream, priority
+        )
         self._transfers[transfer] = stop
         transfer.add_done_callback(self._ended)
 
@@ -320,8 +322,10 @@ class Destination:
         Gates are all waited for at once. Events are waited for one by one, as they are recorded. In between, their
         stream is idle, and must not be used for gates, behind which they would be held.
         """
-        self._wait_stream = self._wait_stream or self.link.idle_stream("events" if self._gate is None else "gates")
-        wait = self.link.stream(self._wait_stream).submit(program, seconds)
+        self._wait_stream = self._wait_stream or self.link.running.idle_stream(
+            "events" if self._gate is None else "gates"
+        )
+        wait = self.link.running.stream(self._wait_stream).submit(program, seconds)
         self._waits[wait] = layer
         wait.add_done_callback(self._waited)
 
@@ -387,8 +391,12 @@ class Destination:
         layering = Layering(count, self._wanted.tensors, self.group, gate.notifies, seconds)
         link_channel.channel.add_put(program, grid, layering)
         limit = self._seconds * self.group  # from when its last gate has opened
-        stream = self.link.idle_stream("gated layers")  # a stream that others wait on may have to wait for compute
-        transfer = self.link.launch(program, "put", link_channel, self._entry, remote, limit, stream, self._priority)
+        stream = self.link.running.idle_stream(
+            "gated layers"
+        )  # a stream that others wait on may have to wait for compute
+        transfer = self.link.running.launch(
+            program, "put", link_channel, self._entry, remote, limit, stream, self._priority
+        )
         self._layering = layering
         self._sent = count
         self._transfers[transfer] = count

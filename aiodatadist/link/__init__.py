@@ -1,11 +1,13 @@
 """One peer: what two linked clusters say to each other, and what they move.
 
-``lifecycle`` says, as tables, what can happen to a link. ``session`` is what all its parts share, and ``link`` acts on its
-life, ``link_handshake`` its beginning; ``connection`` and
-``wire`` carry its messages, ``questions`` those that are answered; ``channels`` reach memory, and ``leases`` say what of
-this end's the peer may reach; ``requester`` and ``responder`` are transfers for which the peer has to be asked, and those
-that it asks for; ``checksums`` compares what arrived with what was sent; ``block_leases`` keeps blocks for a peer, and
-``leased_pull`` is a pull of such; ``notifications``, and ``layer_events`` for layers that have come.
+``lifecycle`` says, as tables, what can happen to a link. ``session`` is what all its parts share, ``running`` the transfers
+that are under way. ``link`` acts on the life of a link, and ``link_handshake`` begins it. ``reactions`` has what this end
+does about each message, and ``ownership`` settles which end owns the link.
+
+``connection`` and ``wire`` carry messages, and ``questions`` those that are answered. ``channels`` reach memory; ``leases``
+say what of this end's memory the peer may reach. ``requester`` and ``responder`` are transfers for which the peer must be
+asked, and those that it asks for. ``checksums`` compares what arrived with what was sent. ``block_leases`` keeps blocks for a
+peer, and ``leased_pull`` pulls such blocks. ``notifications`` tell of transfers, and ``layer_events`` of layers that landed.
 
 Promises: whatever happens to a link costs its own transfers only, and memory is given back when nothing can land in it any
 more. Refuses to know: other links.
@@ -21,7 +23,7 @@ from aiodatadist.link.lifecycle import AWAIT_LINK, Cause, LinkState
 from aiodatadist.link.link import DRAIN_TIMEOUT, Link
 from aiodatadist.link.notifications import Notification, NotificationInbox
 from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
-from aiodatadist.link.session import CALLS
+from aiodatadist.link.running import CALLS
 from aiodatadist.link.state import LinkHost
 from aiodatadist.link.statistics import LinkCounters, LinkStatistics
 from aiodatadist.link.wire import Wire

@@ -274,4 +274,4 @@ class LeasedPull(RemoteOperation):
             session.post(Unclaim(call=call, lease=lease, end=end, blocks_digest=blocks, prompt_digest=prompt))
         if session.life.failure is not None and self.is_cancelled:
             self.replace_error(session.copy_of_failure())
-        session.check_idle()
+        session.running.check_idle()

@@ -161,13 +161,13 @@ class Link(Session):
         """
         if spec.is_request or spec.checksum:
             return self.requester.begin(spec, what)
-        known = self.within_reach(spec.entry, spec.key)
+        known = self.running.within_reach(spec.entry, spec.key)
         if known is None:
             return self.requester.begin(spec, what)
         remote, slot, link_channel = known
         try:
             grid = spec.grid(remote, slot)
-            transfer = self.submit(
+            transfer = self.running.submit(
                 spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours", spec.priority
             )
         except LLMException as error:
@@ -328,7 +328,7 @@ class Link(Session):
         except LinkError as error:
             if self.is_ready:
                 self._end(Event.BREAK, type(error)(f"cluster {self.cluster_id}: {error.args[0]}"))
-                self._stop()
+                self.running.stop()
             elif self.life.is_open:
                 self.life.on(Event.FALL_SILENT)
 
@@ -386,13 +386,11 @@ class Link(Session):
     async def _drain(self, seconds: float) -> None:
         """Let what is under way finish; stop what takes longer."""
         with anyio.move_on_after(seconds):
-            while not self._is_idle:
-                await self._idle.wait()
+            await self.running.wait_idle()
             await self.channels.wait_opened()
             await self.notification_queue.wait_empty()
-        self._stop()
-        while not self._is_idle:  # bounded: they answer a cancellation within their grace
-            await self._idle.wait()
+        self.running.stop()
+        await self.running.wait_idle()  # bounded: they answer a cancellation within their grace
 
     async def disconnect(self, reason: str, timeout: float) -> None:
         """End it in good order: no new transfers, those under way end, the peer agrees.
@@ -421,7 +419,7 @@ class Link(Session):
             self._wire.post(Disconnect(reason=str(failure.args[0])))
             self._wire.hurry()
             self._end(Event.CLOSE, failure)
-        self._stop()
+        self.running.stop()
         await self._wire.aclose()
         self._end_serving()
         await self._closed.wait()
@@ -430,19 +428,19 @@ class Link(Session):
         """Streams, channels, connection, in this order; each in bounded time. Runs once, also when cancelled."""
         has_failed = self.failure is not None
         self._end(Event.GIVE_BACK, LinkClosed(f"the link to cluster {self.cluster_id} was closed"))
-        self._stop()
+        self.running.stop()
         if not has_failed:
             await self.refuse(LinkClosed("its cluster has ended"))
-            self._stop()
+            self.running.stop()
         try:
             with anyio.move_on_after(DRAIN_TIMEOUT + self.quiesce_seconds, shield=True):
-                is_quiet = [await self._quietly(stream) for stream in self._streams.values()]
+                is_quiet = [await self._quietly(stream) for stream in self.running.streams.values()]
                 if all(is_quiet):  # else the device may still use a channel
                     await self._shut()
             with anyio.move_on_after(1, shield=True):
                 await self._quietly(self._wire)
         finally:
-            self.end_unclean()
+            self.running.end_unclean()
             self._end_peer_leases()  # first: callbacks of failed requests may use the blocks again
             self._responder.end()
             self.requester.end(self.copy_of_failure())
@@ -475,7 +473,7 @@ class Link(Session):
             self.peer_leases.end(written.append)
             self._host.registry.withhold(written, self, self.channels)
         else:
-            self.peer_leases.end(None if self.life.is_shut else self.lose)
+            self.peer_leases.end(None if self.life.is_shut else self.running.lose)
 
     async def _quietly(self, part: Any) -> bool:
         """Close a part; False when it may still be in use."""
@@ -543,5 +541,5 @@ class Link(Session):
         return self.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
 
     def __repr__(self) -> str:
-        busy = len(self._transfers) + len(self.operations)
+        busy = len(self.running.transfers) + len(self.operations)
         return f"<Link to cluster {self.cluster_id} {self.life.state.value} {busy} transfers>"

@@ -51,7 +51,7 @@ from aiodatadist.errors import (
 )
 from aiodatadist.link.remote_operation import RemoteOperation
 from aiodatadist.link.responder import status_error
-from aiodatadist.link.session import BROKEN_TIMEOUT
+from aiodatadist.link.running import BROKEN_TIMEOUT
 from aiodatadist.values.foreign import printable
 from aiodatadist.values.transfer_priority import TransferPriority
 from aiodatadist.wire.messages import MAX_TOGETHER, TOGETHER_SINCE, Grant, Pull, Pulled, Stop
@@ -378,7 +378,7 @@ class PullRequests:
     def _doubt(self, request: PullRequest) -> None:
         """The peer may still write: it ends when the channel is closed, and not before."""
         request.is_doubtful = True
-        self._session.check_idle()
+        self._session.running.check_idle()
 
     # ---- what is kept of it ----
 

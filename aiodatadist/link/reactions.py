@@ -180,7 +180,7 @@ class Reactions:
             if remote is not None:
                 with anyio.move_on_after(message.seconds):
                     await remote.wait_idle()
-                session.take_back(remote)
+                session.running.take_back(remote)
                 self._requester.take_back(remote)
                 await remote.wait_idle()
             self._withdrawing.discard(message.cache_id)

@@ -92,7 +92,7 @@ class Requester:
         session.operations.discard(operation)
         self.lookups.end(operation)
         if operation.state is TransferState.STUCK or (operation.is_doubtful and not session.life.is_shut):
-            session.lose(spec.entry)
+            session.running.lose(spec.entry)
         else:
             spec.entry.release()
         if session.life.failure is not None and operation.state is TransferState.CANCELLED:
@@ -104,7 +104,7 @@ class Requester:
         elif operation.error is not None:
             operation.error.peer = session.cluster_id
         self._taken_back.discard(operation)
-        session.check_idle()
+        session.running.check_idle()
 
     def work_on(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         """In a task of the link's."""
@@ -116,7 +116,7 @@ class Requester:
         if not spec.entry.is_known:
             await self.session.registry.make_reachable(spec.entry)
         remote, link_channel, grid = await self.locate(spec.entry, spec.key, spec.grid, spec.seconds)
-        transfer = self.session.submit(
+        transfer = self.session.running.submit(
             spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours", spec.priority
         )
         if spec.checksum:
@@ -371,13 +371,13 @@ class _Lookup(RemoteOperation):
         session, spec = self._requester.session, self.spec
         if isinstance(answer, Found) and answer.cache is None:
             raise _not_offered(session, spec.key)
-        known = session.within_reach(spec.entry, spec.key) if session.is_ready else None
+        known = session.running.within_reach(spec.entry, spec.key) if session.is_ready else None
         if known is None:
             self._requester.work_on(self, spec)
             return
         remote, slot, link_channel = known
         grid = spec.grid(remote, slot)
-        transfer = session.submit(
+        transfer = session.running.submit(
             spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours", spec.priority
         )
         self.follow(transfer)

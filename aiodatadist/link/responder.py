@@ -207,7 +207,7 @@ class Responder:
             if done is not None:
                 return done
         grid = plan(_selection(message), entry, target, src_slot=slot)
-        transfer = session.submit("put", link_channel, entry, target, grid, message.seconds, "served", priority)
+        transfer = session.running.submit("put", link_channel, entry, target, grid, message.seconds, "served", priority)
         if transfer.state is TransferState.DONE and message.is_whole_blocks:
             self._shortcuts.learn_served(*way)
         return transfer
@@ -308,7 +308,7 @@ class Responder:
         try:
             link_channel = await self._session.channels.reach(entry.epoch, target.epoch)
             priority = TransferPriority(message.priority)
-            transfer = self._session.submit(
+            transfer = self._session.running.submit(
                 "put", link_channel, entry, target, grid, message.seconds, "served", priority
             )
             await transfer.join()

@@ -13,7 +13,7 @@ from aiodatadist.cache.task import AtOnce, EndedTask
 from aiodatadist.counting import Flow
 from aiodatadist.device import BlockRun, Program, StreamTransfer, TransferReport
 from aiodatadist.link.lifecycle import LinkState
-from aiodatadist.link.session import CALLS, DONE, lane
+from aiodatadist.link.running import CALLS, DONE, lane
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache
 from aiodatadist.values.grid import Grid
 from aiodatadist.values.transfer_priority import TransferPriority
@@ -64,7 +64,7 @@ class Shortcuts:
 
     def learn(self, spec: TransferSpec) -> None:
         """A transfer ended at once: the next one between these two caches need not look everything up again."""
-        key, known = spec.key, self._session.within_reach(spec.entry, spec.key)
+        key, known = spec.key, self._session.running.within_reach(spec.entry, spec.key)
         if known is None or not isinstance(key, BlocksCacheKey):
             return
         remote, _, link_channel = known
@@ -154,7 +154,7 @@ class Shortcuts:
             return None
         stride = entry.stride
         one_block = Grid(entry.addresses, remote.addresses, _FIRST, _FIRST, stride, stride, stride, stride)
-        program, opened = Program(), session.stream(stream)
+        program, opened = Program(), session.running.stream(stream)
         (channel.add_get if direction == "get" else channel.add_put)(program, one_block)
         if not program.is_one_sided:
             return None
@@ -168,12 +168,14 @@ class Shortcuts:
         done = way.blocks.run(mine, theirs, count)
         if type(done) is TransferReport:
             nbytes, ranges, _, seconds = done
-            self._session.ran(way.what, nbytes, seconds, is_critical=is_critical)
+            self._session.running.ran(way.what, nbytes, seconds, is_critical=is_critical)
             way.flow.ran(nbytes, ranges, seconds)
         elif type(done) is StreamTransfer:
             self._ours.clear()  # it is spent
             self._served.clear()
-            self._session.watch_over(done, way.blocks.program, way.what, way.link_channel, way.entry, way.remote)
+            self._session.running.watch_over(
+                done, way.blocks.program, way.what, way.link_channel, way.entry, way.remote
+            )
         return done
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from aiodatadist.blocking import shared_loop
+from aiodatadist.link import Link
 
 if TYPE_CHECKING:
     from aiodatadist.cache.registry import CacheRegistry
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from aiodatadist.context_caching.cache import ContextCache
     from aiodatadist.context_caching.pools.contract import KVPool
     from aiodatadist.device import TransferCompletion
-    from aiodatadist.link import Link
     from aiodatadist.link.wire import Wire
     from aiodatadist.transport.contract import Transport
 
@@ -42,7 +42,7 @@ async def cut_link(link: Link) -> None:
 
 def transfers_of(holder: Any) -> Collection[Any]:
     """Return the running transfers of a link, or of a context cache."""
-    found: Collection[Any] = holder._transfers
+    found: Collection[Any] = holder.running.transfers if isinstance(holder, Link) else holder._transfers
     return found
 
 

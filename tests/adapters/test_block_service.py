@@ -391,7 +391,7 @@ soft_fault("HcclBatchGet:hang;aclrtStreamAbort:fail=507000@*")
 puller.service.pull(order("r", lease, owner.address))
 if "cancelled" in sys.argv:
     links = puller.service._life._datadist._engine.links
-    while not any(each._transfers for each in links.current):
+    while not any(each.running.transfers for each in links.current):
         time.sleep(0.001)
     puller.service.cancel("r")
 for call in (lambda: puller.until("received", "r", 30), lambda: puller.service.keep("k", new_lease_name(), [1], PROMPT)):

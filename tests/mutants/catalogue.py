@@ -263,7 +263,7 @@ MUTANTS = (
     Mutant(
         "lease-released-early",
         "a cache is leased while a peer's request reads it",
-        "aiodatadist/link/session.py",
+        "aiodatadist/link/running.py",
         "        entry.lease()\n        remote.use()\n        link_channel.uses += 1\n",
         "        entry.lease()\n        entry.leases -= 1\n        remote.use()\n        link_channel.uses += 1\n",
         (HELD_LEASES,),
