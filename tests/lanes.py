@@ -173,10 +173,13 @@ def run(*command: str | Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.lanes", description=__doc__.splitlines()[0])
     parser.add_argument("lane", choices=sorted(LANES))
+    parser.add_argument("--make", action="store_true", help="make its environment, and run nothing")
     parser.add_argument("tests", nargs="*", help="what to run instead of the lane's own tests; options after --")
     arguments = parser.parse_args()
     lane = LANES[arguments.lane]
     make(lane)
+    if arguments.make:
+        return
     command = [
         *((sys.executable, "-m", "tests.retry", "--") if os.environ.get(retry.FLAKY) else ()),
         lane.python,
@@ -190,7 +193,9 @@ def main() -> None:
         "no:cacheprovider",
         *(arguments.tests or lane.tests),
     ]
-    sys.exit(subprocess.run([str(part) for part in command], check=False, cwd=ROOT).returncode)
+    # Lanes may run beside each other, and take their ports from different parts of the range.
+    environment = os.environ | {"AIODATADIST_PORTS": f"{sorted(LANES).index(lane.name)}/{len(LANES)}"}
+    sys.exit(subprocess.run([str(part) for part in command], check=False, cwd=ROOT, env=environment).returncode)
 
 
 if __name__ == "__main__":

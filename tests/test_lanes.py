@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -72,3 +73,12 @@ def test_lane_that_is_made_needs_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     (lane.venv / "stamp").write_text(lane.stamp())
     lanes.make(lane)
     assert lane.python.parts[-3:] == ("made-up", "bin", "python")
+
+
+def test_environment_can_be_made_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(lanes, "make", lambda lane: made.append(lane.name))
+    monkeypatch.setattr(subprocess, "run", lambda *command, **_: pytest.fail(f"{command} was run"))
+    monkeypatch.setattr(sys, "argv", ["lanes", "--make", "oldest"])
+    lanes.main()
+    assert made == ["oldest"]

@@ -13,12 +13,16 @@ _given: set[int] = set()
 
 
 def own_range(first: int, end: int) -> range:
-    """Return the part of these ports that belongs to this worker of a test run with pytest-xdist, or all of them."""
+    """Return the part of these ports that belongs to this worker of this test run, or all of them.
+
+    Workers are those of pytest-xdist. ``AIODATADIST_PORTS``, for instance ``2/5``, says that five runs go on beside each
+    other, and that this one is number 2, counted from 0.
+    """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    place = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return range(
-        first + place % workers, end, workers
-    )  # modulo, because the replacement of a crashed worker has a higher number
+    # Modulo, because the replacement of a crashed worker has a higher number.
+    place = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % workers
+    run, _, runs = os.environ.get("AIODATADIST_PORTS", "0/1").partition("/")
+    return range(first + place * int(runs) + int(run), end, workers * int(runs))
 
 
 def free_port() -> int:

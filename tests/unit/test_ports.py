@@ -19,8 +19,17 @@ def test_workers_share_all_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(map(len, shares)) == 100
 
 
+def test_runs_beside_each_other_share_all_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = []
+    for run in range(2):
+        monkeypatch.setenv("AIODATADIST_PORTS", f"{run}/2")
+        shares += [range_of(f"gw{i}", 3, monkeypatch) for i in range(3)]
+    assert set().union(*shares) == set(range(20_000, 20_100))
+    assert sum(map(len, shares)) == 100
+
+
 def test_without_workers_all_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "AIODATADIST_PORTS"):
         monkeypatch.delenv(name, raising=False)
     assert list(ports.own_range(20_000, 20_003)) == [20_000, 20_001, 20_002]
 
