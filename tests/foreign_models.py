@@ -38,14 +38,17 @@ SHOWN_AS_IT_IS = {"host", "status"}
 
 @cache
 def foreign_models() -> tuple[type[BaseModel], ...]:
-    """Every model of input from others."""
+    """Return every model of input from others, by name."""
     with both_halves():
         for module, path in rooms.modules().items():
             if rooms.room_of(module) not in OWN_ROOMS and re.search(
                 r"class \w+\((BaseModel|_Message)\)", path.read_text()
             ):
                 importlib.import_module(module)
-    return tuple(model for model in _below(BaseModel) if _is_foreign(model))
+    found = {model for model in _below(BaseModel) if _is_foreign(model)}
+    return tuple(
+        sorted(found, key=lambda model: (model.__module__, model.__qualname__))
+    )  # in whatever order they were imported
 
 
 def _below(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:

@@ -12,7 +12,7 @@ import pytest
 
 from tests import pages
 
-LINKED = [*sorted(pages.ROOT.glob("*.md")), *sorted((pages.ROOT / "docs").glob("*.md"))]
+LINKED = [*sorted(pages.ROOT.glob("*.md")), *sorted((pages.ROOT / "docs").rglob("*.md"))]
 TRANSLATED = [page for page in pages.ENGLISH if pages.chinese(page).exists()]
 
 

@@ -12,7 +12,7 @@ THIS = Path(__file__).resolve()
 FOLDERS = ("aiodatadist", "benchmarks", "docs", "examples", "native", "tests")
 """Where the words below are not used, as on the pages at the top."""
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 WRITTEN = {".c", ".h", ".md", ".py", ".sh", ".toml", ".txt"}
 
 UNCLEAR = re.compile(r"(?<![A-Za-z])(?:(?:any|every|no|some)_?body|whoever|of ours)(?![A-Za-z])", re.IGNORECASE)
