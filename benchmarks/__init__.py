@@ -1,1 +1,1 @@
-"""One file per question. Each prints the machine, sizes and units, and the limit or the peer beside the result."""
+"""Benchmarks, one file per question. Each prints the machine, sizes and units, and the limit or peer beside the result."""

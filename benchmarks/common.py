@@ -1,4 +1,4 @@
-"""What all benchmarks print and measure with."""
+"""Printing and measuring that all benchmarks share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def report(title: str, rows: Table, into: Path | None) -> None:
-    """A machine line, then a table with the keys of the first row as columns."""
+    """Print the machine, then a table with the keys of the first row as columns. Write both as JSON ``into`` a file."""
     host = machine()
     _print(title, host, rows)
     if into is not None:

@@ -1,4 +1,4 @@
-"""How fast are KV blocks saved and loaded?
+"""Measure how fast KV blocks are saved and loaded.
 
 `save` and `load`: 128 MiB in 128 values of 1 MiB between a KV cache in host memory and the embedded pool, through
 `ContextCache`. Each value is 64 ranges of 16 KiB, one per tensor. Beside it, in the same run and in turns: a plain one-thread
@@ -102,7 +102,7 @@ async def bandwidth(name: str, pool: KVPool, repeats: int) -> list[dict[str, Any
             await cache.remove(hashes)
 
         async def nothing() -> None:
-            """It is all there."""
+            """Do nothing: all hashes are in the pool."""
 
         def copied_out() -> float:
             return plain_copy_seconds(ranges.values, ranges.cache, PIECE)

@@ -1,9 +1,9 @@
-"""How much of what two threads can copy has a pull of pool memory, and how much of that a pull of the caller's own?
+"""Compare pulls of pool memory with what two threads can copy, and pulls of the caller's memory with pulls of pool memory.
 
-128 MiB in blocks of 16 KiB to 2 MiB, scattered, as `aiodatadist bench` has them, are pulled from another process and awaited:
-of a pool, then of numpy's arrays; and in turns with that the same blocks are copied between shared memory of one process, by
-the processor's non-temporal stores on two threads. Ratios are those of each turn. Bars, on two cores: 0.85 of the copies, and
-0.6 of a pool's memory. It takes 6 GiB of memory.
+128 MiB in scattered blocks of 16 KiB to 2 MiB, as in `aiodatadist bench`, are pulled from another process and awaited:
+first from a pool, then from numpy's arrays. In turns with the pulls, the same blocks are copied between shared memory of
+one process, with the processor's non-temporal stores on two threads. Each ratio is taken within one turn. Bars, on two
+cores: 0.85 of the copies, and 0.6 of a pool's memory. The benchmark needs 6 GiB of memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POOL = '{"memory_size": 2147483648}'
 
 @dataclass(frozen=True)
 class Share:
-    """Of one size of blocks: GB/s, and what a pull has of what passes it."""
+    """Speeds in GB/s for one size of blocks, and the ratio of each pull's speed to the next faster one's."""
 
     block: int
     pool: Spread
@@ -58,7 +58,7 @@ def _scattered(count: int) -> list[int]:
 
 
 class Copies:
-    """By two threads of this process, of blocks of each size."""
+    """Copies by two threads of this process, of blocks of each size."""
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads
@@ -144,7 +144,7 @@ async def _linked() -> AsyncIterator[Pulls]:
 
 
 async def shares(seconds: float = 2.0) -> list[Share]:
-    """Of each size of blocks, in turns for so many seconds each."""
+    """Measure each size of blocks in turns, for ``seconds`` each on average."""
     times: dict[int, list[tuple[float, float, float]]] = {block: [] for block in BLOCKS}
     with ThreadPoolExecutor(THREADS) as threads:
         copies = Copies(threads)

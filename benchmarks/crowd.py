@@ -1,4 +1,4 @@
-"""How many small pulls are done in a second when 10,000 of them are outstanding, and how late is the event loop meanwhile?
+"""Measure how many small pulls end in a second when 10,000 are outstanding, and how late the event loop is meanwhile.
 
 Two clusters in this process, linked: one event loop does the work of both ends. Pulls of 4 KiB are called for at once, then
 awaited:

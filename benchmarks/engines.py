@@ -1,15 +1,15 @@
-"""What do the pools of ContextCaching cost on top of their engines?
+"""Measure the cost of ContextCaching's pools on top of their engines.
 
 64 values of 1 MiB are stored in a Redis server, a Redis cluster of three and a Mooncake store of two nodes on this machine,
 and read again, 8 at a time: by the pool, and in turns with it by a bare client of the same engine, with the same values,
-batches and placement, in the same process. Bare means redis-py's own clients with as many callers, and Mooncake's
-``batch_put_from`` and ``batch_get_into`` in a thread, on memory that it knows. Every value has memory of its own, as in a KV
-cache: what is stored comes from memory, not from the processor's cache. The pool's time has in it what its contract
-asks for: to lend memory, to prove lengths, to say who was first. To fill the memory is the caller's, and is not in it.
-`cache` is `ContextCache` over the pool, one call for all values, with all that it does: values of 64 ranges of 16 KiB
-gathered from a KV cache and scattered into it, headers and checksums. `by hand` is what one would write without it: the same
-ranges copied with numpy to memory of the bare client and back, without checksums. Bar of the pool: at least 0.9 of the bare
-client's speed.
+batches and placement, in the same process. A bare client is redis-py's own client with the same number of callers, or
+Mooncake's ``batch_put_from`` and ``batch_get_into`` in a thread, on memory that Mooncake knows. Every value has its own
+memory, as in a KV cache: what is stored comes from memory, not from the processor's cache. The pool's time includes what
+its contract requires: lending memory, proving lengths, reporting who was first. It does not include filling the memory,
+which is the caller's work. `cache` is `ContextCache` over the pool, one call for all values, with everything it does:
+values of 64 ranges of 16 KiB gathered from a KV cache and scattered into it, headers and checksums. `by hand` is what one
+would write without it: the same ranges copied with numpy to memory of the bare client and back, without checksums. Bar of
+the pool: at least 0.9 of the bare client's speed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class InThread:
 
 
 def batches(run: str) -> list[tuple[int, list[PoolKey]]]:
-    """Where each begins, and its keys."""
+    """Return the batches of keys of one run, each with the number of its first key."""
     keys = [PoolKey("benchmark", f"{run} {i}", "") for i in range(VALUES)]
     return [(first, keys[first : first + BATCH]) for first in range(0, VALUES, BATCH)]
 

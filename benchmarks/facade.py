@@ -1,4 +1,4 @@
-"""What does it cost to call from a busy loop that does not await?
+"""Measure what a call costs in a busy loop that does not await.
 
 Two clusters in this process, linked; the calls are made by the main thread, the event loop runs in its own. Every row has its
 budget, for a machine of two cores: a submission at most 50 us plus 1 us per 16 blocks, a drain of nothing at most 20 us.
@@ -102,7 +102,7 @@ def row(name: str, seconds: list[float], budget: float | None = None) -> dict[st
 
 
 def spread_of(rounds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The rows of some rounds as one table: median and quartiles of the rounds' percentiles."""
+    """Merge the rows of several rounds into one table: median and quartiles of the rounds' percentiles."""
     return [
         {**same[0], **{f"{word} us": Spread.of([row[f"{word} us"] for row in same]) for word in PERCENTILES}}
         for same in zip(*rounds, strict=True)

@@ -1,4 +1,4 @@
-"""What `docs/performance.md` has goals for: each with what was measured, its spread, and whether it was reached."""
+"""The goals of `docs/performance.md`: each with its measured value and spread, and whether it was reached."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TIMES_NIXL = 1.5
 
 @dataclass(frozen=True)
 class Goal:
-    """One row.
+    """A row of the table of goals.
 
     Attributes:
-        here: of what is compared with the limit; its median decides.
-        limit: None: it has no goal, and is there for scale.
-        is_least: the limit is the least that is wanted, not the most.
-        beside: words behind what was measured.
+        here: the measured value. Its median is compared with the limit.
+        limit: the goal; None if there is no goal and the row is there for scale.
+        is_least: True if the limit is the least that is wanted, not the most.
+        beside: words behind the measured value.
     """
 
     what: str
@@ -60,18 +60,18 @@ class Goal:
 
 
 def text(spread: Spread) -> str:
-    """As exact as it is large."""
+    """Format a spread with a precision that suits its size."""
     form = ",.0f" if spread.median >= 1000 else ".1f" if spread.median >= 20 else ".2f"
     return f"{spread.median:{form}} ({spread.low:{form}}..{spread.high:{form}})"
 
 
 def over(one: Spread, other: Spread) -> Spread:
-    """The ratio of two that were not measured in turns: its quartiles are the furthest apart that theirs allow."""
+    """Return the ratio of two spreads not measured in turns. Its quartiles are as far apart as theirs allow."""
     return Spread(median=one.median / other.median, low=one.low / other.high, high=one.high / other.low)
 
 
 def by_case(rows: Sequence[Row]) -> Iterator[dict[str, Row]]:
-    """The rows of one case, by library."""
+    """Group rows by case, and each group by library."""
     cases: dict[str, dict[str, Row]] = {}
     for row in rows:
         cases.setdefault(row.case.model_dump_json(), {})[row.by] = row
@@ -151,7 +151,7 @@ def latencies(row: Row) -> tuple[Spread, Spread]:
 
 
 def small(rows: Sequence[Row]) -> list[Goal]:
-    """What one small pull may take, and how many there have to be in a second."""
+    """Return the goals of small pulls: the time that one may take, and how many must end in a second."""
     pulls = {2 * row.case.block: row for row in rows if row.by == OURS and row.case.op is Op.PULL}
     p50, p99 = latencies(pulls[16 << 10])
     return [
@@ -182,7 +182,7 @@ def batched(row: Row) -> Goal:
 
 
 def layered(ratios: Mapping[int, Spread]) -> list[Goal]:
-    """A layered transfer, all of whose layers are ready, against one push of the same blocks; by the size of blocks."""
+    """Compare a layered transfer whose layers are all ready with one push of the same blocks, for each size of blocks."""
     return [
         Goal(
             f"a layered transfer without compute, blocks of {size_text(block)}: its time over one push's, in turns",

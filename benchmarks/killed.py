@@ -1,4 +1,4 @@
-"""How soon does a caller learn that its peer was killed?
+"""Measure how soon a caller learns that its peer was killed.
 
 A peer in a process of its own is killed (SIGKILL) at a moment drawn by chance, again and again. Time is from the signal until
 the awaiting call raises: `idle` waits for the end of the link, `pull` moves 16 MiB at a time between arrays of both ends, and
@@ -42,7 +42,7 @@ Wait = Callable[[Cluster, Cache], Awaitable[None]]
 
 
 def host_peer(one_sided: bool, port: Connection) -> None:
-    """A process with the peer."""
+    """Run the peer in a process of its own."""
     anyio.run(_host_peer, one_sided, port)
 
 

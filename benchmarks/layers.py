@@ -1,4 +1,4 @@
-"""What does a layered transfer cost its caller, and is it ever worse than sending everything at the end?
+"""Measure what a layered transfer costs its caller, and whether it is ever worse than sending everything at the end.
 
 `gated`: 80 layers to 4 destinations, held by gates on the device: milliseconds of the event loop's thread in all, from the
 call to the last completion; bar: 2 ms. `awaitable`: the same with an AwaitableLayerSynchronizer: microseconds per layer and
@@ -40,7 +40,7 @@ FEW: Moves = ([0, 2], [1, 3])
 
 
 async def clusters(stack: AsyncExitStack, count: int, desc: CacheDesc) -> tuple[Cluster, Cache, list[Cluster]]:
-    """A source, and destinations that it is linked to."""
+    """Open a source and the destinations that it is linked to."""
     source = await stack.enter_async_context(open_cluster(1))
     cache = await source.blocks(desc)
     others = []
@@ -89,7 +89,7 @@ async def awaitable(source: Cluster, cache: Cache) -> float:
 
 
 async def idle() -> float:
-    """What the sleeps alone cost per layer and destination."""
+    """Measure the CPU time of the sleeps alone, per layer and destination."""
     before = time.thread_time()
     for _ in range(LAYERS):
         await asyncio.sleep(0.0005)
@@ -187,7 +187,7 @@ async def measure_small(rounds: int) -> list[dict[str, Any]]:
 
 
 async def ratio_of_large(block: int, rounds: int) -> Spread:
-    """The time of a layered transfer, all of whose layers are ready, over that of one push."""
+    """Compare a layered transfer whose layers are all ready with one push: the ratio of their times."""
     count = LARGE // block // (2 * LARGE_LAYERS)
     desc = CacheDesc(2 * LARGE_LAYERS, [2 * count, block], DataType.DT_UINT8)
     moves = random.sample(range(0, 2 * count, 2), count), random.sample(range(0, 2 * count, 2), count)

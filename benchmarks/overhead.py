@@ -1,4 +1,4 @@
-"""What does an awaited transfer cost, apart from moving bytes?
+"""Measure what an awaited transfer costs, apart from moving bytes.
 
 On one core (the process pins itself): from submitting to having awaited, for a program without steps on a stream (`empty
 program`), for one block of 64 bytes pulled over a link (`pull_blocks, 64 B`) and, for scale, a bare asyncio future that is

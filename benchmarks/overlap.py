@@ -1,4 +1,4 @@
-"""How much of a layered transfer does compute hide?
+"""Measure how much of a layered transfer is hidden behind compute.
 
 32 layers of 20 MiB travel to another process while they are computed. Compute is emulated by device time (a timer; the CPU
 is idle) or by a matrix product that releases the interpreter lock, on one core. C: compute alone; C': beside the transfer;
@@ -61,7 +61,7 @@ Compute = Callable[[float, Ready], Awaitable[float]]
 
 
 def touch(datadist: LLMDataDist, cache: Cache) -> None:
-    """The first touch of every page is not what is measured. An NPU's memory has its pages when it is allocated."""
+    """Touch every page once, so that the first touch is not measured. An NPU's memory has its pages from the start."""
     if datadist.runtime.is_soft:
         for array in datadist.cache_manager.arrays(cache):
             array[:] = 1
@@ -72,7 +72,7 @@ def serve(pipe: Connection, place: Place) -> None:
 
 
 async def decode(pipe: Connection, place: Place) -> None:
-    """The process that the layers go to."""
+    """Run the process that the layers are sent to."""
     config = LLMConfig(listen="127.0.0.1:0", mem_pool_cfg=POOL, **await place_options(place))
     async with LLMDataDist(LLMRole.DECODER, 2, config) as datadist:
         cache = await datadist.cache_manager.allocate_blocks_cache(DESC, BlocksCacheKey(2))
@@ -133,7 +133,7 @@ class Gemm:
 
 @dataclass
 class Run:
-    """One transfer beside compute. Times are seconds; stamps count from the start of compute."""
+    """A transfer beside compute. Times are seconds; stamps count from the start of compute."""
 
     total: float = 0.0
     beside: float = 0.0
@@ -163,7 +163,7 @@ class Sender:
         return await self._both(synchronizer, synchronizer.ready, compute, seconds)
 
     async def gated(self, compute: Compute, seconds: float) -> Run:
-        """The same with gates on the device."""
+        """Run compute and transfer together, with gates on the device."""
         device = self._datadist.device
         synchronizer, stream = EventLayerSynchronizer(device, LAYERS), device.open_stream("compute")
         try:

@@ -1,6 +1,7 @@
-"""What the kernel takes to copy private memory, by the size of its pages: `process_vm_readv` on two threads, a MiB for each
-call, beside non-temporal copies of the same ranges between shared memory, in turns. 128 MiB, scattered. softnpu moves the
-caller's memory to pages of 2 MiB when it is registered.
+"""Measure what the kernel needs to copy private memory, by the size of its pages.
+
+`process_vm_readv` runs on two threads, 1 MiB per call. In turns with it, the same ranges are copied between shared memory
+with non-temporal stores. 128 MiB, scattered. softnpu moves the caller's memory to pages of 2 MiB when it is registered.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def private(advice: int) -> Array:
 
 
 def kernel_copy(source: Array, target: Array, pairs: Pairs, block: int) -> Work:
-    """Of this process's own memory: the way is the same as to another's."""
+    """Read memory of this process through the kernel. The path is the same as for another process."""
     each = CALL // block
     calls = [
         (iovecs(target, [b for _, b in part], block), iovecs(source, [a for a, _ in part], block))
@@ -91,7 +92,7 @@ def shares(pairs: Pairs) -> Iterator[Pairs]:
 
 
 def seconds_of(threads: ThreadPoolExecutor, works: list[Work]) -> tuple[float, float]:
-    """Of the clock, and of the processor."""
+    """Return the wall time and the processor time of the works, run on the threads."""
     started, before = now(), time.process_time()
     list(threads.map(lambda work: work(), works))
     return now() - started, time.process_time() - before

@@ -1,5 +1,6 @@
-"""Writes `docs/performance.md`, with its picture, from one run: what `aiodatadist bench` measures beside other libraries.
-It takes some minutes, needs a package index once, and a machine with nothing else to do.
+"""Write `docs/performance.md`, with its picture, from one run: what `aiodatadist bench` measures beside other libraries.
+
+The run takes some minutes, needs a package index once, and a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ BATCHED = BenchOptions(
 
 @dataclass(frozen=True)
 class Others:
-    """What was measured beside the two tables.
+    """Results besides the two tables.
 
     Attributes:
-        batched: of pulls of many blocks of 4 KiB.
+        batched: pulls of many blocks of 4 KiB.
         layered: the time of a layered transfer over one push's, by the size of blocks.
-        link_seconds, first_pull: of 512 links; of a first pull, of one whose answer is known, and of an echo.
+        link_seconds, first_pull: the time of 512 links; of a first pull, of one whose answer is known, and of an echo.
         slowed: percent by which compute on one core takes longer beside transfers with one copier.
         facade, pages: rows of these benchmarks.
     """
@@ -118,7 +119,7 @@ def small_lines(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def losses(reports: Sequence[BenchReport]) -> list[str]:
-    """Where another library, or memcpy on one thread, is faster."""
+    """List the cases in which another library, or memcpy on one thread, is faster."""
     lines = []
     for found in (found for report in reports for found in by_case(report.rows)):
         ours, case = found[OURS], found[OURS].case
@@ -130,7 +131,7 @@ def losses(reports: Sequence[BenchReport]) -> list[str]:
 
 
 def better(theirs: Row, ours: Row) -> Iterator[str]:
-    """What the other one has more of, or takes less of; what a transfer takes is compared where it is of one block."""
+    """Yield each way in which the other library is better. Latencies are compared for transfers of one block only."""
     times = theirs.gigabytes_per_second.median / ours.gigabytes_per_second.median
     if times > 1:
         yield f"{times:.2f} times as much"
@@ -156,7 +157,7 @@ def goals_of(large: Sequence[Row], small: Sequence[Row], others: Others) -> list
 
 
 def below(found: Sequence[goals.Goal]) -> str:
-    """Which of them are missed, by what they are of, and how much they have."""
+    """Name the goals that are missed, each with its measured value."""
     missed = [f"{goal.what.partition(':')[0]} ({goal.here.median:.2f})" for goal in found if not goal.is_reached]
     return ", ".join(missed) or "none"
 
@@ -166,7 +167,7 @@ def extremes(values: Sequence[float]) -> str:
 
 
 def user_memory(large: Sequence[Row], others: Others) -> str:
-    """Which sizes stay below the goal in the first table and in turns, and what the size of a page costs."""
+    """Describe which sizes stay below the goal, in the first table and in turns, and what the size of a page costs."""
     costs = [
         extremes([row["of the first's"] for row in others.pages if row["memory"] == f"private, pages of {size}"])
         for size in ("4 KiB", "2 MiB")

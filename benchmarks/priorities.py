@@ -1,4 +1,4 @@
-"""How long does a small pull wait behind a large one on the same link, and what does the large one lose by letting it pass?
+"""Measure how long a small pull waits behind a large one on the same link, and what the large one loses by letting it pass.
 
 Two clusters in this process, linked. Large pulls of 512 MiB (256 blocks of 2 MiB, every other one, so that none are merged)
 are under way while small ones of 16 and 64 KiB are made, one every 5 ms, from the call to the return of `await`:
@@ -62,7 +62,7 @@ class Link:
         return now() - start
 
     async def small_beside(self, nbytes: int, priority: TransferPriority, under_way: CacheTask) -> list[float]:
-        """One every few milliseconds, as long as the large one runs."""
+        """Pull a small transfer every few milliseconds, as long as the large one runs."""
         seconds: list[float] = []
         while True:
             await asyncio.sleep(EVERY)
@@ -99,7 +99,7 @@ async def throughput(link: Link, large: TransferPriority, pulls: int, *, passed:
 
 
 async def share(link: Link, make: Callable[[], CacheTask]) -> float:
-    """Of the background work: of the bytes that were moved from its call to its end."""
+    """Return the background pull's share of the bytes that were moved while it ran."""
     under_way = [make() for _ in range(LINES)]
     background, others = link.pull_large(BACKGROUND), 0
     while not background.done():
@@ -120,7 +120,7 @@ def share_rows(found: dict[str, list[float]]) -> list[dict[str, Any]]:
 
 
 async def in_turns(contenders: dict[str, Callable[[], Awaitable[Any]]], rounds: int) -> dict[str, list[Any]]:
-    """What each gave, round by round."""
+    """Run the contenders in turns and return the results of each, round by round."""
     choose = random.Random(1)
     found: dict[str, list[Any]] = {name: [] for name in contenders}
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""How fast do blocks travel between two processes?
+"""Measure how fast blocks travel between two processes.
 
 128 MiB in scattered blocks of 16 KiB to 2 MiB are pulled by one process from another, every byte verified once, as
 `aiodatadist bench` does it. Beside it, in the same run and in turns: a plain one-thread memcpy of the same ranges inside the

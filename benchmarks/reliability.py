@@ -1,4 +1,4 @@
-"""How well does each promise of docs/reliability.md hold here?
+"""Measure how well each promise of docs/reliability.md holds on this machine.
 
 One line for each row of that page: what was measured, and the bar. `--write` puts the figures into the page, in English and
 in Chinese. It takes some four minutes; `--short` is a tenth of it, for tests. Rows that other benchmarks measure are theirs:
@@ -38,7 +38,7 @@ def measure(rows: Sequence[str], short: bool) -> list[Figure]:
 
 
 def main() -> int:
-    """The exit code: 0 where all of them hold."""
+    """Run the benchmark. Return the exit code: 0 if all promises hold."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--rows", default=",".join(ORDER), metavar="R[,R]", help="these and no others (all)")
     parser.add_argument("--short", action="store_true", help="a tenth of it: for tests, not for the page")

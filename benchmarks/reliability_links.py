@@ -56,7 +56,7 @@ LOST = (MISSES + 1) * HEARTBEAT / 1000
 
 
 def host_peer(port: Connection) -> None:
-    """A process with cluster 1."""
+    """Run a process with cluster 1."""
     anyio.run(_host_peer, port)
 
 
@@ -85,7 +85,7 @@ async def process_of(host: Callable[..., None], *words: object) -> AsyncIterator
 
 @asynccontextmanager
 async def peer_process() -> AsyncIterator[tuple[int, LLMClusterInfo]]:
-    """A peer, cluster 1, in a process of its own: its pid, and how to reach it."""
+    """Start a peer, cluster 1, in its own process. Yield its pid and its address."""
     async with process_of(host_peer) as (pid, address):
         yield pid, info_of(1, address)
 
@@ -215,7 +215,7 @@ async def answered(address: tuple[str, int], data: bytes) -> float:
 
 
 def host_peers(port: Connection, cluster_ids: Sequence[int]) -> None:
-    """A process with these clusters."""
+    """Run a process with these clusters."""
     anyio.run(_host_peers, port, cluster_ids)
 
 
@@ -287,12 +287,12 @@ async def linked_at(changes: LinkChanges, count: int) -> list[float]:
 
 
 def host_again(port: Connection, number: int, listen: int, one_sided: bool) -> None:
-    """A process with cluster 1 at this port, whose blocks hold this number."""
+    """Run a process with cluster 1 at this port, whose blocks hold this number."""
     anyio.run(_host_again, port, number, listen, one_sided)
 
 
 async def _host_again(port: Connection, number: int, listen: int, one_sided: bool) -> None:
-    """It has one cache under the name that each of them has, and one under a name of its own, and leases blocks."""
+    """Serve a cache under this number, a cache under the key that all of them share, and a lease of blocks."""
     async with open_cluster(1, **_options(one_sided), listen_ip_info=f"127.0.0.1:{listen}") as peer:
         listens = now()  # which other processes read from the same clock
         caches = [await peer.blocks(DESC, model_id) for model_id in (number, 0)]
@@ -352,7 +352,7 @@ async def _restarts(cluster: Cluster, one_sided: bool, rounds: int) -> tuple[lis
 
 
 async def _holds(cluster: Cluster, cache: Cache, number: int) -> bool:
-    """A pull has what the peer has now."""
+    """Return True if a pull brings what the peer holds now."""
     await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, ONE, ONE)
     memory, stride = cluster.memory(cache), DESC.stride
     view = memory.view()
@@ -361,7 +361,7 @@ async def _holds(cluster: Cluster, cache: Cache, number: int) -> bool:
 
 
 async def _refuses(cluster: Cluster, cache: Cache, number: int, ticket: LeaseTicket) -> int:
-    """Of two pulls by what the peer had before, a key and a lease, those that fail for want of it."""
+    """Count the pulls that fail because the peer's predecessor is gone: one by its key, one by its lease."""
     manager, count = cluster.datadist.cache_manager, 0
     calls: tuple[Callable[[], Awaitable[object]], ...] = (
         lambda: manager.pull_blocks(BlocksCacheKey(1, number), cache, ONE, ONE),
@@ -495,7 +495,7 @@ async def parting(short: bool) -> Figure:
 
 
 async def _heard(cluster: Cluster, notes: int) -> int:
-    """How many notifications came, in the order in which they were sent."""
+    """Count the notifications that came in the order in which they were sent."""
     heard = 0
     with anyio.move_on_after(30):
         async for note in cluster.datadist.notifications():

@@ -167,7 +167,7 @@ async def key_races(short: bool) -> Figure:
 
 
 def _want_whole(ledger: BlockLedger, block: int, key: int) -> None:
-    """Of one writer and one version, whichever."""
+    """Check that the block was written by one writer in one version, whichever they are."""
     writer = int.from_bytes(ledger.piece(0, block)[8:12], "little")
     ledger.landed([block], writer, [key])
 

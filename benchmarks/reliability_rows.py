@@ -1,4 +1,4 @@
-"""What each row of docs/reliability.md is measured into, and put on the page with."""
+"""Types and helpers that measure the rows of docs/reliability.md and put them on the page."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CELL = re.compile(r"(?<!\\)\|")
 
 @dataclass(frozen=True)
 class Figure:
-    """What one row of the page came to.
+    """A measured figure of one row of the page.
 
     Attributes:
         row: for instance ``R3``.
-        english, chinese: the cell, as it is on either page; the numbers in both are the same.
-        bar: what it is measured against.
-        holds: it is met.
+        english, chinese: the cell on each page. Both have the same numbers.
+        bar: the limit that it is measured against.
+        holds: True if the limit is met.
     """
 
     row: str
@@ -39,7 +39,7 @@ class Figure:
     holds: bool
 
     def line(self) -> dict[str, Any]:
-        """Of the table that is printed."""
+        """Return the figure as a row of the printed table."""
         return {"row": self.row, "holds": "yes" if self.holds else "NO", "figure": self.english, "bar": self.bar}
 
 
@@ -55,18 +55,18 @@ class Seconds(float):
 
 
 def millis(seconds: float) -> str:
-    """As many digits as it is known to."""
+    """Format seconds as milliseconds, with as many digits as are known."""
     found = seconds * 1e3
     return f"{found:.2f}" if found < 10 else f"{found:.0f}"
 
 
 def worst(seconds: Sequence[float]) -> Seconds:
-    """The largest."""
+    """Return the largest value."""
     return Seconds(max(seconds))
 
 
 def usual(seconds: Sequence[float]) -> Seconds:
-    """The median."""
+    """Return the median."""
     return Seconds(percentile(seconds, 50))
 
 
@@ -84,7 +84,7 @@ def descriptors() -> int:
 
 
 def threads() -> int:
-    """Of Python's, without those of anyio's pool, which stay."""
+    """Count Python's threads, without those of anyio's pool, which stay."""
     return sum("AnyIO worker" not in thread.name for thread in threading.enumerate())
 
 
@@ -92,7 +92,7 @@ def threads() -> int:
 
 
 def rows_of(page: Path) -> dict[str, str]:
-    """What is in the third cell of each row of the page, by the row's number."""
+    """Return the third cell of each row of the page, by the row's number."""
     found = {}
     for line in page.read_text(encoding="utf-8").splitlines():
         if match := re.match(r"\| (R\d+)\W", line):

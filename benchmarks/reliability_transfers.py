@@ -167,7 +167,7 @@ async def reused(short: bool) -> Figure:
 
 @contextmanager
 def mishaps(chance: random.Random, share: float) -> Iterator[list[int]]:
-    """So many of the messages that this process hears are lost, and as many come twice; how many did."""
+    """Lose this share of the messages that this process receives and repeat as many. Yield how often that happened."""
     receive, happened, again = Wire.receive, [0], dict[Wire, Message | Unknown]()
 
     async def heard(self: Wire) -> Message | Unknown:

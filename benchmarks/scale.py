@@ -71,7 +71,7 @@ def row(what: str, labels: tuple[int, ...], seconds: list[Spread]) -> dict[str, 
 
 
 def host_peers(first: int, count: int, port: Connection) -> None:
-    """A process with some of the peers."""
+    """Run a process with some of the peers."""
     asyncio.run(_host_peers(first, count, port))
 
 
@@ -129,7 +129,7 @@ def allocate_of(cluster: Cluster) -> Operation:
 
 @contextmanager
 def hosted(count: int) -> Iterator[list[tuple[int, str, int]]]:
-    """So many peers, in other processes: cluster ids and addresses."""
+    """Start ``count`` peers in other processes. Yield their cluster ids and addresses."""
     context = multiprocessing.get_context("spawn")
     share = count // PROCESSES
     ports, processes = [], []
@@ -181,7 +181,7 @@ async def seconds_to_link(count: int) -> float:
 
 @asynccontextmanager
 async def echo() -> AsyncIterator[Operation]:
-    """As many bytes as a question has to a server of this event loop, and back over TCP: nothing is done for them."""
+    """Yield an operation that sends a question's bytes over TCP to a server in this event loop and back."""
     loop, words = asyncio.get_running_loop(), b"x" * 300
     server = await loop.create_server(_Echo, "127.0.0.1", 0)
     transport, client = await loop.create_connection(_Client, *server.sockets[0].getsockname()[:2])
@@ -214,8 +214,10 @@ class _Client(asyncio.Protocol):
 
 
 async def seconds_of_first_pull(rounds: int, batch: int) -> list[Spread]:
-    """Of a pull by a key for which the peer has to be asked, of one whose answer is known, and of words over TCP and
-    back. Both clusters are in this process."""
+    """Measure a pull whose key the peer must be asked for, one whose answer is known, and an echo over TCP.
+
+    Both clusters are in this process.
+    """
     async with open_cluster(1, mem_pool_cfg=POOL) as hub, open_cluster(2, device_id=1, mem_pool_cfg=POOL) as peer:
         cache = await hub.contiguous(SMALL)
         await hub.datadist.link_clusters([cluster_info(peer)])
