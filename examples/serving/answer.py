@@ -1,4 +1,4 @@
-"""One request is one asynchronous generator, and what it holds it gives back in its own ``finally``.
+"""Answers as asynchronous generators, one per request. Each releases what it holds in its own ``finally``.
 
 FastAPI does not end a handler whose client has gone, and Starlette's StreamingResponse leaves its generator to the garbage
 collector when it is cancelled. Blocks of a KV cache cannot wait for either.
@@ -85,7 +85,7 @@ class Answer(Response):
 
 
 async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
-    """The request's body has been read: what comes now says that the client has gone."""
+    """Cancel the scope when the client disconnects. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()

@@ -1,4 +1,4 @@
-"""What the three processes say to each other: OpenAI's completions, with ``kv_transfer_params`` as vLLM has them."""
+"""Messages between the three processes: OpenAI's completions, with ``kv_transfer_params`` as in vLLM."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def completion(text: str, kept: Kept | None = None) -> bytes:
 
 
 def event(text: str) -> bytes:
-    """A part of a streamed answer."""
+    """Encode a part of a streamed answer."""
     return b"data: " + json.dumps({"choices": [{"index": 0, "text": text}]}).encode() + b"\n\n"
 
 

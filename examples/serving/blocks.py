@@ -1,4 +1,4 @@
-"""Which blocks of the KV cache are free, and the line of requests that wait for some."""
+"""Free blocks of the KV cache, and the line of requests that wait for them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Blocks:
         return self._turn.statistics().tasks_waiting + self._turn.locked()
 
     async def take(self, count: int) -> list[int]:
-        """So many blocks: they belong to the caller until :meth:`give`.
+        """Take ``count`` blocks. They belong to the caller until :meth:`give`.
 
         Raises:
-            Refused: 400, there will never be so many; 503, the line is too long, or it took too long.
+            Refused: 400 if the cache has fewer blocks; 503 if the line is too long, or if the wait took too long.
         """
         if count > self.count:
             raise Refused(400, f"the request needs {count} blocks, and the cache has {self.count}")

@@ -35,14 +35,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KvSettings:
-    """Of one service.
+    """Settings of one service.
 
     Attributes:
-        listen: ``ip:port`` for peers that link; None: this service links.
-        blocks: of 16 tokens.
+        listen: ``ip:port`` where peers link; if None, this service links to others.
+        blocks: number of blocks of 16 tokens.
         longest_line, wait_seconds: requests that may wait for blocks, and how long.
-        drain_seconds: after the last request, for leases to give their blocks back.
-        auth_key_file: a secret that all services have; needed unless ``listen`` is a loopback address.
+        drain_seconds: time after the last request for leases to give their blocks back.
+        auth_key_file: a secret that all services share; needed unless ``listen`` is a loopback address.
     """
 
     cluster_id: int
@@ -80,7 +80,10 @@ class Kv:
         self._processor = anyio.CapacityLimiter(1)  # requests take turns, token by token
 
     async def first_token(self, prompt: bytes, table: Sequence[int], seed: int) -> int:
-        """Computes a prompt: its keys and values are in the blocks of ``table`` afterwards, where peers can read them."""
+        """Compute a prompt and return its first token.
+
+        Its keys and values are then in the blocks of ``table``, where peers can read them.
+        """
 
         def work() -> int:
             stop = anyio.from_thread.check_cancelled  # between two layers
@@ -92,17 +95,17 @@ class Kv:
         return token
 
     async def fetch(self, table: Sequence[int]) -> None:
-        """What was pulled into these blocks is what the model sees."""
+        """Copy blocks that were pulled to where the model reads them."""
         await self.manager.swap_blocks(self.device, self._host, {block: block for block in table})
 
     async def next_token(self, token: int, position: int, table: Sequence[int], seed: int) -> int:
-        """The one after ``token``, which stands at ``position``."""
+        """Compute the token after ``token``, which stands at ``position``."""
         return await self._compute(
             lambda: sample(self._model.decode_step(token, position, self._tensors, table), seed, position + 1)
         )
 
     async def _compute(self, work: Callable[[], T]) -> T:
-        """Cancelled, it waits for the thread: no block is given back while the model writes to it."""
+        """Run work in a thread. If cancelled, wait for the thread: no block is given back while the model writes to it."""
         return await anyio.to_thread.run_sync(work, limiter=self._processor)
 
 

@@ -1,4 +1,4 @@
-"""Who links: decode does, to each prefill service, once in the beginning and again whenever a link has ended."""
+"""Links from decode to each prefill service: made at the start, and again whenever a link has ended."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PrefillLinks:
         return sum(event.is_set() for event in self._up.values())
 
     async def keep(self) -> None:
-        """Until it is cancelled."""
+        """Keep the links up, until cancelled."""
         async with anyio.create_task_group() as group:
             for peer in self._peers:
                 group.start_soon(self._keep, peer)
@@ -61,10 +61,10 @@ class PrefillLinks:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def wait_up(self, cluster_id: int) -> None:
-        """Until there is a link to that prefill service.
+        """Wait until there is a link to that prefill service.
 
         Raises:
-            Refused: 400, this service was started with no such peer; 410, the link is not back in time.
+            Refused: 400 if this service was started without that peer; 410 if the link is not back in time.
         """
         if cluster_id not in self._up:
             raise Refused(400, f"cluster {cluster_id} is none of the prefill services {sorted(self._up)}")

@@ -1,4 +1,4 @@
-"""What a service counts, as plain text for Prometheus."""
+"""Metrics of a service, as plain text for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """One service's; a registry of its own, so that several may live in one process."""
+    """Metrics of one service. Each has its own registry, so that several services can live in one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

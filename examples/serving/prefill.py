@@ -45,7 +45,7 @@ class Prefill:
         metrics.gauge("serving_leases", "Leases that last", lambda: len(self._leases))
 
     async def answer(self, job: PrefillJob) -> Pieces:
-        """The first token, and the ticket for the blocks."""
+        """Yield the first token and the ticket for the blocks."""
         tokens, blocks = job.tokens, self._kv.blocks
         with ExitStack() as stack:
             with tracer.start_as_current_span("wait for blocks"):
@@ -91,7 +91,7 @@ class Prefill:
         self._ended.labels(str(lease.ended)).inc()
 
     async def take_back(self, name: str) -> None:
-        """The router does not want a request, which may be computing still, or not have begun."""
+        """Give up a request that the router no longer wants. It may be computing still, or not have begun."""
         lease = self._leases.get(name)
         if lease is not None:
             await self._withdraw(lease)
@@ -101,7 +101,7 @@ class Prefill:
             self._unwanted.popitem(last=False)
 
     async def _withdraw(self, lease: BlockLease) -> None:
-        """If a peer is pulling just now it ends with that, now or later."""
+        """Withdraw a lease. If a peer is pulling its blocks, the lease ends once the pull has ended."""
         with anyio.move_on_after(TELL_SECONDS, shield=True):
             await lease.withdraw()
 

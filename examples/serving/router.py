@@ -73,7 +73,7 @@ class Router:
         self._retried = metrics.counter("serving_retries", "Requests that were sent to prefill once more")
 
     async def answer(self, job: Job) -> Pieces:
-        """What decode answers. As long as nothing of it was sent on, a request is tried again: it has no other effect."""
+        """Yield the answer of decode. Retry until a part of it was sent on: until then a request has no effect."""
         until, pause = anyio.current_time() + self._seconds, FIRST_PAUSE
         while True:
             asked = prefill = next(self._next_prefill)
@@ -145,7 +145,7 @@ class Router:
 
 
 async def _check(response: httpx.Response) -> None:
-    """Raises Gone; Refused: as the service did."""
+    """Check the response. Raises Gone, or Refused as the service did."""
     if response.is_success:
         return
     reason = _reason(await response.aread())

@@ -1,4 +1,4 @@
-"""What every service has: ``/health``, ``/metrics``, options, and uvicorn."""
+"""Parts that every service has: ``/health``, ``/metrics``, options, and uvicorn."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def kv_settings(arguments: Namespace) -> KvSettings:
 
 
 def run(app: FastAPI, arguments: Namespace) -> None:
-    """Until SIGTERM or SIGINT: then no request is taken any more, and those under way have some time to end."""
+    """Serve until SIGTERM or SIGINT. New requests are then refused, and those under way have some time to end."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else it tells of each request
     uvicorn.run(

@@ -24,7 +24,7 @@ OWN_SPANS: Any = {"tracing": False}
 
 @contextmanager
 def request_span(headers: Mapping[str, str]) -> Iterator[Span]:
-    """One service's part of a request: a child of the caller's span, if ``headers`` name one."""
+    """Open a span for this service's part of a request: a child of the caller's span, if ``headers`` name one."""
     context = propagate.extract(headers)
     with tracer.start_as_current_span("POST /v1/completions", context, SpanKind.SERVER) as span:
         yield span
@@ -32,7 +32,7 @@ def request_span(headers: Mapping[str, str]) -> Iterator[Span]:
 
 @contextmanager
 def asking(service: str) -> Iterator[dict[str, str]]:
-    """What this process waits for of another one. Yields headers for JSON that make that one's span its child."""
+    """Open a span for a request to another service. Yield JSON headers that make that service's span its child."""
     headers = {"Content-Type": "application/json"}
     with tracer.start_as_current_span(f"ask {service}", kind=SpanKind.CLIENT):
         propagate.inject(headers)

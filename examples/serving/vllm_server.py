@@ -22,7 +22,7 @@ def add_vllm_argument(parser: ArgumentParser) -> None:
 
 
 def parse(parser: ArgumentParser, needed: str | None = None) -> Namespace:
-    """The options, or vLLM in the place of this process.
+    """Parse the options, or replace this process by vLLM.
 
     Args:
         needed: an option that a service without vLLM does not start without.
@@ -53,7 +53,7 @@ def command_of(arguments: Namespace, others: list[str]) -> list[str]:
 
 
 def _settings(arguments: Namespace) -> dict[str, Any]:
-    """What of our options the connector knows, too."""
+    """Return the options that the connector also knows, in its own form."""
     settings: dict[str, Any] = {"cluster_id": arguments.cluster_id, "device_id": arguments.device}
     if arguments.kv_listen is not None:
         host, _, port = arguments.kv_listen.rpartition(":")
