@@ -17,7 +17,7 @@ _COMPILER_ONLY = re.compile(r"[ \t]*#[ \t]*(?:pragma|include)\b")
 
 
 def cdef_source(*paths: Path) -> str:
-    """The declarations of these header files as one text for ``FFI.cdef``.
+    """Join the declarations of these header files into one text for ``FFI.cdef``.
 
     ``#pragma`` and ``#include`` lines, which cffi cannot read, come back empty: every other line keeps its text and
     its number, counted over the files laid end to end. Comments stay: cffi skips them. Name an included header before

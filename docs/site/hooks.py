@@ -1,7 +1,7 @@
-"""What mkdocs does not find in this folder: pages of the repository's top, the reference, and where links of both lead.
+"""Hooks for mkdocs: pages from the repository's top, the reference, and the targets of their links.
 
 Pages are written for GitHub, with links from file to file. A link to a file that is no page of the site leads into the
-repository (``repo_url``), or, where that is not set, is text.
+repository (``repo_url``). If that is not set, the link becomes text.
 """
 
 from __future__ import annotations
@@ -80,8 +80,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """The theme's script would ask beside each page for a sitemap, which is at the top only: two requests that fail. It knows
-    the links of other languages by a rel without the space that this one has; browsers and search engines ignore it."""
+    """Mark options in the text, and keep the theme's script from asking for sitemaps that do not exist.
+
+    The script would ask beside each page for a sitemap, which is at the top only: two requests that fail. It finds the links
+    of other languages by a ``rel`` without a space at its end. Browsers and search engines ignore the space.
+    """
     output = OPTION.sub(r'<code class="option">\1</code>', output)
     return output.replace('<link rel="alternate" ', '<link rel="alternate " ')
 
@@ -90,7 +93,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 
 
 def with_site_links(markdown: str, source: str, repository: str | None) -> str:
-    """The text of ``source``, a path in the repository, with links that lead from its page of the site."""
+    """Rewrite the links in the text of ``source``, a path in the repository, to lead from its page of the site."""
     pages = {path: page for page, path in FROM_THE_TOP.items()}
     here = pages.get(source, source.removeprefix("docs/"))
 
@@ -124,7 +127,7 @@ def title_of(page: Path) -> str:
 
 
 def reference(module: str) -> str:
-    """The page of one module: what it is for, names that stand elsewhere, and all others with their docstrings."""
+    """Write the page of one module: its purpose, names described elsewhere, and all other names with their docstrings."""
     found = public()
     introduction = (
         _package()[module.removeprefix("aiodatadist").removeprefix(".")] if module != "aiodatadist" else _package()
@@ -142,7 +145,7 @@ def reference(module: str) -> str:
 
 
 def public() -> dict[str, dict[str, tuple[str, str]]]:
-    """Of each module its public names, and for each of these the module and the name under which it is described."""
+    """Return each module's public names, and for each name the module and name under which it is described."""
     described: dict[str, tuple[str, str]] = {}
     found: dict[str, dict[str, tuple[str, str]]] = {}
     for path in MODULES:
