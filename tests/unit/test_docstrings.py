@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
+FOLDERS = ("aiodatadist", "benchmarks", "docs/site", "examples", "native", "tests")
 FRAGMENTS = {
     *("As", "How", "If", "It", "No", "None", "Not", "Nothing", "Of", "One", "So", "That", "They", "This"),
     *("Those", "Until", "What", "Where", "Whether", "Which", "Who", "Whose"),
@@ -39,7 +40,8 @@ def test_docstrings_are_sentences() -> None:
     waiting = unread()
     found = [
         f"{path}:{line}: {words}"
-        for path in (file.relative_to(ROOT) for file in sorted((ROOT / "aiodatadist").rglob("*.py")))
+        for folder in FOLDERS
+        for path in (file.relative_to(ROOT) for file in sorted((ROOT / folder).rglob("*.py")))
         if not any(matches(path, pattern) for pattern in waiting)
         for line, words in fragments((ROOT / path).read_text(encoding="utf-8"))
     ]
