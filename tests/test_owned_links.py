@@ -26,6 +26,7 @@ from aiodatadist import (
 )
 from aiodatadist.link.ownership import Owners
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
+from aiodatadist.testing.views import cut_link
 from aiodatadist.wire.messages import Own
 from tests.held import turns
 
@@ -143,6 +144,40 @@ async def test_a_cancelled_call_leaves_the_peers_link_to_the_peer(monkeypatch: p
         await a.pull()
 
 
+@pytest.mark.parametrize("ends_by", ["cut", "unlink"])
+async def test_a_link_that_ends_while_a_cancelled_call_is_taken_back_is_no_defect(
+    ends_by: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The peer has not answered yet that this end is no owner. The end of the link answers instead."""
+    async with ends() as (a, b):
+        await a.link()
+        answer, calls, came = Owners.on_own, list[bool](), anyio.Event()
+
+        def stay_silent(self: Owners, message: Own) -> None:
+            if self.session.cluster_id == 1:
+                answer(self, message)
+            else:
+                calls.append(message.on)
+                came.set()
+
+        monkeypatch.setattr(Owners, "on_own", stay_silent)
+        link = inside(b.cluster.datadist).links.any(1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(b.link)
+            await came.wait()
+            came = anyio.Event()
+            tasks.cancel_scope.cancel()
+        await came.wait()
+        assert calls == [True, False]
+        if ends_by == "cut":
+            await cut_link(link)
+        else:
+            await a.unlink()
+        await link.wait_closed()
+        await inside(b.cluster.datadist).links.wait_parted()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_a_peer_that_ends_the_link_at_the_same_moment_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Owners.on_own
 
@@ -183,7 +218,7 @@ async def test_what_the_backend_has_not_is_refused() -> None:
     async with open_cluster(1, **HIXL) as one:
         with pytest.raises(FeatureNotEnabled, match="rank table"):
             await one.datadist.link("link", {1: 0, 2: 1}, "{}")
-        with pytest.raises(FeatureNotEnabled, match="listens where"):
+        with pytest.raises(FeatureNotEnabled, match="keeps the address"):
             await one.datadist.switch_role(LLMRole.DECODER)
 
 

@@ -41,7 +41,7 @@ class Owners:
         except BaseException:
             self.session.life.on(Event.DISOWN)
             if self.session.is_ready:
-                self.session.spawn(lambda: self._tell(False))
+                self.session.spawn(self._tell_of_none)
             raise
 
     async def disown(self, seconds: float) -> bool:
@@ -58,6 +58,11 @@ class Owners:
             peer = self.session.cluster_id
             raise LinkTimeout(f"cluster {peer} did not answer within {seconds:.3f} s", peer=peer)
         return not self.session.life.ownership.is_peers
+
+    async def _tell_of_none(self) -> None:
+        """Tell the peer that this end owns nothing, unless the link ends first: that tells it, too."""
+        with suppress(LinkError):
+            await self._tell(False)
 
     async def _tell(self, on: bool) -> None:
         session = self.session
