@@ -284,8 +284,14 @@ class RunningTransfers:
         self.check_idle()
 
     def on_out_of_use(self, link_channel: LinkChannel) -> None:
-        """Open the next channel, unless the link ends anyway, and let what waits for this one take it."""
+        """Open the next channel, unless the link ends anyway, and let what waits for this one take it.
+
+        If the channel has more than one queue, what waits may start at any moment, and so it stays: the channel is closed
+        behind it.
+        """
         self._session.spawn(lambda: self._open_next(link_channel))
+        if not link_channel.channel.has_one_queue:
+            return
         waiting = [r for r in self.transfers.values() if r.link_channel is link_channel and r.transfer.is_waiting]
         if waiting:
             stream = self.stream(ONE_QUEUE)

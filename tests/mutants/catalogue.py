@@ -1129,4 +1129,20 @@ MUTANTS = (
         "                os.kill(self.pid, number)\n",
         ("tests/unit/cli/test_children.py::test_what_a_child_has_started_ends_with_it",),
     ),
+    Mutant(
+        "moved-off-a-channel-in-use",
+        "no channel is closed while a transfer may start there, whatever the peer says of it",
+        "aiodatadist/link/running.py",
+        "        if not link_channel.channel.has_one_queue:\n            return\n",
+        "",
+        ("tests/hostile/test_channels.py",),
+    ),
+    Mutant(
+        "channels-without-end",
+        "a peer that leaves no channel takes no more than its share of descriptors",
+        "aiodatadist/link/channels.py",
+        "            if len(self._old) >= MAX_OLD:\n",
+        "            if len(self._old) >= 10 * MAX_OLD:\n",
+        ("tests/unit/link/test_channels.py",),
+    ),
 )
