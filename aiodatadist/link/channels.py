@@ -37,6 +37,13 @@ RENEWAL_MARGIN = 5.0
 """Seconds longer that the server waits: where the client's half cannot be interrupted, it ends after all of that time."""
 MAX_FOLLOWING = 32
 """Renewals that are not over: one, if none fails; to undo one that failed takes about a second, in which others begin."""
+MAX_OLD = 64
+"""Most channels that were replaced and are not closed, because one end has transfers there, or says that it has.
+
+Each keeps a file descriptor and mappings.
+"""
+MAX_OUTDATED = 65536
+"""Most questions of the server's that wait for a further channel: one for each of its transfers that needs it."""
 
 
 class LinkChannel:
@@ -154,6 +161,7 @@ class Channels:
         self._renewal: _Renewal | None = None
         self._expected: set[str] = set()
         self._following = 0
+        self._outdated: list[tuple[int, int, int]] = []  # as _renew_for_peer says
         self._heard: deque[str] = deque(maxlen=2 * MAX_FOLLOWING)
         self._openings: dict[str, anyio.CancelScope] = {}
         self._failure = ""
@@ -311,6 +319,8 @@ class Channels:
             raise NotLinked("the link has no channel yet")
         epoch = self._transport.epoch
         try:
+            if len(self._old) >= MAX_OLD:
+                raise LinkError(f"{len(self._old)} channels that were replaced are still open: the limit is {MAX_OLD}")
             channel = await self._open_unless_refused(
                 ChannelOffer(name, self._rank, self._ends), min(seconds, MAX_OPEN_SECONDS)
             )
@@ -413,18 +423,35 @@ class Channels:
         self.current.theirs = theirs
 
     def on_outdated(self, message: Outdated) -> None:
+        """Renew the channel for the server. Raises ProtocolError if this end is the server, or too many questions wait."""
         if self._rank != 0:
             raise ProtocolError("only the server says 'outdated'")
+        if len(self._outdated) >= MAX_OUTDATED:
+            raise ProtocolError(f"the peer asks {MAX_OUTDATED} times at once for a further channel")
+        # what this end will only register later no channel reaches now
+        self._outdated.append((message.call, min(message.yours, self._transport.epoch), message.mine))
+        if len(self._outdated) == 1:
+            self._spawn(self._renew_for_peer)
 
-        async def renew() -> None:
+    async def _renew_for_peer(self) -> None:
+        """Answer the server's questions, in one task for all of them: each is its number, and the epochs to be reached.
+
+        A failed attempt answers all questions that it was made for, and those that came meanwhile and need no more.
+        """
+        while self._outdated:
+            first, epoch, has_failed = self._outdated[0], self._transport.epoch, False
             try:
-                await self._renew(message.yours, message.mine)
+                await self._renew(*first[1:])
             except LinkError as error:  # the peer, who wanted it, hears why from Renewed, and raises it
+                has_failed = True
                 self._not_renewed("for the peer: %s", error)
-            finally:
-                self._post(Pong(call=message.call))
-
-        self._spawn(renew)
+            asked, self._outdated = self._outdated, []
+            for question in asked:
+                call, mine, theirs = question
+                if question is first or (has_failed and mine <= epoch) or self.find(mine, theirs) is not None:
+                    self._post(Pong(call=call))
+                else:
+                    self._outdated.append(question)
 
     def on_renew(self, message: Renew) -> None:
         if self._rank != 1:
@@ -461,7 +488,8 @@ class Channels:
             self._retire(link_channel)
 
     def on_broken(self, message: Broken) -> None:
-        if (link_channel := self._named(message.channel)) is not None:
+        link_channel = self._named(message.channel)
+        if link_channel is not None and not link_channel.is_broken:  # else it is known
             self._put_out_of_use(link_channel)
             self._retire(link_channel)
 

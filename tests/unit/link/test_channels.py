@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import pytest
 
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.counting import Incidents
-from aiodatadist.link.channels import Channels
+from aiodatadist.errors import ProtocolError
+from aiodatadist.link.channels import MAX_OLD, MAX_OUTDATED, Channels, LinkChannel
 from aiodatadist.link.questions import PendingQuestions
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint
-from aiodatadist.wire.messages import Broken, Message, Renew, Renewed, Retire
+from aiodatadist.wire.messages import Broken, Message, Outdated, Pong, Renew, Renewed, Retire
+from tests.held import turns
 
 HERE = Endpoint("fake", "fake", "host", "server", "0", "10.0.0.1", 1)
 THERE = Endpoint("fake", "fake", "host", "server", "1", "10.0.0.2", 2)
@@ -65,7 +69,9 @@ class Said:
 
 
 @asynccontextmanager
-async def client(rank: int = 0) -> AsyncIterator[tuple[Channels, FakeTransport, Said]]:
+async def client(
+    rank: int = 0, out_of_use: Callable[[LinkChannel], object] = lambda _: None
+) -> AsyncIterator[tuple[Channels, FakeTransport, Said]]:
     """A client's channels, or with rank 1 a server's, of which the first is open, and what it says."""
     said = Said()
     names = (f"channel_{number}" for number in range(2, 100))
@@ -77,7 +83,7 @@ async def client(rank: int = 0) -> AsyncIterator[tuple[Channels, FakeTransport, 
             PendingQuestions(said.post),
             Spawner(group).start_soon,
             lambda: next(names),
-            lambda _: None,
+            out_of_use,
             Incidents(),
         )
         await channels.open("channel_1", rank, (HERE, THERE), 1)
@@ -121,3 +127,67 @@ async def test_a_renewal_that_the_peer_says_more_than_once_is_one() -> None:
         assert channels.current.name == "channel_2"
         assert len(transport.opened) == 2
         assert said.all.count(Renewed(channel="channel_2", epoch=2)) == 1
+
+
+async def test_a_peer_that_asks_for_a_channel_all_the_time_has_one_task() -> None:
+    async with client() as (channels, _, said):
+        before = len(asyncio.all_tasks())
+        for call in range(1, MAX_OUTDATED + 1):
+            channels.on_outdated(Outdated(call=call, mine=2, yours=1))
+        with pytest.raises(ProtocolError, match="65536 times at once"):
+            channels.on_outdated(Outdated(call=MAX_OUTDATED + 1, mine=2, yours=1))
+        await said.wait_for(Renewed(channel="channel_2", epoch=1))
+        assert len(asyncio.all_tasks()) <= before + 2, "one for the peer, and one for the channel"
+        channels.on_renewed(Renewed(channel="channel_2", epoch=2))
+        await said.wait_for(Pong(call=MAX_OUTDATED))
+        assert [message.call for message in said.all if isinstance(message, Pong)] == list(range(1, MAX_OUTDATED + 1))
+        assert sum(isinstance(message, Renew) for message in said.all) == 1
+
+
+async def test_a_channel_that_cannot_be_opened_is_tried_once_for_all_who_asked_for_it() -> None:
+    async with client() as (channels, transport, said):
+        channels.on_outdated(Outdated(call=1, mine=2, yours=1))
+        channels.on_outdated(Outdated(call=2, mine=3, yours=2**31))  # which nothing that is registered here has
+        await said.wait_for(Renewed(channel="channel_2", epoch=1))
+        channels.on_outdated(Outdated(call=3, mine=2, yours=0))
+        transport.epoch = 2
+        channels.on_outdated(Outdated(call=4, mine=1, yours=2))  # needs more than the attempt can reach
+        channels.on_renewed(Renewed(channel="channel_2", epoch=0, reason="no memory"))
+        await said.wait_for(Renewed(channel="channel_3", epoch=2))
+        assert [message.call for message in said.all if isinstance(message, Pong)] == [1, 2, 3]
+        channels.on_renewed(Renewed(channel="channel_3", epoch=1))
+        await said.wait_for(Pong(call=4))
+        assert channels.find(2, 1) is not None
+
+
+async def test_a_channel_that_the_peer_calls_broken_goes_out_of_use_once() -> None:
+    out_of_use: list[str] = []
+    async with client(out_of_use=lambda channel: out_of_use.append(channel.name)) as (channels, _, said):
+        for _ in range(100):
+            channels.on_broken(Broken(channel="channel_1"))
+        assert out_of_use == ["channel_1"]
+        assert said.all == [Retire(channel="channel_1")]
+
+
+async def test_a_peer_that_leaves_no_channel_gets_no_further_one_until_it_does() -> None:
+    async with client(rank=1) as (channels, transport, said):
+
+        async def renew(number: int) -> None:
+            channels.on_renew(Renew(channel=f"channel_{number}", seconds=20))
+            channels.on_renewed(Renewed(channel=f"channel_{number}", epoch=number))
+            await channels.wait_opened()
+
+        for number in range(2, MAX_OLD + 2):
+            await renew(number)
+        assert channels.current.name == f"channel_{MAX_OLD + 1}"
+        await renew(1000)
+        assert channels.current.name == f"channel_{MAX_OLD + 1}"
+        (refusal,) = [message for message in said.all if isinstance(message, Renewed) and message.reason]
+        assert refusal.channel == "channel_1000"
+        assert "64 channels that were replaced are still open: the limit is 64" in refusal.reason
+        assert len(transport.opened) == MAX_OLD + 1
+        channels.on_retire(Retire(channel="channel_1"))
+        await turns()
+        assert transport.opened[0].is_closed
+        await renew(1001)
+        assert channels.current.name == "channel_1001"
