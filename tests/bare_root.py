@@ -44,7 +44,7 @@ class Stage:
 
 
 def stages(text: str) -> list[Stage]:
-    """Raises ValueError: an instruction that is not known here."""
+    """Parse a Dockerfile into its stages. Raises ValueError if an instruction is not known here."""
     found: list[Stage] = []
     for line in text.replace("\\\n", " ").splitlines():
         word, _, rest = line.strip().partition(" ")
@@ -88,11 +88,11 @@ class Root:
         return [*isolated, *inside, *environment, *command]
 
     def run(self, *command: str, stage: Stage) -> None:
-        """Raises CalledProcessError."""
+        """Run a command in the root. Raises CalledProcessError if it fails."""
         subprocess.run(self.command(command, stage), check=True)
 
     def output(self, *command: str, stage: Stage) -> str:
-        """Raises CalledProcessError."""
+        """Run a command in the root and return its output. Raises CalledProcessError if it fails."""
         return subprocess.run(self.command(command, stage), check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def compilers(self) -> list[str]:
@@ -101,7 +101,7 @@ class Root:
 
 
 def archive_of(suite: str) -> Path:
-    """A Debian with Python, as small as it gets; made if it is not there yet."""
+    """Return a Debian with Python, as small as possible. It is made if it is not there yet."""
     archive = CACHE / f"{suite}.tar"
     if not archive.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def gather(wheel: Path, root: Root, stage: Stage) -> None:
 
 
 def install(root: Root, stage: Stage) -> None:
-    """As the first stage does, but with the wheels that are there."""
+    """Install as the first stage does, but from the wheels that are there."""
     root.run("python3", "-m", "venv", PLACE, stage=stage)
     pip = (f"{PLACE}/bin/pip", "--disable-pip-version-check", "--quiet", "install", "--no-cache-dir")
     root.run(*pip, "--no-index", "--find-links", "/wheels", "aiodatadist[demo]", stage=stage)
@@ -141,7 +141,10 @@ def install(root: Root, stage: Stage) -> None:
 
 
 def carry_out(root: Root, stage: Stage) -> None:
-    """The last stage, and its command. Raises CalledProcessError; Wrong: the demo's proof failed, or root runs it."""
+    """Run the last stage and its command.
+
+    Raises CalledProcessError if a command fails, and Wrong if the demo's proof failed or the command runs as root.
+    """
     for line in stage.runs:
         root.run("/bin/sh", "-c", line, stage=Stage(stage.base, environment=stage.environment))
     if root.output("id", "-u", stage=stage).strip() == "0":

@@ -1,8 +1,8 @@
-"""One end of a link whose frames are made and read by hand, as the first version of the protocol has them: nothing of
-``aiodatadist.wire`` or ``aiodatadist.link`` is used. Bytes move over the package's transport, which has no versions.
+"""An end of a link whose frames are made and read by hand, as in the first version of the protocol.
 
-It speaks version 4.0 to the letter, without checksums behind messages, and refuses each field that 4.0 did not have; or one
-that is newer than this package, with fields and messages that are not known here.
+Nothing of ``aiodatadist.wire`` or ``aiodatadist.link`` is used. Bytes move over the package's transport, which has no
+versions. The end speaks version 4.0 to the letter, without checksums behind messages, and refuses each field that 4.0 did
+not have. Or it is newer than this package, with fields and messages that are not known here.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ByHand:
         await stream.send(HEAD.pack(b"KV", 1, len(body)) + body)
 
     async def hear(self, kind: str) -> Words:
-        """The next message, which has to be of this kind."""
+        """Return the next message, which must be of this kind."""
         words = await self._next()
         assert words["type"] == kind, words
         return words
@@ -113,7 +113,7 @@ class ByHand:
         self._channel = await self._transport.open_channel(ChannelOffer(name, rank, ends), SECONDS)
 
     async def link(self, host: str, port: int) -> None:
-        """As the client."""
+        """Link as the client."""
         self._stream = await anyio.connect_tcp(host, port)
         await self._greet()
         theirs = await self.hear("hello")
@@ -128,7 +128,7 @@ class ByHand:
         await self.say("ready", epoch=self._transport.epoch, heartbeat_token="0" * 64)
 
     async def serve(self, clients: Callable[[], Any]) -> None:
-        """As the server, of the next client of a listener, to the end; ``clients`` accepts one."""
+        """Serve the next client of a listener until the link ends; ``clients`` accepts one."""
         self._stream = await clients()
         theirs = await self.hear("hello")
         await self._greet()
@@ -150,7 +150,7 @@ class ByHand:
     # ---- on the link ----
 
     def entry(self) -> Words:
-        """The cache, as it is told of."""
+        """Describe the cache for a message."""
         addresses = [self.memory.address + tensor * BLOCKS * BLOCK for tensor in range(TENSORS)]
         return {
             "cache_id": 7, "blocks": True, "placement": 1, "data_type": 4, "pieces": BLOCKS, "stride": BLOCK,
@@ -158,7 +158,7 @@ class ByHand:
         }  # fmt: skip
 
     async def react(self) -> None:
-        """Until the other end parts, or has answered that this one does."""
+        """React to messages until the other end parts, or has answered that this one does."""
         while True:
             words = await self._next()
             self.heard.append(words)
@@ -184,7 +184,7 @@ class ByHand:
                     return
 
     async def heard_of(self, kind: str, call: int | None = None) -> Words:
-        """A message of this kind, which may have come already."""
+        """Wait for a message of this kind. It may have come already."""
         with anyio.fail_after(SECONDS):
             while True:
                 for words in self.heard:

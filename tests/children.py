@@ -90,7 +90,7 @@ class _Server:
         return self._channel.fileno()
 
     def can_start(self, environment: dict[str, str]) -> bool:
-        """Whether an interpreter that starts in this environment would be as the server is."""
+        """Return True if an interpreter started in this environment would be like the server."""
         return _at_the_start(environment) == self._environment
 
     def start(self, request: dict[str, Any], descriptors: list[int]) -> int:
@@ -281,7 +281,7 @@ class Process:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs."""
+        """Return the exit code, or None while the process runs."""
         return self._process.returncode if self._ended.is_set() else None
 
     async def wait(self) -> int:

@@ -78,7 +78,7 @@ class _Selector(selectors.EpollSelector):
 
 
 def _others() -> Mapping[str, tuple[str, str]]:
-    """The state of each other thread, and how long it has run."""
+    """Return the state of each other thread, and how long it has run."""
     own, found = str(threading.get_native_id()), {}
     for task in Path("/proc/self/task").iterdir():
         if task.name != own:

@@ -52,7 +52,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long ones run in the night; a retry runs only what failed."""
+    """Leave the long tests to the night, and run only failed tests in a retry."""
     items[:] = retry.selected(items)
     if not profiles.IS_NIGHT:
         nightly = [item for item in items if item.get_closest_marker("nightly")]
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Some hundred thousand objects of all tests' are here to stay: garbage collections need not look at them again."""
+    """Freeze some hundred thousand objects of the tests, so that garbage collections need not look at them again."""
     gc.collect()
     gc.freeze()
 
@@ -91,13 +91,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """A worker of pytest-xdist ends; one that crashed says nothing."""
+    """Note what an ending worker of pytest-xdist left out. A worker that crashed reports nothing."""
     LEFT_OUT.update(getattr(node, "workeroutput", {}).get("left_out", {}))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
-    """One line, after all others but the last one."""
+    """Write one line, after all others but the last one."""
     yield
     reports = terminalreporter.stats.get("skipped", [])
     if line := skipped.line((str(report.longrepr[2]) for report in reports), **LEFT_OUT):
@@ -106,7 +106,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure says which event loop it was: the test's name does not, where it runs on one."""
+    """Name the event loop of a failed test: the test's own name may not."""
     report = yield
     if report.failed and (name := loops.name_of(item)):
         report.sections.append(("event loop", name))

@@ -1,4 +1,4 @@
-"""One slip of each kind that a declaration can suffer."""
+"""A slip of each kind that a declaration can suffer."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Diagnostic:
 
 
 def require() -> str:
-    """The path of g++."""
+    """Return the path of g++. Raises CannotCheck if it is not installed."""
     path = shutil.which("g++")
     if path is None:
         raise CannotCheck("g++ is not installed: the vendor's headers compile only as C++")
@@ -37,7 +37,7 @@ def require() -> str:
 
 
 def errors(headers: HeaderSet, text: str) -> list[Diagnostic]:
-    """The errors on the lines of this unit. An error in any other file means that the headers do not compile."""
+    """Return the errors on the lines of this unit. An error in any other file means that the headers do not compile."""
     found = []
     for line in _run(headers, text, "-fsyntax-only", "-fmax-errors=0").stderr.splitlines():
         if not (error := _ERROR.match(line)):
@@ -50,7 +50,7 @@ def errors(headers: HeaderSet, text: str) -> list[Diagnostic]:
 
 @cache
 def parameter_names(headers: HeaderSet) -> dict[str, tuple[str, ...]]:
-    """The names of the parameters of each function that the headers declare."""
+    """Return the names of the parameters of each function that the headers declare."""
     text = "".join(f"#include <{header}>\n" for header in headers.names)
     done = _run(headers, text, "-E", "-P")
     if done.returncode:

@@ -34,7 +34,7 @@ def parse_version(text: str) -> Version:
 
 @dataclass(frozen=True)
 class Tags:
-    """What the comments beside a declaration say about it."""
+    """Tags in the comments beside a declaration."""
 
     since: Version | None = None  # @since X.Y: older vendor headers may lack it
     prefix: bool = False  # @prefix: the vendor's struct may be longer

@@ -1,4 +1,4 @@
-"""What the gate found, one finding per declaration, and the report that people read."""
+"""Findings of the gate, one per declaration, and the report that people read."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ typedef struct { HcclTopoType topoType; uint64_t rsvd0; uint64_t rsvd1; uint64_t
 
 @pytest.fixture
 def one_sided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers: HeaderSet) -> Path:
-    """A stand-in for the vendor's header of the one-sided family, where HCOMM_INCLUDE names it."""
+    """Provide a stand-in for the vendor's header of the one-sided family, where HCOMM_INCLUDE names it."""
     names = [name for name in PARAMETERS if name != "HcclCommInitClusterInfoMemConfig"]
     functions = "".join(f'extern "C" HcclResult {name}({PARAMETERS[name]});\n' for name in names)
     header = tmp_path / vendor_headers.ONE_SIDED

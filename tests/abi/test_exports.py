@@ -21,7 +21,7 @@ TOOLCHAIN = {"_init", "_fini", "_edata", "_end", "__bss_start"}  # some linkers 
 
 @pytest.fixture(scope="module")
 def built() -> Path:
-    """The folder that the build puts the native libraries, and what cffi makes of the headers, in."""
+    """Return the folder where the build puts the native libraries and cffi's modules."""
     package = importlib.util.find_spec("aiodatadist._native")
     for folder in map(Path, package.submodule_search_locations or () if package else ()):
         if (folder / "libsoftnpu.so").is_file():

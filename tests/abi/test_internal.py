@@ -1,4 +1,4 @@
-"""What the vendor ships no header for, held against a second writing of it.
+"""Declarations that no header of the vendor's has, compared with a second writing of them.
 
 The one-sided family stands in a package-internal header, one of its functions in none at all, so the wheel's headers
 cannot confirm it. The tables below say what the vendor's open-source hcomm releases 8.5.0, 9.0.0 and 9.1.0-beta.1 agree

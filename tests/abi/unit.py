@@ -68,7 +68,7 @@ def write_unit(headers: Iterable[str], declared: Iterable[d.Declaration], *, has
 
 
 def is_hidden(declaration: d.Declaration, *, has_internal: bool) -> bool:
-    """No header at hand declares it."""
+    """Return True if no header at hand declares it."""
     return declaration.tags.hidden and not (has_internal and declaration.tags.internal)
 
 

@@ -1,4 +1,4 @@
-"""Where the vendor's headers come from.
+"""The vendor's headers, fetched by a developer and cached.
 
 They are third-party material under the vendor's own licence: a developer fetches them, the gate compiles against
 them, and they stay in a cache folder outside version control. The torch-npu wheel carries them; which index it comes
@@ -65,7 +65,7 @@ class HeaderSet:
 
 
 def locate() -> HeaderSet:
-    """The headers to check against: the folder that the environment names, else the cache."""
+    """Return the headers to check against: the folder that the environment names, else the cache."""
     if folder := os.environ.get(VARIABLE):
         return _header_set(Path(folder))
     if not is_pinned(CACHE):
@@ -74,7 +74,7 @@ def locate() -> HeaderSet:
 
 
 def fetch() -> HeaderSet:
-    """As ``locate``, after filling the cache if it is needed and not filled."""
+    """Fill the cache if it is needed and not filled, then :func:`locate` the headers."""
     if VARIABLE not in os.environ and not is_pinned(CACHE):
         with tempfile.TemporaryDirectory() as folder:
             _extract(_download(Path(folder)), CACHE)
@@ -82,7 +82,7 @@ def fetch() -> HeaderSet:
 
 
 def is_pinned(folder: Path) -> bool:
-    """Does it hold all the files, unedited? A partial or an outdated cache is no cache."""
+    """Return True if the folder holds all the files, unedited. A partial or an outdated cache is no cache."""
     digest = hashlib.sha256()
     for name in FILES:
         file = folder / name

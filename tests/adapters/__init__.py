@@ -1,1 +1,1 @@
-"""What adapters for serving engines have in common, without an engine."""
+"""Tests of the parts that adapters for serving engines share, without an engine."""

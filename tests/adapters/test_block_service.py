@@ -215,7 +215,7 @@ def test_layouts_that_differ_are_refused_by_name(caplog: pytest.LogCaptureFixtur
 
 
 def test_tensors_of_two_sizes_in_a_layer() -> None:
-    """One pull has all of them, or none counts."""
+    """Pull all tensors or none: no tensor counts alone."""
     layers = [
         [[np.full((BLOCKS, nbytes), 16 * number, np.uint8) for nbytes in (BYTES, 96)] for _ in range(3)]
         for number in (0, 1)

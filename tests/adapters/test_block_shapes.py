@@ -20,7 +20,7 @@ def shape_of(end: End, axes: Axes) -> tuple[int, ...]:
 
 
 def elements(blocks: int, end: End, axes: Axes, first_token: int) -> np.ndarray:
-    """Of blocks in a row: each element is a number made of its token, its head and its place in the rest."""
+    """Return blocks in a row. Each element is a number made of its token, its head and its place in the rest."""
     made = np.zeros((blocks, *shape_of(end, axes)), np.int64)
     for place in np.ndindex(made.shape):
         token, head, rest = first_token + place[0] * end.tokens, end.heads.start, 0
@@ -107,7 +107,7 @@ def test_what_cannot_be_cut_is_refused() -> None:
 def numbers_one_by_one(
     end: End, axes: Axes, cut: set[Axis], unit: tuple[int, int], heads: range, tokens: range, stretch: int
 ) -> list[int]:
-    """Of the units that these tokens and heads have in an end's blocks, which have ``unit`` tokens and heads at least."""
+    """Return the numbers of the units that hold these tokens and heads. A unit has at least ``unit`` tokens and heads."""
     outer = axes[: max((i + 1 for i, axis in enumerate(axes) if axis in cut), default=0)]
     of: dict[Axis, int] = dict(zip(("tokens", "heads"), unit, strict=True))
     of.update({axis: 1 for axis in outer[:-1] if isinstance(axis, str)})

@@ -96,7 +96,7 @@ def make() -> Iterator[Make]:
 
 @pytest.fixture
 def make_on_device(make: Make) -> Iterator[Make]:
-    """Ends in a device's memory, whose copies can be held."""
+    """Make ends in a device's memory, whose copies can be held."""
     with asyncio.Runner() as runner:
         device = runner.run(Device.open(0))
         yield lambda number: make(number, memory=device.allocate(math.prod(SHAPE)).view())

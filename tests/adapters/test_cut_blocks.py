@@ -43,7 +43,7 @@ class Worker:
         )
 
     def at(self, blocks: tuple[int, ...], token: int) -> np.ndarray:
-        """What a token has, by layer, head, and the rest."""
+        """Return a token's elements, by layer, head, and the rest."""
         axis = self.axes.index("tokens")
         found: np.ndarray = self.kv[:, blocks[token // self.tokens]]
         found = np.moveaxis(found, 1 + axis, 0)[token % self.tokens]

@@ -1,4 +1,4 @@
-"""What others cause at an engine, from a pull that fails to a sample of vLLM's registry."""
+"""Incidents that others cause at an engine, from a pull that fails to a sample of vLLM's registry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stats() -> Iterator[Any]:
 
 
 def failed_pulls(number: int) -> Iterator[Ended]:
-    """What an engine takes while so many of its requests name a port at which nothing listens."""
+    """Fail ``number`` requests, which name a port at which nothing listens, and yield what the engine reports."""
     array = np.zeros((8, 4096), np.uint8)
     with closing(BlockService(Settings(link_seconds=1))) as service:
         service.open([[array]], 8, LAYOUT)

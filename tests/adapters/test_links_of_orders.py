@@ -42,7 +42,7 @@ class Closing:
         return done
 
     def break_link(self, service: BlockService, peer: int, held: BlockService | None = None) -> None:
-        """One end's half of the link breaks; the closing of that or of the other half is held from here on."""
+        """Break one end's half of the link, and hold the closing of that half or of the other one from here on."""
 
         async def on_loop() -> None:
             engine = engine_of(held or service)
@@ -57,7 +57,7 @@ class Closing:
         call_on_loop(service, on_loop)
 
     def let_go(self, service: BlockService) -> None:
-        """Until the links that were held are given back, and all have heard of it."""
+        """Wait until the held links have been closed and all ends have noticed."""
 
         async def on_loop() -> None:
             self._held.pop(engine_of(service)).set()
@@ -73,7 +73,7 @@ class Closing:
             self.let_go(service)
 
     def pass_turns(self, service: BlockService) -> None:
-        """Of the event loop, so many that all is done that waits for nothing."""
+        """Pass enough turns of the event loop for everything that waits for nothing."""
         call_on_loop(service, self._turns)
 
     @staticmethod

@@ -22,7 +22,7 @@ from tests.adapters.test_pushes import End as PushEnd
 
 
 def _alone(engine: str) -> ModuleType:
-    """The module without its package, which needs the engine."""
+    """Load the module without its package, which needs the engine."""
     path = Path(aiodatadist.__file__).parent / "adapters" / engine / "identity.py"
     spec = spec_from_file_location(f"identity_without_{engine}", path)
     assert spec is not None
@@ -36,7 +36,7 @@ vllm_identity, sglang_identity = _alone("vllm"), _alone("sglang")
 
 
 def vllm_config(**changes: Any) -> Any:
-    """As vLLM's, as far as it is read here."""
+    """Return a configuration like vLLM's, with the fields that are read here."""
     hf = SimpleNamespace(rope_theta=10000.0, rope_scaling=None)
     model = SimpleNamespace(model="org/model", revision=None, dtype="torch.bfloat16", quantization=None, hf_config=hf)
     config = SimpleNamespace(

@@ -72,7 +72,7 @@ class End:
     def step(
         self, transfer: str, blocks: tuple[int, ...] = (3, 9), first: int = 0, layers: int = LAYERS
     ) -> AwaitableLayerSynchronizer:
-        """A step of the model, or the beginning of one."""
+        """Push a step of the model, or the beginning of one."""
         synchronizer = AwaitableLayerSynchronizer(LAYERS)
         self.service.push(transfer, Portion(first, blocks, synchronizer))
         for layer in range(layers):
@@ -367,7 +367,7 @@ def test_tensors_of_several_sizes_and_what_goes_with_a_request() -> None:
 
 
 def test_a_second_request_of_a_transfer_comes_out_at_once(ends: tuple[End, End]) -> None:
-    """As a router's retry makes it. The first one is kept."""
+    """Refuse a router's retry at once and keep the first request."""
     prefill, decode = ends
     prefill.step("t")
     prefill.service.pushed("t", "first")
@@ -424,7 +424,7 @@ def test_a_want_that_is_not_whole_is_refused(ends: tuple[End, End], monkeypatch:
 
 
 def test_a_decode_engine_that_waits_is_closed_at_once() -> None:
-    """It does not wait for an answer for which it no longer listens."""
+    """Close without waiting for an answer that the engine no longer listens for."""
     prefill, decode = End(0, link_seconds=100), End(1, link_seconds=100)
     with closing(prefill.service), ExitStack() as ending, closing(decode.service):
         decode.expect("r", prefill.address)

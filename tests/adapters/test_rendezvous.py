@@ -1,4 +1,4 @@
-"""Where prefill ranks tell their addresses: a peer that asks gets all of them or none, and no client can stop it."""
+"""The rendezvous of prefill ranks: a peer that asks gets all addresses or none, and no client can stop it."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_its_loop_is_its_own_and_ends_with_it(server: RendezvousServer) -> None:
 
 @contextmanager
 def held_server() -> Iterator[tuple[int, threading.Event, list[int]]]:
-    """A bootstrap server behind a door: its port, what opens the door, and the connections that have come."""
+    """Run a bootstrap server behind a door. Yield its port, the event that opens the door, and the connections so far."""
     opened, came = threading.Event(), list[int]()
     with closing(RendezvousServer("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as door:
 

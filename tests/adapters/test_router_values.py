@@ -1,4 +1,4 @@
-"""What travels between prefill and decode through a router is JSON: and its numbers are numbers."""
+"""Values that travel between prefill and decode through a router are JSON, and their numbers are numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PUSHED = {"do_remote_prefill": True, "transfer_id": "t", "prefill": {"cluster_id
 
 @pytest.fixture(scope="module")
 def offers() -> Iterator[ModuleType]:
-    """The module alone: its package needs vLLM."""
+    """Load the module alone: its package needs vLLM."""
     path = Path(aiodatadist.__file__).parent / "adapters/vllm/offer.py"
     spec = spec_from_file_location("offer_without_vllm", path)
     assert spec is not None
@@ -49,7 +49,7 @@ def offers() -> Iterator[ModuleType]:
 
 
 def read(offers: ModuleType, request_id: str, params: dict[str, Any]) -> Any:
-    """As the only worker of an engine on loopback."""
+    """Read the offer as the only worker of an engine on loopback."""
     return offers.Offers(1, Peers(LOOPBACK), 64).offer_of(request_id, params, 1 << 30)
 
 

@@ -127,7 +127,7 @@ def test_blocks_come_back_when_the_stopped_engine_goes_on() -> None:
 
 
 def descriptors() -> Counter[str]:
-    """Of this process, by what they are of."""
+    """Count this process's descriptors, by what they refer to."""
     found: Counter[str] = Counter()
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -138,7 +138,7 @@ def descriptors() -> Counter[str]:
 
 
 def lose_an_engine(decode: Decode, how: signal.Signals) -> None:
-    """One that was killed, or stopped and killed, while it wrote."""
+    """Lose an engine that was killed, or stopped and killed, while it wrote."""
     with prefill() as (process, address):
         request = f"{process.pid}"
         begin(decode, process, address, request)

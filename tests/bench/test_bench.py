@@ -46,7 +46,7 @@ def bench(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comp
 
 @contextmanager
 def owner(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A ``--role prefill``, and where it listens."""
+    """Start a ``--role prefill``. Yield the process and its address."""
     command = [sys.executable, "-m", "aiodatadist", "bench", "--role", "prefill", *arguments]
     with children.Popen(command, stdout=subprocess.PIPE, text=True, forks=True) as process:
         assert process.stdout is not None
@@ -113,7 +113,7 @@ def test_layered_on_uvloop_and_inside_one_process() -> None:
 
 
 def test_two_commands_one_after_the_other_and_at_the_same_time(tmp_path: Path) -> None:
-    """As on two machines. The owner stays, whatever becomes of initiators."""
+    """Run initiators as on two machines. The owner stays, whatever becomes of them."""
     with owner("--listen", "127.0.0.1:0") as (process, address):
         command = ["--role", "decode", "--peer", address, "--device", "1", *SHORT, "4KiB,8KiB", "--op", "pull,push"]
         started = [sys.executable, "-m", "aiodatadist", "bench", *command]
@@ -263,7 +263,7 @@ def test_a_package_outside_a_clone_has_no_commit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_room", [False, at_night(True)], ids=["no folder", "no index"])
 def test_a_library_that_cannot_be_installed_is_named(has_room: bool, tmp_path: Path) -> None:
-    """As where the cache cannot be written, which is told at once, and as without a way to a package index."""
+    """Report at once a cache that cannot be written, and a package index that cannot be reached."""
     if not has_room:
         (tmp_path / "aiodatadist").touch()
     offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null", "XDG_CACHE_HOME": str(tmp_path)}
@@ -386,7 +386,7 @@ def test_a_plot_without_a_format_is_told_before_anything_starts(
 
 
 def plots_as(formats: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matplotlib that has these formats, also where none is installed."""
+    """Put a matplotlib with these formats into place, even if none is installed."""
     canvas = SimpleNamespace(get_supported_filetypes=lambda: dict.fromkeys(formats, ""))
     backends = SimpleNamespace(FigureCanvasBase=canvas)
     (folder / "matplotlib").mkdir()

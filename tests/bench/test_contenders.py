@@ -16,7 +16,7 @@ CASE = Case(op=Op.PULL, memory=MemoryKind.USER, block=4096, blocks=16, layers=1,
 
 
 def states() -> dict[int, str]:
-    """Of each process of other libraries, by its id: one letter, as the kernel has it."""
+    """Return the state of each process of other libraries, by its id: one letter, as the kernel writes it."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -14,7 +14,7 @@ from tests.strict.marks import STRICT
 
 @pytest.mark.parametrize("strict", [STRICT] if STRICT else ["hccs", "roce"])
 def test_memory_that_the_host_cannot_address(tmp_path: Path, strict: str) -> None:
-    """As on an NPU: the blocks are filled and looked at through pinned memory, and there is no memcpy beside them."""
+    """Fill and check blocks through pinned memory, as on an NPU, with no memcpy beside them."""
     vendor_names.install(tmp_path)
     vendor_names.install_tool(tmp_path)
     done = bench(

@@ -48,7 +48,7 @@ def spread(median: float) -> Spread:
 
 
 def others() -> Others:
-    """A pull of 1 MiB blocks of the caller's, in turns with a pool's, and one call of the facade are too slow."""
+    """Return results in which a pull of 1 MiB blocks of the caller's and one call of the facade are too slow."""
     calls = {"submit a pull of 1 blocks, idle": (10.0, 40.0), "submit a pull of 1 blocks, after work": (70.0, 90.0)}
     return Others(
         shares=[

@@ -14,7 +14,7 @@ SHORT = ("--block", "256KiB", "--seconds", "0.3", "--warmup", "0.1", "--windows"
 
 
 def ratios() -> dict[str, float]:
-    """Of one run; each is better the larger it is."""
+    """Run the benchmark once and return its ratios. Each is better the larger it is."""
     done = bench("--op", "pull,push,layered", "--memory", "pool,user", *SHORT)
     assert done.returncode == 0, done.stderr
     rows = {(row.case.op, row.case.memory): row for row in BenchReport.model_validate_json(done.stdout).rows}

@@ -1,4 +1,4 @@
-"""What a run of the benchmark is made of: sizes, cases, figures, comparisons."""
+"""Parts of a run of the benchmark: sizes, cases, figures, comparisons."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.blocking.pairs import Pair, linked_pair
 
 @pytest.fixture(params=["asyncio", "uvloop"], autouse=True)
 def loop_thread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Iterator[None]:
-    """Nothing is left of it: not the loop thread, not its workers."""
+    """Check that no loop thread and no worker is left."""
     make = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
     monkeypatch.setattr(thread, "new_loop", make)
     before = set(threading.enumerate())

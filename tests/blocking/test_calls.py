@@ -191,7 +191,7 @@ async def awaitable_failures() -> dict[str, Any]:
 
 @pytest.fixture
 def theirs() -> dict[str, Any]:
-    """Of clusters with the ids that those of the pair have, which therefore come after them."""
+    """Return the failures of awaitable clusters with the ids of the pair's, which therefore come after them."""
     return asyncio.run(awaitable_failures())
 
 

@@ -1,4 +1,4 @@
-"""What a script sees of warnings, without and with logging of its own."""
+"""Warnings that a script sees, with and without its own logging."""
 
 from __future__ import annotations
 

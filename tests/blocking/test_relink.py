@@ -20,7 +20,7 @@ from tests.test_relink import until
 
 
 def cut(pair: Pair, *, listens: bool) -> None:
-    """The connection breaks; the peer listens still, or no more. Both are in this process, and on one loop."""
+    """Break the connection of two clusters on this process's loop; the peer listens still, or no more."""
     cut_between(pair.source.datadist, pair.target.datadist, listens=listens)
 
 

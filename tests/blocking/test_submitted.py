@@ -166,7 +166,7 @@ def test_a_timeout_fails_the_transfer_and_not_the_link() -> None:
 
 @pytest.fixture
 def hung(pair: Pair, begun: threading.Event) -> Any:
-    """A submitted pull that does not end by itself."""
+    """Submit a pull that does not end by itself."""
     with soft_faults_cleared():
         soft_fault("HcclBatchGet:hang")
         handle = submit(pair, tag="hung")

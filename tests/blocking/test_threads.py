@@ -1,4 +1,4 @@
-"""One loop thread for all clusters of the process: who may call, from where, and what becomes of it."""
+"""The loop thread that all clusters of the process share: who may call it, from where, and how it ends."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def hung_get() -> Iterator[None]:
 
 
 def test_a_waiting_call_keeps_no_other_waiting(pair: Pair, begun: threading.Event) -> None:
-    """One transfer hangs; everything that does not need it goes on, and finalizing ends it."""
+    """Hang one transfer: everything that does not need it goes on, and finalizing ends it."""
     with hung_get(), ThreadPoolExecutor(1) as pool:
         stuck = pool.submit(pair.pull)
         assert begun.wait(10)
@@ -296,7 +296,7 @@ def test_an_interrupt_that_comes_when_a_layered_transfer_has_begun_stops_it(
 
 
 class InThread(LayerSynchronizer):
-    """What a user writes: plain, and blocking."""
+    """A synchronizer as a user writes it: plain and blocking."""
 
     def __init__(self, answers: dict[int, Any]) -> None:
         self._answers = answers

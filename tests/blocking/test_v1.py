@@ -464,7 +464,7 @@ def test_nothing_that_a_model_returns_is_awaited() -> None:
 
 class AsyncRunner(ModelRunner):
     async def run_model(self, kv_cache: KvCache, input_tensors: Any, **kwargs: Any) -> Any:
-        """A caller would have to await it."""
+        """Run as a coroutine, which a caller would have to await."""
 
 
 class TakesAnything(ModelRunner):

@@ -33,7 +33,7 @@ def request(req_id: int, length: int = 0, prefix_id: int = UNSET) -> LLMReq:
 
 @contextmanager
 def cluster(role: LLMRole, cluster_id: int, **values: Any) -> Iterator[LLMDataDist]:
-    """Initialised by options that say nothing of modes."""
+    """Open a cluster whose options say nothing of modes."""
     given = {"ge_options": POOL, "device_id": cluster_id % 8, "sync_kv_timeout": 20_000, **values}
     if role is LLMRole.PROMPT:
         given.setdefault("listen_ip_info", "127.0.0.1:0")
@@ -100,7 +100,7 @@ def filled(manager: KvCacheManager, keys: list[CacheKey]) -> KvCache:
 
 
 def held(manager: KvCacheManager, cache: KvCache) -> list[list[int]]:
-    """The first byte of each piece of each tensor, whose bytes are all alike."""
+    """Return the first byte of each piece of each tensor. All bytes of a piece must be alike."""
     tensors = [manager.get_cache_tensors(cache, i)[0].numpy() for i in range(cache.cache_desc.num_tensors)]
     assert all((array == array[:, :1]).all() for array in tensors)
     return [array[:, 0].tolist() for array in tensors]
@@ -141,7 +141,7 @@ class Models:
     reader: Writer
 
     def slot(self, slot: int, tensor: int = 0) -> list[float]:
-        """The values of a slot on DECODER, of each token."""
+        """Return the values of a slot on DECODER, one of each token."""
         assert self.reader.cache is not None
         (found,) = self.pair.puller.get_cache_tensors(self.reader.cache, tensor)
         return [float(each) for each in found.numpy()[slot, :, 0]]

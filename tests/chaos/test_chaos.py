@@ -1,5 +1,7 @@
-"""Chaos runs of all profiles that are installed here, in the night, with a new seed each time. Each change has seven of
-them, in ``make chaos``."""
+"""Chaos runs of all profiles that are installed here, at night, with a new seed each time.
+
+Each change has seven of them, in ``make chaos``.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def ledger(owner: int = 7, generation: int = 3) -> tuple[BlockLedger, list[memor
 
 
 def filled(source: int, into: int, target: int, views: list[memoryview], version: int = 0) -> None:
-    """As a transfer from cluster ``source`` would, of its block ``target - 1``."""
+    """Fill a block as a transfer from cluster ``source`` would, from its block ``target - 1``."""
     for tensor, view in enumerate(views):
         stamp = BlockStamp(source, into, tensor, target - 1, version)
         view[target * BLOCK : (target + 1) * BLOCK] = stamp.content(BLOCK)

@@ -93,7 +93,7 @@ async def connected(proxy: ChaosProxy) -> AsyncIterator[Client]:
 
 
 async def is_reset(proxy: ChaosProxy) -> bool:
-    """A new connection is, while it is made or afterwards."""
+    """Return True if a new connection is reset, while it is made or afterwards."""
     try:
         async with connected(proxy) as client:
             await client.rest()

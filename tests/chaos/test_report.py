@@ -1,4 +1,4 @@
-"""What a run says at its end, where a log shows no more than the last lines of it."""
+"""Summaries at the end of a run, for logs that show no more than its last lines."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ CALLED = [parse(line) for line in CALLS.split("\n") if line]
 
 
 def lookup(name: str) -> Any:
-    """The thing itself; None if it, or its class, is not there."""
+    """Return the object of this name; None if it, or its class, is not there."""
     owner, _, member = name.partition(".")
     found = getattr(aiodatadist, owner, None)
     return inspect.getattr_static(found, member, None) if found is not None and member else found
@@ -85,7 +85,7 @@ def differences(mine: list[Parameter], theirs: list[Parameter]) -> list[str]:
 
 
 def is_awaited(thing: Any) -> bool:
-    """A coroutine function, or one that returns a CacheTask."""
+    """Return True for a coroutine function, or a function that returns a CacheTask."""
     function = thing.__func__ if isinstance(thing, (staticmethod, classmethod)) else thing
     if isinstance(function, type):
         return False

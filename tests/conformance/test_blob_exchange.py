@@ -85,7 +85,7 @@ async def outcomes(devices: list[Device], name: str, timeout: float) -> list[Any
 
 
 async def waits(comms: int) -> None:
-    """Until one more communicator is there than before: then a member has all that it needs, and waits for the others."""
+    """Wait until there is one more communicator: its member then has all it needs, and waits for the others."""
     while soft_counters()["comms"] == comms:  # noqa: ASYNC110 - it is softnpu that changes it, in a thread
         await asyncio.sleep(0)
 

@@ -1,5 +1,4 @@
-"""Communicators are made and destroyed one at a time in a process, prepared once, and waited for when they cannot be told to
-stop."""
+"""Communicators: made and destroyed one at a time in a process, prepared once, and waited for if they cannot be stopped."""
 
 from __future__ import annotations
 
@@ -136,7 +135,7 @@ class TestOneAtATime:
     async def test_a_thread_waits_for_its_turn_also_if_the_process_was_stopped_for_an_hour(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Who had the turn could not use that time either."""
+        """Wait on: the member that had the turn could not use that time either."""
         looked = threading.Event()
 
         class AnHourLater:
@@ -216,7 +215,7 @@ class TestPreparing:
         assert 3 <= calls["HcclCommPrepare"] <= calls["HcclCommDestroy"]
 
     async def test_a_wait_that_cannot_be_called_off_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As on an NPU: the cancellation comes when HCCL gave up by itself, and nothing is left."""
+        """Wait as on an NPU: the cancellation comes when HCCL gave up by itself, and nothing is left."""
         over: list[str] = []
 
         def seen(name: str, function: Callable[..., int], args: Any) -> int:
@@ -238,7 +237,7 @@ class TestPreparing:
             assert over[-1] == "HcclCommDestroy"
 
     async def test_cards_that_have_no_link_are_told_the_rule_and_the_remedy(self) -> None:
-        """[src hccl_one_sided_service.cc IsUsedRdma: E_NOT_SUPPORT]"""
+        """Report E_NOT_SUPPORT with the rule. [src hccl_one_sided_service.cc IsUsedRdma: E_NOT_SUPPORT]."""
 
         def program(device: Device, ends: tuple[Endpoint, Endpoint]) -> None:
             comm = Communicator(device)

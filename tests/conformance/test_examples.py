@@ -65,7 +65,7 @@ async def two(one_sided: bool = True, **options: Any) -> AsyncIterator[tuple[Clu
 
 
 def contents(cluster: Cluster, cache: Cache) -> list[bytes]:
-    """A copy of each tensor."""
+    """Return a copy of each tensor."""
     size, view = cache.cache_desc.size, cluster.memory(cache).view()
     return [bytes(view[i * size : (i + 1) * size]) for i in range(cache.cache_desc.num_tensors)]
 
@@ -214,7 +214,7 @@ async def test_5_memory_goes_back_with_the_last_reference() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """The test's own time limit ends the wait."""
+    """Wait for the condition. The test's own time limit ends the wait."""
     while not condition():  # noqa: ASYNC110 - there is nothing else to wait for
         await asyncio.sleep(0)
 
@@ -231,7 +231,7 @@ async def test_6_a_key_is_consumed_when_all_of_its_layers_were_pulled(by_id: boo
             await decoder.datadist.cache_manager.pull_cache(key, cache, src_layer_range=layers, dst_layer_range=layers)
 
         async def is_bound(request: int) -> bool:
-            """One layer more or less does not cover the cache."""
+            """Return True if the request has a cache. One layer alone does not cover it."""
             try:
                 await decoder.datadist.cache_manager.pull_cache(
                     CacheKey(1, request), cache, src_layer_range=range(1), dst_layer_range=range(1)
@@ -378,7 +378,7 @@ async def test_13_an_offset_counts_in_both_slots() -> None:
 
 
 def tasks() -> int:
-    """That softnpu's streams were given so far."""
+    """Count the tasks that softnpu's streams were given so far."""
     counters = soft_counters()
     return counters["tasks_inline"] + counters["tasks_queued"]
 
@@ -433,7 +433,7 @@ def rank_table() -> str:
 
 
 async def link_both(prompt: Cluster, decoder: Cluster) -> tuple[int, int]:
-    """As a serving program does: link at both ends, then ask until the memory is registered."""
+    """Link as a serving program does: at both ends, then ask until the memory is registered."""
     both = [cluster.datadist for cluster in (prompt, decoder)]
     first, second = await asyncio.gather(*(one.link("pd_comm_a_b", {1: 0, 2: 1}, rank_table()) for one in both))
     for one, number in zip(both, (first, second), strict=True):

@@ -77,7 +77,7 @@ async def three_ends() -> AsyncIterator[tuple[End, End, End]]:
 
 
 async def get(end: End, peer: End) -> bytes:
-    """The first bytes of ``end`` after a transfer of them from ``peer``, over a channel that is opened for it."""
+    """Transfer the first bytes of ``peer`` to ``end`` over a new channel and return them."""
     mine, theirs = offers(next(names), (end, peer))
     channels = await asyncio.gather(end.transport.open_channel(mine, 20), peer.transport.open_channel(theirs, 20))
     stream = end.device.open_stream("test")

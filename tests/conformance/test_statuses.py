@@ -85,7 +85,7 @@ MET = {
 async def refused(
     call: Callable[[], Awaitable[object]], status: LLMStatusCode, words: str, kind: type[LLMException] = LLMException
 ) -> LLMException:
-    """It raises this status, and the message says all of this."""
+    """Check that the call raises this status, with a message that matches ``words``."""
     with pytest.raises(kind) as caught:
         await call()
     text = str(caught.value)

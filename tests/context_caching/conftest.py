@@ -78,7 +78,7 @@ async def _memory(nbytes: int) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def _foreign(nbytes: int) -> AsyncIterator[Store]:
-    """The embedded pool behind the envelope that values of servers have."""
+    """Open the embedded pool behind the envelope that values of servers have."""
     async with await MemoryPool.open(nbytes) as pool:
         yield _Embedded(Foreign(pool))
 
@@ -165,7 +165,7 @@ STORES: dict[str, Callable[[pytest.FixtureRequest], OpenStore]] = {
 
 @asynccontextmanager
 async def _small_redis(nbytes: int) -> AsyncIterator[Store]:
-    """Requests under way count as well, and are several."""
+    """Open a small Redis pool, in which several requests under way count towards the memory as well."""
     need_redis()
     with running(server := RedisServer(nbytes + 16 * MIB)):
         async with _served(f"{server.url}?memory={16 * MIB}") as store:

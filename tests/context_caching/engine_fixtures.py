@@ -29,7 +29,7 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def redis_servers() -> Iterator[list[RedisServer]]:
-    """A cluster of three."""
+    """Start a cluster of three."""
     need_redis()
     with redis_cluster() as servers:
         yield servers
@@ -47,7 +47,7 @@ def store_open(master: MooncakeMaster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def mooncake_master() -> Iterator[MooncakeMaster]:
-    """A master and two lenders."""
+    """Start a master and two lenders."""
     need_mooncake()
     master = MooncakeMaster()
     with running(master, MooncakeLender(master), MooncakeLender(master)):

@@ -1,7 +1,7 @@
-"""One of several processes whose tasks save, load, ask for, remove and expire the same few keys in one pool.
+"""A process of several whose tasks save, load, ask for, remove and expire the same few keys in one pool.
 
-A value is one number in all of its bytes, which says its key and who saved it when. What a load brings has to be one such
-number of its key, in all layers; anything else is printed. Arguments: the pool's URL, this process's number, seconds, seed.
+All bytes of a value hold one number, which names its key, its writer and its time. A load must bring one such number of its
+key, in all layers; anything else is printed. Arguments: the pool's URL, this process's number, seconds, seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS = (((8, 128), (8, 128)),) * 3
 
 
 class Racer:
-    """Of one process: ``found`` counts what happened, ``wrong`` says what must not."""
+    """Tasks of one process: ``found`` counts what happened, ``wrong`` lists what must not."""
 
     def __init__(self, cache: ContextCache, kv: Kv, number: int, url: str) -> None:
         self._cache = cache
@@ -36,7 +36,7 @@ class Racer:
         self.wrong: list[str] = []
 
     async def race(self, block: int, chance: random.Random, end: float) -> None:
-        """One task: it has a block of its own."""
+        """Run one task, which has its own block."""
         acts = {"save": 4, "load": 6, "exists": 1, "remove": 2, "expire": 1}
         while anyio.current_time() < end:
             key = chance.choice(KEYS)
@@ -75,7 +75,7 @@ class Racer:
         self.found["removed"] += 1
 
     async def expire(self, key: int, block: int) -> None:
-        """Some key of the server's, which has it for a millisecond more; nothing where it is no Redis."""
+        """Let a random key of a Redis server expire in a millisecond. Other pools are left alone."""
         if not self._url.startswith("redis://"):
             return
         host, _, port = self._url.removeprefix("redis://").partition(":")

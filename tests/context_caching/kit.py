@@ -51,7 +51,7 @@ class Kv:
                 self.layers[-1].append(made)
 
     def rows(self, slots: Sequence[int], layers: Sequence[int] | None = None) -> list[bytes]:
-        """What these slots hold, tensor by tensor."""
+        """Return the contents of these slots, tensor by tensor."""
         chosen = range(len(self.layers)) if layers is None else layers
         return [t.reshape(-1, *t.shape[2:])[list(slots)].tobytes() for layer in chosen for t in self.layers[layer]]
 
@@ -69,7 +69,7 @@ def block_slots(blocks: Sequence[int]) -> list[int]:
 
 
 def by_slots(blocks: Sequence[int]) -> dict[str, Any]:
-    """The arguments that say "these whole blocks", one per hash."""
+    """Return the arguments for these whole blocks, one per hash."""
     return {"slots": block_slots(blocks), "offsets": [BLOCK] * len(blocks)}
 
 
@@ -83,7 +83,7 @@ def rank(**fields: Any) -> CcConfig_v1:
 
 @asynccontextmanager
 async def opened(pool: KVPool | str, kv: Kv | None = None, **options: Any) -> AsyncIterator[ContextCache]:
-    """A cache with a registered KV cache."""
+    """Open a cache with a registered KV cache."""
     config = options.pop("config", rank())
     async with await ContextCache.open(config, pool, **options) as cache:
         if kv is not None:
@@ -93,7 +93,7 @@ async def opened(pool: KVPool | str, kv: Kv | None = None, **options: Any) -> As
 
 @asynccontextmanager
 async def kv_in(kind: str, **options: Any) -> AsyncIterator[Kv]:
-    """A KV cache in ordinary memory of the host, or in a device's."""
+    """Make a KV cache in ordinary memory of the host, or in a device's."""
     async with AsyncExitStack() as stack:
         memory = None
         if kind == "device":

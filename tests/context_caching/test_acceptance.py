@@ -1,4 +1,4 @@
-"""What a context cache has to do, over every pool there is."""
+"""Requirements on a context cache, over every pool there is."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_tensors_of_different_sizes_keep_their_bytes_apart(pool_factory: O
 
 
 class TorchLike:
-    """What of a torch tensor is looked at."""
+    """A stand-in for a torch tensor, with the attributes that are read."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self._array = array
@@ -415,7 +415,7 @@ async def test_many_at_a_time_do_not_block_the_loop(pool_factory: OpenStore) -> 
 
 
 async def nothing(_: int) -> None:
-    """As long as it takes to wake the tasks."""
+    """Take as long as it takes to wake the tasks."""
 
 
 async def longest_round(work: Callable[[int], Coroutine[Any, Any, None]], first: int) -> float:

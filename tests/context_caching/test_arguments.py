@@ -118,7 +118,7 @@ UPSTREAMS = {"slot_mapping": "slots", "chunk_descs": "chunks", "key_list": "keys
 
 @contextmanager
 def refused(match: str) -> Iterator[None]:
-    """As callers of ContextCache are told, but with EMS's names of the arguments."""
+    """Check a message that callers of ContextCache also get, but with EMS's names of the arguments."""
     with pytest.raises(EmsInvalidArgument) as caught:
         yield
     said = caught.value.message()
@@ -129,7 +129,7 @@ def refused(match: str) -> Iterator[None]:
 
 
 def v1_words(words: dict[str, Any]) -> dict[str, Any]:
-    """The same arguments as EMS calls them."""
+    """Return the same arguments under EMS's names."""
     names = {"slots": "slot_mapping", "chunks": "chunk_descs"}
     return {names.get(name, name): value for name, value in words.items()}
 
@@ -317,7 +317,7 @@ async def test_a_tensor_that_looks_like_k_and_v_in_one_is_warned_of(
 
 
 class Provider:
-    """Of memory by DLPack, and in no other way."""
+    """A provider of memory by DLPack, and in no other way."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -384,7 +384,7 @@ def bytearray_of(*shape: int) -> memoryview:
 
 
 def made(make: Any, *args: Any, **named: Any) -> object:
-    """Of types that a type checker would not let through."""
+    """Call ``make`` with types that a type checker would not let through."""
     return make(*args, **named)
 
 

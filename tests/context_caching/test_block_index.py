@@ -1,4 +1,4 @@
-"""What a scheduler asks for: one question for all ranks, and what it does without one."""
+"""Questions of a scheduler: one for all ranks, and what the scheduler does without one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def one_of(number: int) -> CcConfig_v1:
 
 
 async def save(pool: Listening, number: int, hashes: Sequence[int], layers: int = 2) -> None:
-    """As a rank whose cache has so many layers."""
+    """Save as a rank whose cache has ``layers`` layers."""
     async with opened(pool, Kv(rows=[[(8,)]] * layers), config=one_of(number)) as worker:
         result = await worker.save(hashes, **by_slots(range(len(hashes))))
         assert result.success == len(hashes)
@@ -46,7 +46,7 @@ async def save(pool: Listening, number: int, hashes: Sequence[int], layers: int 
 
 @asynccontextmanager
 async def asked(**options: Any) -> AsyncIterator[tuple[Listening, ContextCache]]:
-    """A pool, and a scheduler without a registered cache."""
+    """Open a pool and a scheduler without a registered cache."""
     async with await MemoryPool.open(ROOM) as inner:
         pool = Listening(inner)
         async with opened(pool, config=one_of(0), **options) as scheduler:

@@ -37,7 +37,7 @@ calls = pytest.mark.parametrize(
 
 @asynccontextmanager
 async def silent(gate: HealthGate | None = None) -> AsyncIterator[ContextCache]:
-    """A cache whose pool never answers."""
+    """Open a cache whose pool never answers."""
     async with await MemoryPool.open(ROOM) as inner:
         pool = Foreign(inner)
         async with opened(pool, Kv(), gate=gate) as cache:
@@ -46,7 +46,7 @@ async def silent(gate: HealthGate | None = None) -> AsyncIterator[ContextCache]:
 
 
 class Turnstile:
-    """No call gets a turn before it is opened."""
+    """A gate: before it is opened, no call gets a turn."""
 
     def __init__(self, cache: ContextCache, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("aiodatadist.context_caching.transfer.start_limiter.PER_ROUND", 0)

@@ -101,7 +101,7 @@ async def test_who_is_refused_is_told_at_once() -> None:
 
 @pytest.fixture
 def opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What comes of opening the pool, time after time."""
+    """Replace the opening of a pool. Yield the outcomes of the next attempts, for tests to change."""
     outcomes: list[Any] = [PoolUnreachable("no server there")]
 
     async def open_pool(url: str) -> KVPool:

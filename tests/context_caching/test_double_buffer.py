@@ -1,4 +1,4 @@
-"""What goes on behind a body: as much at a time as it may, nothing once it is over, and the first error counts."""
+"""Work behind a body: as much at a time as allowed, nothing after its end, and the first error counts."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_a_timeout_is_in_milliseconds(hanging: None) -> None:
 
 
 class NotForCallers(threading.Condition):
-    """Of a future that callers wait for: an interrupt just behind the acquisition would leave its lock taken, for ever."""
+    """A condition that callers must not wait for: an interrupt behind the acquisition would leave its lock taken."""
 
     def __enter__(self) -> bool:
         assert threading.current_thread() is not threading.main_thread()
@@ -210,7 +210,7 @@ def test_health_is_false_while_it_shuts_down(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_health_is_false_for_those_who_ask_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They found the client, and before they could ask it had ended."""
+    """Ask a client that was found, but has ended before the question."""
     v1()
     client = Ems._client
     Ems.shutdown()

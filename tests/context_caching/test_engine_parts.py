@@ -1,4 +1,4 @@
-"""What the pools are made of: memory in turn, and threads for calls that may hang."""
+"""Parts of the pools: memory lent in turn, and threads for calls that may hang."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_what_was_lost_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Engine:
-    """What the pool asks of Mooncake's store. Every key is listed; to read one raises, or finds its owner gone."""
+    """A stand-in for Mooncake's store. Every key is listed; reading one raises, or finds its owner gone."""
 
     def __init__(self) -> None:
         self.gone = False
@@ -305,7 +305,7 @@ class Engine:
 
 @pytest.fixture
 async def broken_engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MooncakePool]:
-    """A pool over it, with 64 MiB, that asks no master."""
+    """Open a pool over the broken engine, with 64 MiB, that asks no master."""
     monkeypatch.setattr(mooncake_store, "give_back", lambda: None)
     monkeypatch.setattr(mooncake, "AT_ONCE", 2)
     pool = MooncakePool(Place("nowhere", 1, 2, 64 * MIB, 4, 1), None, Engine(), Arena(64 * MIB))

@@ -1,4 +1,4 @@
-"""One distribute key, one node; many distribute keys, all nodes alike; and what of a URL is refused."""
+"""Routing: a distribute key leads to one node, many of them spread evenly, and bad URLs are refused."""
 
 from __future__ import annotations
 

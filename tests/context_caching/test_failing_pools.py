@@ -51,7 +51,7 @@ async def foreign(nbytes: int = ROOM) -> AsyncIterator[Foreign]:
 
 @asynccontextmanager
 async def loaded(pool: Foreign, kv: Kv, **options: Any) -> AsyncIterator[ContextCache]:
-    """A cache that has saved the first four blocks."""
+    """Open a cache that has saved the first four blocks."""
     async with opened(pool, kv, **options) as cache:
         assert (await cache.save([1, 2, 3, 4], **by_slots(range(4)))).success == 4
         pool.asked.clear()

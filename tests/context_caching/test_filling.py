@@ -115,7 +115,7 @@ async def test_a_value_that_is_larger_than_all_costs_no_other_its_place() -> Non
 
 
 async def rejected(url: str, nbytes: int, caplog: pytest.LogCaptureFixture) -> str:
-    """What is said of a value of so many bytes for which there is no room."""
+    """Return the message about a value of ``nbytes`` bytes for which there is no room."""
     async with opened(url) as cache:
         assert (await cache.save_values(["a"], [[bytearray(nbytes)]])).details == (CcStatus.REJECTED,)
     return [message for message in caplog.messages if message.startswith("no room in the ")][-1]

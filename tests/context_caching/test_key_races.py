@@ -22,7 +22,7 @@ LENGTHS = pytest.mark.parametrize(("seconds", "seed"), [(1.5, 1), at_night(120, 
 
 
 def race(url: str, seconds: float, seed: int) -> Counter[str]:
-    """What happened in all processes together. Raises AssertionError: something that must not."""
+    """Count what happened in all processes together. Raises AssertionError if something did that must not."""
     module = "tests.context_caching.key_racer"
     racers = [
         children.Popen(

@@ -66,7 +66,7 @@ NAMES = st.sampled_from("abcdefghij")
 
 @dataclass
 class Model:
-    """What the pool has to hold when all values are of one size: names in order of use, and those that are lent."""
+    """A model of the pool for values of one size: names in order of use, and those that are lent."""
 
     held: OrderedDict[str, bytes]
     lent: dict[int, tuple[str, Value]]

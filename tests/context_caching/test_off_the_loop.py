@@ -29,7 +29,7 @@ Call = Callable[[], Any]
 
 
 def calls_of(cache: ContextCache, kv: Kv) -> dict[str, Call]:
-    """What only the event loop may do, with arguments that are right."""
+    """Return the calls that only the event loop may make, with valid arguments."""
     buffers = [[np.zeros(64, np.uint8)]]
     return {
         "register_kvcache": lambda: cache.register_kvcache(kv.layers),

@@ -36,7 +36,7 @@ class Rounds:
         self._handle: asyncio.Handle | None = None
 
     def hang_nodes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Requests are noted, and never answered."""
+        """Note requests, and never answer them."""
         from aiodatadist.context_caching.pools.redis.nodes import Node  # noqa: PLC0415 - absent where redis-py is
 
         async def hang(_: Node, *__: Any, **___: Any) -> list[Any]:

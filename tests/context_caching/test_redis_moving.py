@@ -24,7 +24,7 @@ VALUES = [content(i, MIB) for i in range(3)]
 
 
 class Move:
-    """Of the slot of all these keys, as ``redis-cli --cluster reshard`` does it."""
+    """A move of the slot that all these keys share, as ``redis-cli --cluster reshard`` makes it."""
 
     def __init__(self, servers: list[RedisServer]) -> None:
         self.servers = servers

@@ -31,7 +31,7 @@ SIZES = [1, 4095, 3 << 20, 17 << 20]
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the certificate of an authority, and one that it gave to 127.0.0.1 with its key."""
+    """Make a folder with an authority's certificate, and a certificate for 127.0.0.1 with its key."""
     folder = tmp_path_factory.mktemp("tls")
     ca = trustme.CA()
     ca.cert_pem.write_to_path(str(folder / "ca.pem"))
@@ -114,7 +114,7 @@ async def test_a_redis_port_with_tls_is_recognised(tls_port: int) -> None:
 
 @pytest.mark.parametrize("says", [b"\x15\x03\x01\x00\x02\x02\x46", b""], ids=["alert", "nothing"])
 async def test_a_port_with_tls_that_stays_open_is_recognised_at_once(says: bytes) -> None:
-    """As TLS terminators do: some send an alert, some wait for the rest of what they take for a record."""
+    """Answer as TLS terminators do: some send an alert, some wait for the rest of what they take for a record."""
     need_redis()
 
     async def serve(stream: anyio.abc.SocketStream) -> None:

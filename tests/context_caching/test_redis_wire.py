@@ -29,7 +29,7 @@ LARGE = 48 * MIB
 
 
 class Peer:
-    """One connection, as the server sees it."""
+    """A connection, as the server sees it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_cluster: bool = False) -> None:
         self.reader = reader
@@ -37,7 +37,7 @@ class Peer:
         self._is_cluster = is_cluster
 
     async def command(self) -> list[bytes]:
-        """The next one, but for the value of a SET. What belongs to the opening of a connection is answered."""
+        """Return the next command, without the value of a SET. Commands that open a connection are answered here."""
         while True:
             words: list[bytes] = []
             for _ in range(int((await self.reader.readuntil())[1:])):
@@ -53,7 +53,7 @@ class Peer:
                 return words
 
     async def skip_value(self, command: list[bytes]) -> None:
-        """Of a SET, and what stands behind it."""
+        """Skip the value of a SET, and what follows it."""
         await self.reader.readexactly(int(command[2]) + len(b"\r\n$2\r\nNX\r\n"))
 
 
@@ -61,7 +61,7 @@ class Peer:
 async def pool_at(
     misdeed: Callable[[Peer], Awaitable[object]], *, is_cluster: bool = False, **options: Any
 ) -> AsyncIterator[KVPool]:
-    """A pool whose server answers the opening of a connection, and then does that."""
+    """Open a pool whose server answers the opening of a connection, and then runs the misdeed."""
     need_redis()
     from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 

@@ -1,4 +1,4 @@
-"""What a load found to be damaged, the next save replaces; all else stays: the first writer wins."""
+"""Replacing: the next save replaces what a load found to be damaged. All else stays: the first writer wins."""
 
 from __future__ import annotations
 

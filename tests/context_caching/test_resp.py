@@ -50,14 +50,14 @@ class Wire(asyncio.Transport):
 
 
 def over(wire: Wire) -> Exchange:
-    """As ``create_connection`` makes one."""
+    """Make an exchange as ``create_connection`` does."""
     wire.protocol = exchange = Exchange()
     exchange.connection_made(wire)
     return exchange
 
 
 def receive(exchange: Exchange, data: bytes, most: int) -> None:
-    """As a transport gives it, at most so many bytes at a time."""
+    """Deliver data as a transport does, at most ``most`` bytes at a time."""
     while data:
         room = exchange.get_buffer(-1)
         piece = data[: min(most, len(room))]

@@ -30,13 +30,13 @@ class Demo:
 
     @classmethod
     def with_fakes(cls, scenario: str, *arguments: str) -> Demo:
-        """The real parent with workers from ``fake_worker.py``."""
+        """Start the real parent with workers from ``fake_worker.py``."""
         drive = Path(__file__).with_name("drive_demo.py")
         return cls([sys.executable, str(drive), scenario, "--prompt", __file__, *arguments])
 
     @classmethod
     def real(cls, *arguments: str) -> Demo:
-        """The command as it is."""
+        """Start the command as it is."""
         return cls([sys.executable, "-m", "aiodatadist", "demo", *arguments])
 
     def read_until(self, pattern: str) -> re.Match[str]:
@@ -63,7 +63,7 @@ class Demo:
         return monotonic() - started
 
     def output(self) -> str:
-        """The rest of stdout."""
+        """Return the rest of stdout."""
         assert self.process.stdout is not None
         return self.process.stdout.read()
 

@@ -39,7 +39,7 @@ def test_the_second_run_loads_what_the_first_one_saved(
 
 
 def _unwrapped(capsys: pytest.CaptureFixture[str]) -> str:
-    """What was shown, in one line; each of its lines had at most 80 columns, but for a path."""
+    """Return the output in one line. Each of its lines must have at most 80 columns, unless it has a path."""
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if len(line) > 80 and "/" not in line] == []
     return " ".join(out.split())

@@ -16,7 +16,7 @@ SIGPIPE = 141
 
 
 def those_with(mark: str) -> list[int]:
-    """Processes that were started with this in their environment. Workers have sessions, and process groups, of their own."""
+    """Return the processes started with this in their environment. Workers have their own sessions and process groups."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

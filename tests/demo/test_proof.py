@@ -55,7 +55,7 @@ class Parent:
         await self._give.send(order)
 
     async def report_of(self, kind: type[ReportT]) -> ReportT:
-        """The next report of this kind."""
+        """Return the next report of this kind."""
         async for report in self._reports:
             if isinstance(report, kind):
                 return report
@@ -70,7 +70,7 @@ class Parent:
 
 
 async def run_both(meddle: Meddle = lambda ready: ready) -> Finished:
-    """One demo, without processes."""
+    """Run a demo without processes."""
     with Parent() as of_prefill, Parent() as of_decode:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(prefill, of_prefill)

@@ -21,7 +21,7 @@ Start = Callable[..., Demo]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts demos over a text of 1000 bytes, and ends them with the test."""
+    """Yield a function that starts demos over a text of 1000 bytes. They end with the test."""
     prompt = tmp_path / "prompt.txt"
     prompt.write_text(("All happy families are alike; each unhappy family is unhappy in its own way. " * 20)[:1000])
     with ExitStack() as stack:

@@ -29,7 +29,7 @@ Start = Callable[..., Demo]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts demos with fake workers, and ends them with the test."""
+    """Yield a function that starts demos with fake workers. They end with the test."""
     with ExitStack() as stack:
 
         def start_demo(scenario: str, *arguments: str) -> Demo:

@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def address() -> Answer:
-    """Of the prefill engine."""
+    """Return the address of the prefill engine."""
     return {"host": "127.0.0.1", "port": free_port(), "cluster_id": 4711}
 
 
@@ -37,7 +37,7 @@ def engines(model: Path, address: Answer) -> Iterator[tuple[Engine, Engine]]:
 
 @pytest.fixture(scope="session")
 def alone(model: Path) -> Iterator[Engine]:
-    """One that prefills and decodes, and knows of no other."""
+    """Start an engine that prefills and decodes, and knows of no other."""
     engine = Engine(model, model / "alone.log", None)
     with opened(engine):
         yield engine
@@ -45,5 +45,5 @@ def alone(model: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def pair(alone: Engine, engines: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
-    """One that prefills, in steps of 512 tokens, and one that decodes."""
+    """Return an engine that prefills, in steps of 512 tokens, and an engine that decodes."""
     return engines

@@ -36,7 +36,7 @@ Answer = dict[str, Any]
 
 
 def write_model(folder: Path) -> Path:
-    """A model with random weights, which any number of workers can share."""
+    """Write a model with random weights, which any number of workers can share."""
     (folder / "config.json").write_text(json.dumps(MODEL))
     torch, safetensors = import_module("torch"), import_module("safetensors.torch")
     generator = torch.Generator().manual_seed(0)
@@ -59,7 +59,7 @@ def write_model(folder: Path) -> Path:
 
 
 class Engine:
-    """One process. Its words are in ``log``."""
+    """An engine in its own process. Its output is in ``log``."""
 
     def __init__(
         self, model: Path, log: Path, transfer: Answer | None, connector: str = "AioDataDistConnector", **options: Any
@@ -100,7 +100,7 @@ class Engine:
         print(json.dumps(command), file=self._process.stdin, flush=True)
 
     def hear(self, seconds: float = ANSWER_SECONDS) -> Answer:
-        """Raises AssertionError: it ended, with its last words; queue.Empty: it says nothing."""
+        """Return the next answer. Raises AssertionError with its last words if it ended, queue.Empty if none comes."""
         return self._aside.popleft() if self._aside else self._hear(seconds)
 
     def _hear(self, seconds: float = ANSWER_SECONDS) -> Answer:
@@ -109,7 +109,7 @@ class Engine:
         return answer
 
     def poll(self) -> Answer | None:
-        """What it said, if it said something."""
+        """Return the next answer if there is one already, else None."""
         try:
             return self.hear(0.001)
         except queue.Empty:
@@ -120,7 +120,7 @@ class Engine:
         return self.hear()
 
     def prefill(self, request: str, prompt: list[int]) -> Answer:
-        """What the next engine is to be told."""
+        """Prefill a prompt and return the parameters for the next engine."""
         params: Answer = self.generate(request, prompt, 1, {"do_remote_decode": True})["params"]
         return params
 
@@ -147,7 +147,7 @@ class Engine:
         self._process.kill()
 
     def close(self) -> None:
-        """Raises AssertionError: it did not end well, and was not killed."""
+        """Close the engine. Raises AssertionError if it did not end well and was not killed."""
         with self._process, suppress(BrokenPipeError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -161,7 +161,7 @@ class Engine:
 
 @contextmanager
 def opened(*engines: Engine) -> Iterator[None]:
-    """Until the block ends; they start side by side."""
+    """Start engines side by side and close them at the end of the block."""
     with ExitStack() as stack:
         for each in engines:
             stack.callback(each.close)
@@ -171,7 +171,7 @@ def opened(*engines: Engine) -> Iterator[None]:
 
 
 def eventually(look: Callable[[], Any], wanted: Any, seconds: float = 20.0) -> None:
-    """An engine does not say when it is done with what no request waits for."""
+    """Wait until ``look`` returns ``wanted``. An engine does not report the end of work that no request waits for."""
     until = time.monotonic() + seconds
     while (found := look()) != wanted and time.monotonic() < until:
         time.sleep(0.05)
@@ -179,13 +179,13 @@ def eventually(look: Callable[[], Any], wanted: Any, seconds: float = 20.0) -> N
 
 
 def prompts(count: int, seed: int, most: int = 20 * BLOCK) -> list[list[int]]:
-    """Of one token to so many."""
+    """Return ``count`` random prompts, each of fewer than ``most`` tokens."""
     rng = random.Random(seed)
     return [[rng.randrange(3, 512) for _ in range(rng.randrange(1, most))] for _ in range(count)]
 
 
 def free_port() -> int:
-    """One that no process listens on just now."""
+    """Return a port that no process listens on just now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
@@ -212,7 +212,7 @@ class PushRouter:
         self.prefill.finish(request, prompt, {"transfer_id": request})
 
     def serve(self, name: str, wanted: Sequence[list[int]], tokens: int) -> list[list[int]]:
-        """The tokens of each."""
+        """Serve the prompts and return the tokens of each."""
         waiting = {f"{name}{i}": prompt for i, prompt in enumerate(wanted)}
         order, under_way, prefilled = list(waiting), 0, 0
         until = time.monotonic() + ANSWER_SECONDS
@@ -240,7 +240,7 @@ class Router:
     on_decode: Callable[[str], object] = lambda _: None
 
     def serve(self, name: str, wanted: Sequence[list[int]], tokens: int) -> list[list[int]]:
-        """The tokens of each."""
+        """Serve the prompts and return the tokens of each."""
         waiting = {f"{name}{i}": prompt for i, prompt in enumerate(wanted)}
         order, under_way = list(waiting), 0
         until = time.monotonic() + ANSWER_SECONDS

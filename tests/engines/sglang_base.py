@@ -18,7 +18,7 @@ PACKAGES = ("sglang", "sglang.srt", "sglang.srt.disaggregation")
 
 
 def sources() -> Path | None:
-    """Where SGLang is installed; None: it is not."""
+    """Return the folder where SGLang is installed, or None."""
     spec = importlib.util.find_spec("sglang")
     return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
 
@@ -36,7 +36,7 @@ def stand_in(folder: Path) -> None:
 
 
 def choosing(folder: Path) -> ModuleType:
-    """Of ``disaggregation/utils.py``, which imports what is not here: how SGLang chooses its classes, as it stands there."""
+    """Load how SGLang chooses its classes from ``disaggregation/utils.py``, without its imports, which are not here."""
     tree = ast.parse((folder / "srt" / "disaggregation" / "utils.py").read_text())
     wanted = {"TransferBackend", "KVClassType"}
     kept: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in wanted]

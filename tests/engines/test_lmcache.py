@@ -260,7 +260,7 @@ class Allocator:
 
 
 async def connector_of(lmcache: SimpleNamespace, allocator: Allocator, **settings: Any) -> Any:
-    """As LMCache loads it from its configuration."""
+    """Make a connector as LMCache loads it from its configuration."""
     plugin = "remote_storage_plugin.aiodatadist"
     extra = {
         f"{plugin}.module_path": "aiodatadist.adapters.lmcache", f"{plugin}.class_name": "AioDataDistRemoteConnector",

@@ -35,7 +35,7 @@ FAST = {"heartbeat_interval": 100, "link_seconds": 5, "pull_seconds": 20, "lease
 
 @pytest.fixture(scope="module")
 def sglang() -> SimpleNamespace:
-    """The base classes, and ours over them."""
+    """Load the base classes, and ours over them."""
     assert FOLDER is not None
     sglang_base.stand_in(FOLDER)
     base, ours = import_module("sglang.srt.disaggregation.base.conn"), import_module("aiodatadist.adapters.sglang")
@@ -43,7 +43,7 @@ def sglang() -> SimpleNamespace:
 
 
 class Rank:
-    """One rank of an engine: memory by address, as SGLang gives it. Page ``p`` of engine ``n`` holds ``40 * n + p``."""
+    """A rank of an engine: memory by address, as SGLang gives it. Page ``p`` of engine ``n`` holds ``40 * n + p``."""
 
     def __init__(self, number: int, mode: str, port: int, **changes: Any) -> None:
         self.pages = [np.zeros((PAGES, PAGE), np.uint8) for _ in range(TENSORS)]

@@ -19,8 +19,10 @@ def expected(alone: Engine, wanted: list[list[int]], tokens: int = TOKENS) -> li
 
 
 class Watch:
-    """What engines have when nothing runs, and what they counted since. ``descriptors``: of links, or of a pool's client;
-    ``threads``: besides."""
+    """A comparison of idle engines with an earlier state: what they hold, and what they counted since.
+
+    Engines may have more than before: ``descriptors`` for links, or for a pool's client, and ``threads``.
+    """
 
     def __init__(self, *engines: Engine, descriptors: int = 12, threads: int = 4) -> None:
         self._engines = engines

@@ -62,7 +62,7 @@ def over_mooncake(model: Path) -> Iterator[tuple[Engine, Engine]]:
 
 
 def serve(engine: Engine, name: str, wanted: list[list[int]], tokens: int = TOKENS) -> list[list[int]]:
-    """The tokens of each; all are there at the same time."""
+    """Serve all prompts at the same time and return the tokens of each."""
     for i, prompt in enumerate(wanted):
         engine.say(op="add", id=f"{name}{i}", prompt=prompt, max_tokens=tokens, params=None)
     answers: Served = {answer["id"]: answer["tokens"] for answer in (engine.hear() for _ in wanted)}

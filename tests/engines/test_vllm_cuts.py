@@ -15,7 +15,7 @@ SETTINGS = {"device_id": 4, "pull_seconds": 20, "lease_seconds": 10, "max_leased
 
 @pytest.fixture(scope="module")
 def two_workers(model: Path) -> Iterator[Engine]:
-    """An engine whose heads are in two processes."""
+    """Start an engine whose heads are in two processes."""
     engine = Engine(model, model / "two.log", SETTINGS, tensor_parallel_size=2, num_gpu_blocks_override=41)
     with opened(engine):
         engine.generate("first", prompts(1, 10)[0], TOKENS)  # what it has to get ready takes longer than leases last

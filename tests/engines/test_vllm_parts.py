@@ -202,7 +202,7 @@ def test_prometheus_has_the_figures(vllm: SimpleNamespace) -> None:
 
 
 def make(vllm: SimpleNamespace, connector: str, changes: dict[str, Any]) -> Any:
-    """A scheduler's half, for a model and settings that are as usual but for the changes."""
+    """Make a scheduler's half, for the usual model and settings but for the changes."""
     kinds = vllm.kinds
     full = kinds.FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=8, dtype=vllm.torch.float32)
     window = kinds.SlidingWindowSpec(
@@ -272,13 +272,13 @@ def test_the_factory_takes_it_and_cuts_graphs_where_layers_are_pushed(vllm: Simp
 
 
 def offer_of(vllm: SimpleNamespace, params: dict[str, Any], ranks: int) -> Any:
-    """As an engine of so many workers that dials any host reads it."""
+    """Read the offer as an engine of so many workers that dials any host."""
     anywhere = Peers([PeerRule(host=host) for host in ("*", "0.0.0.0/0")])
     return vllm.offer.Offers(ranks, anywhere, 64).offer_of("r", params, 1 << 30)
 
 
 def request(vllm: SimpleNamespace, name: str, **params: Any) -> Any:
-    """One that was computed whole."""
+    """Return a request that was computed whole."""
     return SimpleNamespace(
         request_id=name, num_prompt_tokens=40, num_computed_tokens=40, kv_transfer_params=params,
         prompt_token_ids=list(range(40)), lora_request=None, cache_salt=None, mm_features=[], prompt_embeds=None,

@@ -54,7 +54,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def servers(model: Path) -> Iterator[tuple[Server, Server, Service]]:
-    """A prefill engine, a decode engine, and the router."""
+    """Start a prefill engine, a decode engine, and the router."""
     address = f"127.0.0.1:{free_port()}"
     prefill = Server("prefill", model, model / "serve_prefill.log", "--kv-listen", address)
     decode = Server("decode", model, model / "serve_decode.log")

@@ -61,7 +61,7 @@ class Program:
         scheduler._preempt_request = counted
 
     def _watch_stats(self) -> None:
-        """As vLLM's own loggers do: what the connector gives each step."""
+        """Collect what the connector gives each step, as vLLM's own loggers do."""
         scheduler = self._core.scheduler
         update = scheduler.update_from_output
 

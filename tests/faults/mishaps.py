@@ -23,7 +23,7 @@ LATE_SECONDS = 3.0
 
 
 class Mishaps:
-    """What becomes of the messages that links hear, both ends' in this process; ``decide`` says it of each."""
+    """Mishaps of the messages that both ends' links in this process hear; ``decide`` chooses the fate of each."""
 
     def __init__(self, decide: Callable[[Heard], Fate]) -> None:
         self.decide = decide
@@ -56,7 +56,7 @@ class Mishaps:
         return ready.popleft()
 
     def again(self) -> None:
-        """What was kept comes once more now, in front of what comes next."""
+        """Repeat the kept message now, in front of what comes next."""
         self._is_again = True
 
     async def wait_happened(self, what: str) -> None:
@@ -81,7 +81,7 @@ def once(*mishaps: tuple[str, Fate]) -> Callable[[Heard], Fate]:
 
 
 def installed(monkeypatch: pytest.MonkeyPatch) -> Mishaps:
-    """None happen so far."""
+    """Install mishaps; none happen so far."""
     made = Mishaps(lambda _: None)
 
     async def receive(wire: Wire) -> Heard:

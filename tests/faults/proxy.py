@@ -17,7 +17,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class _Pipe:
-    """One connection: the client's half and the server's."""
+    """A connection: the client's half and the server's."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client = client
@@ -30,13 +30,13 @@ class _Pipe:
 
 
 class Proxy:
-    """What it does to connections, as long as it is told to.
+    """A proxy that harms connections, as long as it is told to.
 
     Attributes:
         limits: bytes from client to server after which the next connections are reset, one for each; others are not.
-        keeps_open: the server does not hear that a client closed.
-        refuses: new connections are reset.
-        connections: that came.
+        keeps_open: if True, the server does not hear that a client closed.
+        refuses: if True, new connections are reset.
+        connections: number of connections that came.
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
@@ -49,7 +49,7 @@ class Proxy:
         self.connections = 0
 
     def info(self, cluster_id: int) -> LLMClusterInfo:
-        """How to reach the cluster through it."""
+        """Return the address of the cluster behind the proxy: the proxy's."""
         info = LLMClusterInfo(cluster_id)
         info.append_remote_ip_info("127.0.0.1", self._port)
         return info

@@ -73,7 +73,7 @@ Operation = Callable[[], Coroutine[Any, Any, Any]]
 
 @dataclass(frozen=True)
 class Spot:
-    """Whose awaits are counted: those of the operation itself, or of a method that works for it in another task."""
+    """A place whose awaits are counted: the operation itself, or a method that works for it in another task."""
 
     owner: Any = None
     method: str = ""
@@ -86,7 +86,7 @@ CALLER = Spot()
 
 
 class Struck:
-    """One run of an operation that is cancelled when the spot suspends for the k-th time."""
+    """A run of an operation that is cancelled when the spot suspends for the k-th time."""
 
     def __init__(self, spot: Spot, k: int, how: str) -> None:
         self._spot = spot
@@ -106,7 +106,7 @@ class Struck:
             self._task.cancel()
 
     async def run(self, operation: Operation, patch: pytest.MonkeyPatch) -> bool:
-        """False when it ended before. What it raises then is raised."""
+        """Run the operation; return False if it ended before the cancellation. Errors raised then are raised."""
         spot = self._spot
         if spot.owner is not None:
             original = getattr(spot.owner, spot.method)
@@ -187,7 +187,7 @@ class Scene:
         await self.manager.pull_blocks(BlocksCacheKey(1), self.target, [source], [target])
 
     async def all_is_back(self) -> None:
-        """No lease, no transfer, no task but those that a link always has."""
+        """Check that no lease, no transfer and no task is left, but for the tasks that a link always has."""
         for cluster, cache in ((self.prompt, self.source), (self.decoder, self.target)):
             link, entry = self.link(cluster), entry_of(cluster, cache)
             await until(lambda link=link: not transfers_of(link) and not link.operations, f"{link} is busy")  # type: ignore[misc]
@@ -213,7 +213,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(**options: Any) -> AsyncIterator[Scene]:
-    """A linked pair that ends in time and leaves nothing."""
+    """Open a linked pair that must end in time and leave nothing."""
     names = ("device_bytes", "pinned_bytes", "adopted", "imported", "streams", "events", "comms")
     before, tasks = soft_counters(), len(asyncio.all_tasks())
     with ExitStack() as ending:

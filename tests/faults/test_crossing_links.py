@@ -19,7 +19,7 @@ LINKED = {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}
 
 
 async def link_and_pull(one: Cluster, cache: Cache, other: Cluster, pause: int, found: list[LLMStatusCode]) -> None:
-    """As a serving engine does: whatever the answer is, if it says that there is a link blocks are pulled at once."""
+    """Link as a serving engine does: if any answer reports a link, pull blocks at once."""
     await turns(pause)
     status, _ = await one.datadist.link_clusters([cluster_info(other)], 20_000)
     found.append(status)

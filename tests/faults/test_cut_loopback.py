@@ -53,7 +53,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[tuple[Scene, SoftHold]]:
-    """The next copy but one stands half-way until it is released."""
+    """Open a scene in which the next copy but one stands half-way until it is released."""
     async with open_cluster(1, device_id=0, **OPTIONS) as mover, open_cluster(2, device_id=1, **OPTIONS) as owner:
         status, each = await mover.datadist.link_clusters([cluster_info(owner)], 5000)
         assert status is LLMStatusCode.LLM_SUCCESS, each

@@ -1,4 +1,4 @@
-"""What clusters do to each other by accident or on purpose costs the one who does it."""
+"""Clusters that harm each other, by accident or on purpose: the one who does it bears the cost."""
 
 from __future__ import annotations
 

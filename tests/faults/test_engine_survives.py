@@ -1,4 +1,4 @@
-"""What must not end a cluster, or a link, although something unusual happens."""
+"""Unusual events that must not end a cluster or a link."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_synchronizer_that_is_cancelled_costs_its_transfer_only() -> Non
 
 
 async def serving(cluster: Cluster) -> None:
-    """Until a transfer that a peer asked for has begun."""
+    """Wait until a transfer that a peer asked for has begun."""
     async with asyncio.timeout(20):
         while not any(link.running for link in cluster.datadist.statistics().links):  # noqa: ASYNC110
             await asyncio.sleep(0.001)

@@ -66,15 +66,17 @@ def addresses_in_use() -> int:
 
 
 def end_calls() -> None:
-    """A call whose result is here may have its thread on its way out."""
+    """Join threads of calls: a call whose result is here may have its thread on its way out."""
     for each in threading.enumerate():
         if each.name == "aiodatadist call":
             each.join(10)
 
 
 def threads() -> int:
-    """Of this process, but for calls that are over, and for the event loop's own pool, which looks names up: it starts
-    another thread where the first is not idle yet."""
+    """Count this process's threads, but for ended calls and the event loop's own pool.
+
+    That pool looks names up and starts another thread if the first is not idle yet.
+    """
     end_calls()
     pool = sum(each.name.startswith(LOOPS_OWN) for each in threading.enumerate())
     return len(list(Path("/proc/self/task").iterdir())) - pool
@@ -115,7 +117,7 @@ async def save_and_close() -> None:
 
 
 async def raised(call: Callable[[], Awaitable[object]]) -> list[str]:
-    """The classes and the words of what a call raises; a class that is not typed is let through."""
+    """Return the class and the words of what a call raises. An untyped exception is let through."""
     try:
         await call()
     except (LLMException, EmsException) as error:
@@ -137,7 +139,7 @@ async def files_of_no_size() -> Any:
 
 
 async def a_filter_without_memfds() -> Any:
-    """As some containers' profiles are."""
+    """Refuse memfds, as some containers' profiles do."""
     await open_and_close()
     refuse_call(MEMFD_CREATE[platform.machine()])
     return [await raised(open_and_close)]
@@ -157,7 +159,7 @@ def refuse_call(number: int) -> None:
 
 
 async def no_addresses() -> Any:
-    """Of the host's memory: that of devices is where addresses were reserved before."""
+    """Limit the host's addresses; those of devices were reserved before."""
     await open_and_close()
     with limited(resource.RLIMIT_AS, addresses_in_use() + 64 * MIB):  # threads have enough
         found = [await raised(lambda: open_and_close(host_mem_pool_cfg={"memory_size": 256 * MIB}))]
@@ -173,8 +175,10 @@ async def no_addresses_from_the_start() -> Any:
 
 
 async def hardly_any_addresses() -> Any:
-    """Threads start, on stacks of earlier ones, and some find no memory for their first step. What is left to the rest of the
-    process depends on malloc: all may go well, and Python's own MemoryError may come anywhere."""
+    """Leave so few addresses that threads start on stacks of earlier ones and some find no memory for their first step.
+
+    The rest of the process depends on malloc: all may go well, and Python's own MemoryError may come anywhere.
+    """
     await open_and_close()
     before, found = open_descriptors(), []
     for spare in (0, 8 << 10, 256 << 10):
@@ -188,7 +192,7 @@ async def hardly_any_addresses() -> Any:
 
 
 def without_pages(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A mapped file of 1 MiB on a file system of 64 KiB; where none is mounted, one that is cut off after it was mapped."""
+    """Map a file of 1 MiB on a file system of 64 KiB. If none is mounted, cut the file off after it was mapped."""
     with path.open("w+b") as file:
         file.truncate(MIB)
         mapped = mmap.mmap(file.fileno(), MIB)

@@ -36,7 +36,7 @@ class Forwarder:
 
     @asynccontextmanager
     async def info(self, cluster_id: int) -> AsyncIterator[LLMClusterInfo]:
-        """How to reach the cluster behind it."""
+        """Yield the address of the cluster behind the forwarder."""
         async with (
             await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
             anyio.create_task_group() as group,
@@ -66,7 +66,7 @@ class Forwarder:
 
 @asynccontextmanager
 async def linked(number: int, **options: Any) -> AsyncIterator[tuple[Cluster, Cluster, Forwarder]]:
-    """An owner and a puller whose link goes through a forwarder."""
+    """Link an owner and a puller through a forwarder."""
     async with (
         open_cluster(number, device_id=1, **options) as owner,
         open_cluster(number + 1, LLMRole.MIX, device_id=2, **options) as puller,
@@ -82,7 +82,7 @@ async def linked(number: int, **options: Any) -> AsyncIterator[tuple[Cluster, Cl
 
 
 async def silence_ends(owner: Cluster, puller: Cluster) -> None:
-    """Until both ends of a link lost it; the end that notices first closes the other one's connection."""
+    """Wait until both ends have lost the link. The end that notices first closes the other one's connection."""
     ends = ((puller, owner.datadist.cluster_id), (owner, puller.datadist.cluster_id))
     reasons = await asyncio.gather(*(gone(cluster, peer) for cluster, peer in ends))
     assert any("no heartbeat" in reason for reason in reasons), reasons

@@ -61,7 +61,7 @@ async def is_under_way_at(event: Callable[[], Awaitable[None]], task: CacheTask)
 
 
 async def check_link(way: Way, prompt: Cluster, decoder: Cluster, source: Cache, cache: Cache) -> None:
-    """Nothing lands any more, and the link works: one block arrives, and no other byte changes."""
+    """Check that nothing lands any more and that the link works: one block arrives, and no other byte changes."""
     target, memory = (source, prompt.memory(source)) if way == "push" else (cache, decoder.memory(cache))
     memory.view()[:] = bytes(memory.nbytes)
     manager = decoder.datadist.cache_manager
@@ -132,7 +132,7 @@ async def test_transfer_that_is_held_half_way_has_half_of_its_bytes(way: Way) ->
 
 
 async def test_cache_of_a_request_that_is_answered_when_its_link_breaks_is_not_lost() -> None:
-    """What was heard before the end is still acted on. After an answer the peer writes no more."""
+    """Act on what was heard before the end. After an answer the peer writes no more."""
     async with linked_pair(DESC, enable_remote_cache_accessible=False) as (prompt, decoder, _, cache):
         manager, key = decoder.datadist.cache_manager, BlocksCacheKey(1)
         link = inside(decoder.datadist).links.any(1)

@@ -31,7 +31,7 @@ DEFAULTS: dict[str, Any] = {}
 
 
 class Clients:
-    """So many clusters in a process of their own, each linked to the one of this process."""
+    """Clusters in their own process, each linked to the one of this process."""
 
     def __init__(self, process: children.Process) -> None:
         self._process = process
@@ -47,7 +47,7 @@ class Clients:
 
 @asynccontextmanager
 async def linked_by_many(busy: int, **options: Any) -> AsyncIterator[tuple[Cluster, Clients]]:
-    """A cluster that listens, and its clients on the same kind of loop, so many of which push and pull all the time."""
+    """Open a cluster that listens, and clients on the same kind of loop, ``busy`` of which push and pull all the time."""
     async with open_cluster(100, LLMRole.MIX, device_id=7, **options) as cluster:
         await cluster.blocks(DESC)
         assert cluster.datadist.listen_address is not None
@@ -93,7 +93,7 @@ async def test_idle_links_are_not_lost_in_a_long_time(options: dict[str, Any], s
 
 @asynccontextmanager
 async def busy_machine() -> AsyncIterator[None]:
-    """So many processes that never wait as there are processors."""
+    """Start as many processes that never wait as there are processors."""
     endless = [
         await children.create_subprocess_exec(sys.executable, "-c", "while True: pass")
         for _ in range(os.cpu_count() or 1)

@@ -37,7 +37,7 @@ BETWEEN = 0.005
 
 @asynccontextmanager
 async def loses_nothing(cluster: Cluster) -> AsyncIterator[None]:
-    """Pulls from cluster 3 go on meanwhile, and none of them fails."""
+    """Pull from cluster 3 meanwhile, and check that no pull fails."""
     cache = await cluster.blocks(DESC, 3)
     pulls, ends = 0, asyncio.Event()
 
@@ -62,7 +62,7 @@ async def loses_nothing(cluster: Cluster) -> AsyncIterator[None]:
 
 
 async def is_back(cluster: Cluster, cache: Cache) -> None:
-    """Nothing of the dead peer's is left here."""
+    """Check that nothing of the dead peer's is left here."""
     entry = inside(cluster.datadist).registry.table.find(cache.cache_id)
     assert entry is not None
     assert entry.leases == 0
@@ -95,7 +95,7 @@ async def notifying(cluster: Cluster, _: Cache, __: Puppet, begun: asyncio.Event
 
 
 async def serving(cluster: Cluster, _: Cache, peer: Puppet, begun: asyncio.Event) -> None:
-    """The peer pulls. No task here waits for it: the link's end is all there is to hear."""
+    """Let the peer pull. No task here waits for the transfers: only the link's end is reported."""
     assert await peer.ask("pull_for_ever") is None
     begun.set()
     why = await cluster.datadist.wait_link_closed(1)

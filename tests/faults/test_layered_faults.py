@@ -207,7 +207,7 @@ def config(all_of: Scene) -> list[TransferConfig | TransferWithCacheKeyConfig]:
 
 @dataclass(frozen=True)
 class Send:
-    """One layer goes to the peer, which may have to be asked first."""
+    """A layer sent to the peer, which may have to be asked first."""
 
     all_of: Scene
     way: str

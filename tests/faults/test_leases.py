@@ -297,7 +297,7 @@ async def _spoil() -> None:
 
 
 async def _spoil_as_its_owner() -> None:
-    """The owner's device holds the destination, until the channel is closed. An answer would say that nothing lands there."""
+    """Hold the destination at the owner's device until the channel closes. An answer would say that nothing lands."""
     options: dict[str, Any] = {"mem_pool_cfg": '{"memory_size": 1048576}', "enable_remote_cache_accessible": False}
     async with linked_pair(BLOCKS, **options) as (prompt, decoder, _, _):
         manager = decoder.datadist.cache_manager
@@ -313,7 +313,7 @@ async def _spoil_as_its_owner() -> None:
 
 
 def tasks() -> int:
-    """That streams got so far."""
+    """Count the tasks that streams got so far."""
     counters = soft_counters()
     return counters["tasks_inline"] + counters["tasks_queued"]
 

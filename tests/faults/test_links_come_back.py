@@ -69,7 +69,7 @@ class Puller:
             await anyio.lowlevel.checkpoint()
 
     async def until_more(self) -> None:
-        """Until a pull succeeded that began later than now."""
+        """Wait until a pull has succeeded that began later than now."""
         for _ in range(2):
             await self._changed.wait()
 
@@ -171,7 +171,7 @@ async def test_connections_that_are_reset(one_sided: bool) -> None:
 
 
 async def is_linked(cluster: Cluster) -> bool:
-    """The peer answers; a link that was reset just now is none."""
+    """Return True if the peer answers. A link that was just reset is none."""
     try:
         await cluster.datadist.check_link_status(1)
     except (NotLinked, LinkError):

@@ -75,7 +75,7 @@ class Puppet:
 
 @asynccontextmanager
 async def puppet(cluster_id: int = 1, **options: Any) -> AsyncIterator[Puppet]:
-    """It is alive until the end, unless the test says otherwise."""
+    """Start a puppet, which is alive until the end unless the test says otherwise."""
     process = await children.create_subprocess_exec(
         sys.executable, "-m", "tests.faults.test_liveness", str(cluster_id), json.dumps(options),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -95,7 +95,7 @@ async def puppet(cluster_id: int = 1, **options: Any) -> AsyncIterator[Puppet]:
 
 @asynccontextmanager
 async def linked_to(*peers: Puppet, **options: Any) -> AsyncIterator[tuple[Cluster, Cache]]:
-    """A cluster of this process, linked to them all."""
+    """Open a cluster of this process, linked to all the peers."""
     async with open_cluster(2, device_id=7, **{"sync_kv_timeout": 30_000, **options}) as cluster:
         cache = await cluster.blocks(DESC)
         status, each = await cluster.datadist.link_clusters([peer.info for peer in peers], 10_000)
@@ -104,7 +104,7 @@ async def linked_to(*peers: Puppet, **options: Any) -> AsyncIterator[tuple[Clust
 
 
 async def gone(cluster: Cluster, cluster_id: int = 1) -> str:
-    """Until there is no link to it; why."""
+    """Wait until there is no link to the cluster, and return the reason."""
     try:
         return await cluster.datadist.wait_link_closed(cluster_id)
     except NotLinked:
@@ -292,7 +292,7 @@ class Peer:
         SoftHold("halted").release()
 
     async def push_for_ever(self, model_id: int) -> str | None:
-        """Returns when it has begun, or what ended it before."""
+        """Push until an error; return None once a push has ended, or what ended them before."""
         begun = anyio.Event()
 
         async def push() -> None:
@@ -305,7 +305,7 @@ class Peer:
         return await self._has_begun(push(), begun)
 
     async def push_failed(self) -> str:
-        """What ended it; and that no further push can be started."""
+        """Return the name of the error that ended the pushes, and check that no further push can be started."""
         assert self._pushing is not None
         try:
             await self._pushing
@@ -314,7 +314,10 @@ class Peer:
         return "nothing"
 
     async def pull_for_ever(self) -> str | None:
-        """Returns when it has begun, and no channel is being opened, which HCCL lets no end interrupt; or what ended it."""
+        """Pull until an error; return None once a pull has ended, or what ended them before.
+
+        A first pull opens a channel, which HCCL lets no end interrupt.
+        """
         begun = anyio.Event()
 
         async def pull() -> None:
@@ -346,7 +349,7 @@ class Peer:
         return repr(self._pushing.exception()) if self._pushing.done() else None
 
     async def unlinked(self, cluster_id: int) -> str:
-        """Until that link is gone."""
+        """Wait until that link is gone."""
         return await gone(self._cluster, cluster_id)
 
     async def spin(self, times: int, milliseconds: int) -> None:

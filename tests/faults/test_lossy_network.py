@@ -79,7 +79,7 @@ async def watch(sock: socket.socket, silences: list[str], watching: list[object]
 
 
 async def run_end(end: int) -> int:
-    """How many lines fell silent at this end. Ends when its time is over."""
+    """Run one end for its time, and count the lines that fell silent there."""
     loop, silences, watching = asyncio.get_running_loop(), list[str](), list[object]()
     if end == 0:
         with socket.create_server((ADDRESSES[0], PORT), backlog=LINES) as server:

@@ -52,7 +52,7 @@ def block(cluster: Cluster, cache: Cache, tensor: int, number: int) -> bytes:
 
 
 async def pull_works(prompt: Cluster, decoder: Cluster, source: Cache, cache: Cache) -> None:
-    """The link goes on: also on a machine that stands still for as long as a pull may take."""
+    """Check that the link works, on a machine that may stand still for as long as a pull may take."""
     manager = decoder.datadist.cache_manager
     for _ in range(20):
         try:
@@ -297,7 +297,7 @@ async def test_a_cache_that_is_asked_for_twice_is_given_back_when_it_is_not_used
 
 
 class Chance:
-    """One message in ten is lost, one comes twice, and one late; but no two of a kind in a row are lost."""
+    """Random fates: of ten messages one is lost, one repeated, one late. No two of a kind in a row are lost."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
