@@ -8,6 +8,8 @@ import anyio
 
 from aiodatadist.cache.names import Key, Name, name_of
 from aiodatadist.concurrency.byte_budget import ByteBudget
+from aiodatadist.errors import ProtocolError
+from aiodatadist.values import peer_budget
 from aiodatadist.values.descriptors import CacheKeyByIdAndIndex, Placement
 from aiodatadist.values.peer_budget import CHECKSUM_CACHES
 from aiodatadist.wire.messages import CacheEntry
@@ -16,12 +18,13 @@ from aiodatadist.wire.messages import CacheEntry
 class RemoteCache:
     """A cache of the peer's that we hold: the peer does not reuse its memory meanwhile.
 
-    ``uses`` counts our transfers that touch it. ``summing`` limits the bytes for whose checksums the peer is asked now:
-    questions beyond it would wait there, and delay others of this end.
+    ``uses`` counts our transfers that touch it. A peer may tell of thousands, so one that no transfer of this end has
+    touched is two objects to the garbage collector: itself and its addresses.
     """
 
     __slots__ = (
         "_idle",
+        "_summing",
         "addresses",
         "blocks",
         "cache_id",
@@ -33,7 +36,6 @@ class RemoteCache:
         "pieces",
         "placement",
         "stride",
-        "summing",
         "uses",
     )
 
@@ -46,12 +48,19 @@ class RemoteCache:
         self.epoch = entry.epoch
         self.placement = Placement(entry.placement)
         self.addresses = array("Q", entry.addresses)
-        self.summing = ByteBudget(CHECKSUM_CACHES * len(self.addresses) * self.pieces * self.stride)
-        self.names: set[Name] = set()
+        self.names: set[Name] | None = None
         self.uses = 0
         self.is_withdrawn = False
         self.is_of_other_type = False  # True once it was reported that a cache of another data type is here
         self._idle: anyio.Event | None = None
+        self._summing: ByteBudget | None = None
+
+    @property
+    def summing(self) -> ByteBudget:
+        """The bytes for whose checksums the peer may be asked now: further questions would wait there, and delay others."""
+        if self._summing is None:
+            self._summing = ByteBudget(CHECKSUM_CACHES * len(self.addresses) * self.pieces * self.stride)
+        return self._summing
 
     def room_at(self, address: int) -> int:
         """Return the bytes of a tensor from an address in it on; 0 if no tensor contains the address."""
@@ -88,6 +97,7 @@ class Catalogue:
     def __init__(self) -> None:
         self._caches: dict[int, RemoteCache] = {}
         self._names: dict[Name, tuple[RemoteCache, int]] = {}
+        self._addresses = 0  # of all of them
 
     def __len__(self) -> int:
         return len(self._caches)
@@ -104,20 +114,34 @@ class Catalogue:
         return self._caches.get(cache_id)
 
     def learn(self, entry: CacheEntry, name: Name | None = None, slot: int = 0) -> None:
-        """Add a cache, or another name of a known cache, of which the peer told us."""
+        """Add a cache, or another name of a known cache, of which the peer told us.
+
+        Raises ProtocolError if the peer tells of too many caches, or of too many tensors in them.
+        """
         cache = self._caches.get(entry.cache_id)
         if cache is None:
+            self._check_room(len(entry.addresses))
             cache = self._caches[entry.cache_id] = RemoteCache(entry)
+            self._addresses += len(cache.addresses)
         if name is not None:
             self._names[name] = (cache, slot)
+            if cache.names is None:
+                cache.names = set()
             cache.names.add(name)
+
+    def _check_room(self, tensors: int) -> None:
+        if len(self._caches) >= peer_budget.HELD_CACHES:
+            raise ProtocolError(f"the peer told us of more than {peer_budget.HELD_CACHES} caches")
+        if self._addresses + tensors > peer_budget.HELD_TENSORS:
+            raise ProtocolError(f"the peer told us of caches with more than {peer_budget.HELD_TENSORS} tensors in all")
 
     def withdraw(self, cache_id: int) -> RemoteCache | None:
         """Remove a cache that the peer withdraws, so that no new transfer of this end finds it; return it, or None."""
         cache = self._caches.pop(cache_id, None)
         if cache is not None:
             cache.is_withdrawn = True
-            for name in cache.names:
+            self._addresses -= len(cache.addresses)
+            for name in cache.names or ():
                 if self._names.get(name, (None, 0))[0] is cache:
                     del self._names[name]
         return cache

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from aiodatadist.counting import Incident
-from aiodatadist.errors import ProtocolError
 from aiodatadist.link.block_leases import LeaseEnd
 from aiodatadist.link.peer_claim import PeerClaim
 from aiodatadist.link.served_requests import KNOWN
@@ -50,7 +49,6 @@ from aiodatadist.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from aiodatadist.cache.names import Name
     from aiodatadist.link.notifications import IncomingNotifications
     from aiodatadist.link.ownership import Owners
     from aiodatadist.link.questions import Answer, Question
@@ -60,9 +58,6 @@ if TYPE_CHECKING:
     from aiodatadist.link.state import LinkHost
 
 logger = logging.getLogger(__name__)
-
-MAX_HELD = 1 << 20
-"""The number of caches that a peer may tell this end of."""
 
 
 class Reactions:
@@ -152,14 +147,7 @@ class Reactions:
     def _learn(self, question: Question, cache: CacheEntry, slot: int) -> None:
         """Remember a cache, unless the peer has taken it back since it sent the answer. Who needs it then asks again."""
         if cache.cache_id not in question.revoked:
-            self.hold(cache, question.name, slot)
-
-    def hold(self, cache: CacheEntry, name: Name | None = None, slot: int = 0) -> None:
-        """Remember a cache of the peer's. Raises ProtocolError if there are too many."""
-        catalogue = self.session.catalogue
-        if len(catalogue) >= MAX_HELD:
-            raise ProtocolError(f"the peer told us of more than {MAX_HELD} caches")
-        catalogue.learn(cache, name, slot)
+            self.session.catalogue.learn(cache, question.name, slot)
 
     def on_revoke(self, message: Revoke) -> None:
         """Forget a cache that the peer takes back, and answer when no transfer of this end uses it any more.
@@ -205,7 +193,7 @@ REACTIONS: dict[type, Callable[[Reactions, Any], object]] = {
     Digest: lambda here, message: here.responder.digest(message),
     Digests: lambda here, message: here.on_answer(message),
     Unclaim: lambda here, message: here.on_unclaim(message),
-    Grant: lambda here, message: here.hold(message.cache),
+    Grant: lambda here, message: here.session.catalogue.learn(message.cache),
     Revoke: lambda here, message: here.on_revoke(message),
     Revoked: lambda here, message: here.session.peer_leases.on_revoked(message.cache_id, message.number),
     Pull: lambda here, message: here.responder.begin_each(message),

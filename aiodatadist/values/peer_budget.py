@@ -68,6 +68,13 @@ REQUEST_TASKS = 32
 
 A task is some seventy objects to the garbage collector. A request in line behind it is one.
 """
+HELD_CACHES = 16384
+"""Caches that a peer may tell this end of: each is two objects, which every garbage collection looks at.
+
+An engine has a few, and a caller that makes one for each request has as many as its requests.
+"""
+HELD_TENSORS = 1 << 21
+"""Tensors in all of these, 16 MiB of addresses: 512 caches of the largest kind."""
 CHECKSUM_CACHES = 4
 """Bytes that are being summed up for a peer, in sizes of the caches that it knows.
 

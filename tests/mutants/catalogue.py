@@ -1145,4 +1145,12 @@ MUTANTS = (
         "            if len(self._old) >= 10 * MAX_OLD:\n",
         ("tests/unit/link/test_channels.py",),
     ),
+    Mutant(
+        "caches-without-end",
+        "a peer tells of so many caches that no garbage collection holds up the event loop",
+        "aiodatadist/cache/catalogue.py",
+        "            self._check_room(len(entry.addresses))\n",
+        "",
+        ("tests/unit/cache/test_catalogue.py",),
+    ),
 )

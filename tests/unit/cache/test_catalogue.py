@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import anyio
 import pytest
 from hypothesis import settings
@@ -11,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from aiodatadist import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 from aiodatadist.cache.catalogue import Catalogue, RemoteCache
 from aiodatadist.cache.names import Key, Name, name_of
+from aiodatadist.errors import ProtocolError
+from aiodatadist.values import peer_budget
 from aiodatadist.values.descriptors import UNSET
 from tests.profiles import examples
 from tests.unit.wire.examples import entry
@@ -37,6 +41,40 @@ def remote(uses: int = 0) -> RemoteCache:
     for _ in range(uses):
         cache.use()
     return cache
+
+
+# ---- how much a peer may tell ----
+
+
+def test_a_cache_that_no_transfer_touched_is_two_objects_to_the_garbage_collector() -> None:
+    catalogue, said = Catalogue(), [entry(cache_id=number) for number in range(1, 1001)]
+    before = len(gc.get_objects())
+    for each in said:
+        catalogue.learn(each)
+    assert len(gc.get_objects()) - before < 2 * len(said) + 100
+
+
+def test_a_peer_tells_of_a_limited_number_of_caches() -> None:
+    catalogue = Catalogue()
+    for number in range(1, peer_budget.HELD_CACHES + 1):
+        catalogue.learn(entry(cache_id=number))
+    with pytest.raises(ProtocolError, match="more than 16384 caches"):
+        catalogue.learn(entry(cache_id=2**40))
+    catalogue.learn(entry(cache_id=1), name_of(BLOCKS))  # one that is known
+    catalogue.withdraw(1)
+    catalogue.learn(entry(cache_id=2**40))
+    assert len(catalogue) == peer_budget.HELD_CACHES
+
+
+def test_a_peer_tells_of_a_limited_number_of_tensors() -> None:
+    catalogue, tensors = Catalogue(), list(range(2**40, 2**40 + 4096))
+    most = peer_budget.HELD_TENSORS // len(tensors)
+    for number in range(1, most + 1):
+        catalogue.learn(entry(cache_id=number, addresses=tensors))
+    with pytest.raises(ProtocolError, match="more than 2097152 tensors"):
+        catalogue.learn(entry(cache_id=most + 1, addresses=tensors[:1]))
+    catalogue.withdraw(1)
+    catalogue.learn(entry(cache_id=most + 1, addresses=tensors))
 
 
 # ---- names ----
