@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack
 from functools import partial
@@ -386,7 +387,7 @@ class Engine:
                 raise LinkClosed(f"cluster {self.cluster_id} no longer listens")
             self.links.check_room(link.cluster_id)
         finally:
-            self.links.coming.subtract(comes_from)
+            self.links.coming -= Counter(comes_from)  # not subtract(), which keeps a zero for each id that ever came
             self.links.news.wake()  # the link is ready, or will never be
 
     async def _admit(self, peer: Hello, side: Side) -> None:

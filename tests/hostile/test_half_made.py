@@ -203,6 +203,18 @@ async def test_the_oldest_half_made_link_gives_way_and_is_told(monkeypatch: pyte
         assert len(inside(cluster.datadist).links.opening) == FEW
 
 
+async def test_nothing_is_kept_of_the_ids_of_links_that_were_never_made() -> None:
+    """A peer can invent any number of ids, each for one link."""
+    async with open_cluster(1, auth_key=KEY) as cluster:
+        links = inside(cluster.datadist).links
+        async with client_of(cluster) as client:
+            await stop_half_way(cluster, client, 100)
+            assert dict(links.coming) == {100: 1}
+        while links.opening:
+            await links.news.wait()
+        assert dict(links.coming) == {}
+
+
 async def test_a_client_that_waits_for_room_makes_room_for_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a peer could keep as many connections as it likes."""
     monkeypatch.setattr(half_links, "UNDISTURBED_SECONDS", 1e6)
