@@ -63,7 +63,7 @@ def _is_foreign(model: type[BaseModel]) -> bool:
 
 
 def unbounded(model: type[BaseModel]) -> list[str]:
-    """What in a model may be as large as its sender likes, or makes more than one error for a list."""
+    """List the fields of a model that may be as large as their sender likes, or make more than one error for a list."""
     schema: Any = model.__pydantic_core_schema__
     return list(_complaints(schema, model.__name__, model.model_config.get("allow_inf_nan") is False))
 
@@ -88,7 +88,7 @@ def _validator(node: Any) -> str:
 
 
 def _complaints_of(node: Any, is_finite: bool) -> Iterator[str]:
-    """Of one node, without what is in it."""
+    """Yield the complaints about one node, without those about its contents."""
     kind, is_endless = node.get("type"), node.get("max_length") is None
     is_list = kind in {"list", "set", "frozenset"} or (kind == "tuple" and node.get("variadic_item_index") is not None)
     if kind == "str" and is_endless and not FIXED.fullmatch(str(node.get("pattern") or "")):
@@ -131,7 +131,7 @@ def _fields_of(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _has_text(node: Any) -> bool:
-    """Not counting those in models inside, which have fields of their own."""
+    """Return True if a node has text. Models inside it do not count: they have their own fields."""
     if isinstance(node, list):
         return any(map(_has_text, node))
     if not isinstance(node, dict) or node.get("type") in {"model", "definition-ref"}:

@@ -33,7 +33,7 @@ PROC = Path("/proc")
 
 
 class Method(Protocol):
-    """How a process is frozen."""
+    """A way of freezing a process."""
 
     def may(self, process: int) -> bool: ...
 
@@ -97,7 +97,7 @@ class BySignal:
         os.kill(process, signal.SIGCONT)
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Do nothing: nothing is left."""
 
 
 def method() -> Method:

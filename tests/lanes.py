@@ -45,9 +45,17 @@ TESTS = (
 
 @dataclass(frozen=True)
 class Lane:
-    """What is installed beside the package, the file of constraints, if there is one, what of all that is taken away again
-    because it does not fit the rest, what pytest is told, whether each day may bring other versions, what is installed
-    without what it asks for, and whether the package is installed at all."""
+    """A lane of tests, with its own environment.
+
+    Attributes:
+        extra: requirements that are installed beside the package.
+        constraints: the file of constraints, if there is one.
+        without: installed packages that are removed again, because they do not fit the rest.
+        tests: arguments of pytest.
+        is_newest: True if each day may bring other versions.
+        alone: requirements that are installed without their dependencies.
+        has_package: True if the package itself is installed.
+    """
 
     name: str
     extra: tuple[str, ...] = ()
@@ -140,7 +148,7 @@ LANES = {
 
 
 def make(lane: Lane) -> None:
-    """The lane's environment, if it is not there yet. Raises SystemExit: it cannot be made."""
+    """Make the lane's environment, if it is not there yet. Raises SystemExit if it cannot be made."""
     stamp = lane.venv / "stamp"
     if stamp.exists() and stamp.read_text() == lane.stamp():
         return
@@ -166,7 +174,7 @@ def make(lane: Lane) -> None:
 
 
 def run(*command: str | Path) -> None:
-    """Raises CalledProcessError."""
+    """Run a command. Raises CalledProcessError if it fails."""
     subprocess.run([str(part) for part in command], check=True, cwd=ROOT)
 
 

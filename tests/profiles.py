@@ -1,4 +1,4 @@
-"""How many examples property tests try: few in every run, many in the night (``AIODATADIST_NIGHTLY=1``)."""
+"""Numbers of examples for property tests: few in every run, many at night (``AIODATADIST_NIGHTLY=1``)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ settings.load_profile("long" if IS_NIGHT else "short")
 
 
 def at_night(*values: object) -> ParameterSet:
-    """A set of parameters that is tried in the night; others of its kind are in every run."""
+    """Make a set of parameters that is tried at night only."""
     return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 def examples(count: int) -> int:
-    """So many in every run, ten times as many in the night: for tests whose examples cost more, or less, than others'."""
+    """Return ``count``, or ten times as many at night, for tests whose examples cost more or less than others'."""
     return 10 * count if IS_NIGHT else count

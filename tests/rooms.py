@@ -125,7 +125,7 @@ def everything() -> tuple[Arrow, ...]:
 
 @cache
 def arrows() -> tuple[Arrow, ...]:
-    """Those inside the package."""
+    """Return the arrows inside the package."""
     return tuple(arrow for arrow in everything() if arrow.module.partition(".")[0] == HOUSE)
 
 
@@ -143,7 +143,7 @@ def upward() -> list[Arrow]:
 
 
 def inside(module: str, wing: str) -> str | None:
-    """The room of a wing that a module is in, or the file that has a place of its own; None: it is outside."""
+    """Return the room of a wing that a module is in, or the file that has its own place; None if it is outside the wing."""
     prefix = f"{HOUSE}.{wing}"
     if module != prefix and not module.startswith(f"{prefix}."):
         return None
@@ -183,7 +183,7 @@ def circles(files: Iterable[str] | None = None, imports: Iterable[Arrow] | None 
 
 
 def drawn() -> Iterator[str]:
-    """A line for each room: how many files it has, and the rooms that it uses."""
+    """Yield a line for each room: its number of files, and the rooms that it uses."""
     uses: dict[str, set[str]] = defaultdict(set)
     for arrow in arrows():
         if room_of(arrow.importer) != room_of(arrow.module):

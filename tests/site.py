@@ -30,7 +30,7 @@ def lane() -> lanes.Lane:
 
 
 class Page(HTMLParser):
-    """What a finished page asks for, where it leads, and what can be led to."""
+    """A finished page: the addresses that it loads, its links, and the targets for links."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Page(HTMLParser):
 
 
 def faults(pages: dict[str, Page]) -> Iterator[str]:
-    """What is wrong with the finished site, one line each."""
+    """Yield the faults of the finished site, one line each."""
     for page in pages.values():
         for target in {*page.links, *page.loaded}:
             if not leads_somewhere(page, target, pages):
@@ -130,7 +130,7 @@ def of_reference(pages: dict[str, Page]) -> Iterator[str]:
 
 
 def build() -> None:
-    """Raises SystemExit: mkdocs complained."""
+    """Build the site. Raises SystemExit if mkdocs complains."""
     made = lane()
     lanes.make(made)
     command = [made.venv / "bin" / "mkdocs", "--quiet", "build", "--strict", "--clean"]

@@ -1,4 +1,4 @@
-"""What a run left out, in one line at its end."""
+"""A summary of what a run left out, in one line at its end."""
 
 from __future__ import annotations
 

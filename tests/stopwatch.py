@@ -1,4 +1,4 @@
-"""How long something took: reported by ``make measure``, and no reason to fail, because a busy machine takes longer.
+"""Durations: reported by ``make measure``, and no reason to fail, because a busy machine takes longer.
 
 By the clock of ``clock.py`` it is exact, and no machine's matter: there a test that takes longer fails.
 """

@@ -1,4 +1,4 @@
-"""What anyio is like where ``sniffio`` is installed, and was before 4.12: it refuses to be used outside a task."""
+"""A stricter anyio, like the one before 4.12 beside ``sniffio``: it refuses to be used outside a task."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def install() -> None:
 
 
 def taken() -> list[str]:
-    """What was found since it was called last."""
+    """Return the offences found since the last call."""
     found = OFFENCES.copy()
     OFFENCES.clear()
     return found

@@ -28,7 +28,7 @@ sides = pytest.mark.parametrize("side", ["client", "server"])
 
 
 async def register(cluster: Cluster, fill: int, model_id: int | None = None) -> tuple[Cache, list[Any]]:
-    """A cache of numpy arrays, over HCCS in memory of the device's: tensor ``t`` is full of ``fill + t``."""
+    """Register numpy arrays, over HCCS in memory of the device's: tensor ``t`` is full of ``fill + t``."""
     arrays = [np.zeros((16, 256), np.uint8) for _ in range(4)]
     if IS_HCCS:
         view = np.frombuffer(cluster.datadist.device.allocate(4 * DESC.size).view(), np.uint8)

@@ -1,4 +1,4 @@
-"""This version talks to ends whose frames are made by hand: one of version 4.0, and one that is newer."""
+"""Links with ends whose frames are made by hand: one of version 4.0, and one that is newer."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def words_both_ways(end: ByHand, cluster: Cluster) -> None:
 
 
 async def blocks_one_sided(end: ByHand, cluster: Cluster, cache: Cache) -> None:
-    """The cluster reads and writes the end's memory, and tells where its own is."""
+    """Let the cluster read and write the end's memory, and tell where its own is."""
     manager = cluster.datadist.cache_manager
     await manager.pull_blocks(BlocksCacheKey(THEIRS), cache, [3], [5])
     assert contents(cluster, cache, 5) == bytes([THEIRS]) * BLOCK
@@ -82,7 +82,7 @@ async def blocks_one_sided(end: ByHand, cluster: Cluster, cache: Cache) -> None:
 
 
 async def blocks_by_request(end: ByHand, cluster: Cluster, cache: Cache) -> None:
-    """The end has the cluster write, and has nothing to be asked for itself."""
+    """Ask the cluster to write to the end, which cannot be asked itself."""
     await end.say("grant", cache=end.entry())
     await end.say(
         "pull", call=3, name=NAME, slot=0, target=7, src_layers=None, dst_layers=None, tensors_per_layer=2, src_blocks=[4],

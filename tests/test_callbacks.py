@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 async def in_callback(call: Callable[[], T]) -> T:
-    """What it returns, called where no task is."""
+    """Call it outside any task and return its result."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
 
@@ -54,7 +54,7 @@ async def test_pulls_start_in_callbacks(one_sided: bool) -> None:
 
 
 class Unusual(BaseException):
-    """As pytest's own failures are."""
+    """An exception like pytest's own failures."""
 
 
 @pytest.mark.parametrize("one_sided", [True, False])
@@ -115,7 +115,7 @@ async def test_whatever_an_observer_raises_the_transfer_ends(when: str, caplog: 
 
 
 async def interrupted(raising: Callable[[], object]) -> None:
-    """A done callback that calls something, in a program that would otherwise never end."""
+    """Call something in a done callback, in a program that would otherwise never end."""
     async with linked_pair(DESC) as (_, decoder, _, cache):
         task = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6])
         task.add_done_callback(lambda _: raising())
@@ -123,7 +123,7 @@ async def interrupted(raising: Callable[[], object]) -> None:
 
 
 async def interrupted_layer(raising: Callable[[], object]) -> None:
-    """The same in a coroutine: a synchronizer's."""
+    """Call something in a synchronizer's coroutine, in a program that would otherwise never end."""
 
     class Raising:
         async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
@@ -143,7 +143,7 @@ by_signal = pytest.mark.parametrize("program", [interrupted, interrupted_layer])
 def test_what_a_signal_handler_raises_in_code_of_the_callers_ends_the_event_loop(
     program: Callable[[Callable[[], object]], Coroutine[Any, Any, None]],
 ) -> None:
-    """As ``signal.signal(SIGTERM, lambda *_: sys.exit())`` does: the signal comes while that code runs."""
+    """Raise from a signal handler, as ``signal.signal(SIGTERM, lambda *_: sys.exit())`` does, while that code runs."""
 
     def leave(*_: object) -> None:
         raise SystemExit(5)

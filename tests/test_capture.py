@@ -64,7 +64,7 @@ class Compute:
 
 
 class Events(AwaitableLayerSynchronizer):
-    """One event for all layers."""
+    """A synchronizer whose one event stands for all layers."""
 
     def __init__(self, compute: Compute) -> None:
         super().__init__(len(LAYERS))
@@ -166,5 +166,8 @@ async def transfers_go_on() -> None:
 
 @pytest.mark.parametrize("kind", ["hccs", "roce", "aicpu"])
 def test_transfers_go_on_under_a_global_capture(kind: str) -> None:
-    """They make no synchronous copy, which it would refuse. HCCL would, if it unfolded batches on the device."""
+    """Transfer without a synchronous copy, which the capture would refuse.
+
+    HCCL would make one, if it unfolded batches on the device.
+    """
     runner.run(kind, transfers_go_on)

@@ -84,7 +84,7 @@ class Way:
         return found.failure_causes.get("checksum", 0), dict(statuses)
 
     def check(self, damaged: tuple[int, int, int] | None = None) -> None:
-        """The blocks are there, and nothing else changed; but for a bit of this tensor, block and byte."""
+        """Check that the blocks are there and nothing else changed, but for a bit of this tensor, block and byte."""
         if damaged is not None:
             tensor, block, at = damaged
             view = self.decoder.memory(self.target).view()
@@ -159,7 +159,7 @@ async def test_without_checksums_it_is_not_found(name: str) -> None:
 
 @ways
 async def test_inside_one_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is changed there is changed between the copy and the look at it."""
+    """Change bytes between the copy and the check of its checksum."""
     digests = digester.Digester.digests
 
     async with way(name, transport="loopback") as w:
@@ -253,7 +253,7 @@ async def test_more_blocks_than_one_question_names(name: str, monkeypatch: pytes
 
 
 def crc32c(data: bytes) -> int:
-    """As RFC 3720 defines it, bit by bit."""
+    """Compute the checksum bit by bit, as RFC 3720 defines it."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte

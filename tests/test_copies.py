@@ -67,7 +67,7 @@ def description(kind: str, shape: list[int]) -> CacheDesc:
 
 
 async def make(manager: CacheManager, kind: str, shape: list[int], *, blocks: bool, seed: int) -> Store:
-    """A cache full of noise, in the middle of more noise."""
+    """Make a cache full of noise, in the middle of more noise."""
     desc = description(kind, shape)
     random = np.random.default_rng(seed)
     if kind.endswith("pool"):

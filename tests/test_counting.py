@@ -1,4 +1,4 @@
-"""What is counted: by operation and status, over all links, in numbers that any thread may read at any time."""
+"""Counters by operation and status, over all links, that any thread may read at any time."""
 
 from __future__ import annotations
 

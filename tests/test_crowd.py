@@ -85,7 +85,7 @@ async def test_one_look_up_starts_all_that_wait_for_it(
 
 
 class Rounds:
-    """How many of some tasks were done in each round of the event loop, until all are."""
+    """Counts of tasks that were done in each round of the event loop, until all are."""
 
     def __init__(self, tasks: list[CacheTask]) -> None:
         self.done = list[int]()
@@ -226,7 +226,7 @@ async def test_a_pull_that_is_cancelled_before_it_is_asked_for_is_never_asked_fo
 
 @pytest.fixture
 async def requesting() -> AsyncIterator[tuple[Cluster, Cluster, Cache, Cache]]:
-    """The second cluster asks the first one to write; it has been told of the destination."""
+    """Link a pair in which the second cluster asks the first one to write, and has been told of the destination."""
     async with linked_pair(DESC, enable_remote_cache_accessible=False, sync_kv_timeout=20_000) as made:
         await made[1].datadist.cache_manager.pull_blocks(BlocksCacheKey(1), made[3], [0], [0])
         yield made
@@ -323,7 +323,7 @@ async def test_a_request_in_line_is_few_objects_to_the_garbage_collector(
 async def test_requests_leave_nothing_to_the_garbage_collector(
     requesting: tuple[Cluster, Cluster, Cache, Cache],
 ) -> None:
-    """What refers to itself waits for a collection of everything, and makes that one long."""
+    """Leave no reference cycles: they wait for a collection of everything, and make it long."""
     _, decoder, _, cache = requesting
     gc.collect()
     gc.disable()
@@ -463,7 +463,7 @@ async def test_a_line_is_asked_for_beside_a_long_one_of_more_urgent_requests(
 async def test_a_peer_that_says_that_it_knows_no_requests_loses_its_link(
     requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have begun to write all the same: only the end of the channel makes sure."""
+    """Lose the link: the peer may have begun to write all the same, and only the end of the channel makes sure."""
     _, decoder, _, cache = requesting
 
     def deny(responder: Responder, message: Pull) -> None:
@@ -499,7 +499,7 @@ async def test_more_requests_than_a_peer_serves_wait_here_and_cost_no_link(
 
 
 async def test_a_request_that_is_stopped_at_its_owner_before_its_turn_is_answered_at_once() -> None:
-    """It waits behind others for the owner's stream, which has not begun it."""
+    """Stop a request that waits behind others for the owner's stream, which has not begun it."""
     large = CacheDesc(2, [16, 1 << 18], DataType.DT_UINT8)
     async with linked_pair(large, enable_remote_cache_accessible=False, sync_kv_timeout=20_000) as (
         prompt,

@@ -25,7 +25,7 @@ def desc(placement: Placement) -> CacheDesc:
 
 
 def bytes_at(addresses: list[int]) -> list[bytes]:
-    """What a pointer that was kept too long reads there: memory of softnpu's pools stays mapped."""
+    """Read through a pointer that was kept too long: memory of softnpu's pools stays mapped."""
     return [ctypes.string_at(address, NBYTES) for address in addresses]
 
 

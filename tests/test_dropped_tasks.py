@@ -18,7 +18,7 @@ MISSING = BlocksCacheKey(1, 77)
 
 
 def failing(cluster: Cluster, cache: Cache) -> CacheTask:
-    """The peer has no such cache, which it has to be asked for."""
+    """Pull from a cache that the peer does not have, which it must be asked for."""
     return cluster.datadist.cache_manager.pull_blocks(MISSING, cache, [0], [0])
 
 

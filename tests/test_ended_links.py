@@ -1,4 +1,4 @@
-"""What a cluster keeps of links that ended does not grow with their number."""
+"""Memory that a cluster keeps of ended links: it does not grow with their number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS = tracemalloc.Filter(True, "*/aiodatadist/*")
 
 
 async def come_and_go(hub: Cluster, cache: Cache, peer_id: int) -> None:
-    """One peer is linked, pulled from and leaves, and pulls itself; one is not there."""
+    """Link a peer, pull in both directions and let it leave; then dial a peer that is not there."""
     async with open_cluster(peer_id, device_id=1) as peer:
         theirs = await peer.blocks(DESC)
         await hub.datadist.link_clusters([cluster_info(peer)], 10_000)
@@ -47,8 +47,10 @@ async def why_not_linked(hub: Cluster, peer_id: int) -> str:
 
 
 async def census() -> tuple[Counter[str], int]:
-    """Objects by type, and pieces of memory that code of the package has allocated. Not bytes: a table of all
-    links, the package's or asyncio's, keeps the room that the most links at a time had."""
+    """Count objects by type, and pieces of memory that code of the package has allocated.
+
+    Bytes are not counted: a table of all links, the package's or asyncio's, keeps the room that the most links at a time had.
+    """
     for _ in range(3):  # what waits for the loop to go round
         await anyio.lowlevel.checkpoint()
     gc.collect()

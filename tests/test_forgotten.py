@@ -1,4 +1,4 @@
-"""What was opened and never closed says so when its event loop ends: a ResourceWarning, as of asyncio's own transports."""
+"""Warnings when an event loop ends about what was opened and never closed, as of asyncio's own transports."""
 
 from __future__ import annotations
 

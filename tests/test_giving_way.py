@@ -45,7 +45,7 @@ async def pushes(stack: AsyncExitStack) -> Once:
 
 
 async def pulls_that_fail(stack: AsyncExitStack) -> Once:
-    """The peer's cache has 16 blocks, which this end knows by then."""
+    """Fail pulls with a block number beyond the 16 of the peer's cache, which this end knows by then."""
     _, decoder, _, cache = await stack.enter_async_context(linked_pair(DESC))
     manager = decoder.datadist.cache_manager
     await manager.pull_blocks(KEY, cache, [3], [5])

@@ -35,7 +35,7 @@ SLOW = Slicer(8, 0, 0.002)
 
 
 async def until_half_is_ready(client: Cluster) -> None:
-    """Nothing tells of it, so the test looks."""
+    """Poll until half a link is there: nothing tells of it."""
     while not client.datadist.statistics().links:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
@@ -69,7 +69,7 @@ async def test_a_client_that_is_told_of_its_link_finds_it_at_the_server_however_
 
 
 async def test_the_servers_first_word_is_enough() -> None:
-    """It has the link then, whether it has heard a question or not."""
+    """Link with the server's first word, whether it has heard a question or not."""
     async with through_a_proxy() as (prompt, decoder, proxy, info):
         proxy.add(SLOW, "upstream")
 

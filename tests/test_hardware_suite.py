@@ -46,7 +46,7 @@ def test_all_of_them_pass(tmp_path: Path, strict: str) -> None:
 
 @pytest.mark.parametrize("strict", [STRICT] if STRICT else ["hccs", "roce", "aicpu"])
 def test_devices_that_are_not_described_are_found(tmp_path: Path, strict: str) -> None:
-    """As on the machine of an owner who has set nothing: ``hccn_tool`` tells the addresses of the cards."""
+    """Find devices for an owner who has set nothing: ``hccn_tool`` tells the addresses of the cards."""
     vendor_names.install_tool(tmp_path)
     some = "two_processes or two_devices or (transfers and pull)"
     done = run(tmp_path, strict, "-m", "hardware", "-k", some, AIODATADIST_LOCAL_COMM_RES="")

@@ -29,7 +29,7 @@ NAME = "prefill-0.prefill"
 
 
 def answer(addresses: list[str]) -> list[Any]:
-    """As ``socket.getaddrinfo`` says it."""
+    """Return addresses as ``socket.getaddrinfo`` does."""
     families = {4: socket.AF_INET, 6: socket.AF_INET6}
     return [
         (families[ipaddress.ip_address(each).version], socket.SOCK_STREAM, 6, "", (each, 0, 0, 0)) for each in addresses
@@ -38,7 +38,7 @@ def answer(addresses: list[str]) -> list[Any]:
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that the name service knows of every name; none: it knows no name."""
+    """Return a list of the addresses that the name service knows of every name. If it is empty, no name is known."""
     addresses: list[str] = []
 
     def look_up(host: str, port: int | None, **_: Any) -> list[Any]:
@@ -138,7 +138,7 @@ async def test_a_name_that_is_not_found_is_named(known: list[str]) -> None:
 
 
 async def test_a_link_is_made_again_where_the_name_leads_by_then(known: list[str]) -> None:
-    """As of a pod that has been started again elsewhere."""
+    """Look the name up again, as of a pod that has been started again elsewhere."""
     known.append("127.0.0.1")
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1, relink=QUICK) as decoder:
         linked = await decoder.datadist.link_clusters([named(prompt)])

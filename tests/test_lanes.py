@@ -14,7 +14,7 @@ from tests import lanes
 
 
 def floors() -> dict[str, str]:
-    """The oldest of each dependency that users may have; what only developers need is theirs."""
+    """Return the oldest version of each dependency that users may have, and of what only developers need."""
     project = tomllib.loads((lanes.ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     others = [text for name, extra in extras.items() if name != "dev" for text in extra]

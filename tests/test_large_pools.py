@@ -57,7 +57,7 @@ async def peer_process(cluster_id: int, nbytes: int) -> AsyncIterator[Peer]:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Processes that want all of a core each."""
+    """Run processes that want a whole core each."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

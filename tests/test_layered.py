@@ -104,7 +104,7 @@ class Fan:
         )
 
     def after_blocks(self, i: int, before: bytes, layers: range = range(LAYERS), owner: int = COMPUTED) -> bytes:
-        """What a destination holds then."""
+        """Return the contents that a destination then has."""
         image, stride = bytearray(before), self.src.cache_desc.stride
         for tensor in range(2 * layers.start, 2 * layers.stop):
             for a, b in ((1, 4), (2, 5), (9, 0)):
@@ -113,7 +113,7 @@ class Fan:
         return bytes(image)
 
     def compute(self, layer: int) -> None:
-        """The layer gets its contents."""
+        """Fill the layer with its contents."""
         desc, view = self.src.cache_desc, self.source.memory(self.src).view()
         for tensor in (2 * layer, 2 * layer + 1):
             for piece in range(desc.shape[0]):
@@ -130,7 +130,7 @@ class Fan:
         return entry
 
     async def still_works(self, i: int = 0) -> None:
-        """The link and both caches are as good as new."""
+        """Check that the link and both caches are as good as new."""
         for layer in range(LAYERS):
             self.compute(layer)
         before = self.held(i)
@@ -369,7 +369,7 @@ async def test_a_plain_function_may_return_an_awaitable() -> None:
 
 @asynccontextmanager
 async def computing_stream(made: Fan) -> AsyncIterator[Callable[[int], None]]:
-    """A stream of the device's, and what computes a layer on it: a copy of results that lie ready elsewhere."""
+    """Yield a function that computes a layer on a stream of the device: it copies results that lie ready elsewhere."""
     device, desc = made.source.datadist.device, made.src.cache_desc
     results = device.allocate(desc.size * desc.num_tensors)
     memory = made.source.memory(made.src)
@@ -572,7 +572,7 @@ async def test_events_of_another_framework() -> None:
 
 @modes
 async def test_a_layer_that_is_given_up(one_sided: bool) -> None:
-    """It fails those that want it, and them alone."""
+    """Give up a layer: only the destinations that want it fail."""
     async with fan(count=2, one_sided=one_sided) as made:
         before = [made.held(i) for i in range(2)]
         synchronizer = AwaitableLayerSynchronizer(LAYERS)
@@ -742,7 +742,7 @@ async def test_what_a_destination_refuses_is_its_own_affair() -> None:
 
 
 async def test_all_layers_where_none_are_named() -> None:
-    """None is all layers of that cache; at either end there have to be as many."""
+    """Move all layers if none are named. Both ends must have the same number."""
     async with fan(count=2) as made:
         made.dsts[1] = await made.targets[1].blocks(CacheDesc(2 * LAYERS + 2, [16, 1024], DataType.DT_UINT8), 1)
         before = [made.held(i) for i in range(2)]
@@ -1107,7 +1107,7 @@ async def test_a_cancelled_wait_for_a_layer_leaves_the_others() -> None:
 
 
 class Never:
-    """Nothing may be asked of it."""
+    """A synchronizer that must not be asked for anything."""
 
     async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
         raise AssertionError("it was started")
@@ -1272,7 +1272,7 @@ async def test_a_layer_of_one_is_a_whole_transfer() -> None:
 
 @any_memory
 async def test_eighty_layers_to_four() -> None:
-    """As many as there are; gated, all recorded by the compute stream."""
+    """Send the most layers, gated and all recorded by the compute stream."""
     count = 80
     desc = CacheDesc(2 * count, [16, 1024], DataType.DT_UINT8)
     async with fan(desc, desc, 4) as made:

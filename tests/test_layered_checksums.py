@@ -50,7 +50,7 @@ def start(made: Fan, synchronizer: object, checksum: bool | None = True, **optio
 
 
 class Layers:
-    """What says that a layer is ready: the caller, or the device."""
+    """Layers that the caller, or the device, reports as ready."""
 
     def __init__(self, made: Fan, is_gated: bool) -> None:
         self._made = made
@@ -267,7 +267,7 @@ async def test_it_ends_with_its_link(is_soft: bool, monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_destination_that_the_peer_takes_back_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for the transfer, and then no longer."""
+    """Take the cache back at the peer, which waits until the transfer has ended."""
     held = Held(monkeypatch)
     pool = '{"memory_size": 4194304, "page_shift": 12}'
     async with fan(mem_pool_cfg=pool, sync_kv_timeout=300) as made:

@@ -79,7 +79,7 @@ class Lost:
         await until(self.changes, LOST)
 
     def holds_nothing(self) -> bool:
-        """No transfer waits here, none is under way, and the source is free."""
+        """Return True if no transfer waits here, none is under way, and the source is free."""
         return (
             len(self.awaited) == 0 and not self.engine.layered and self.fan.entry.leases == 0 and not tasks_of_layers()
         )
@@ -107,7 +107,7 @@ def figures(made: Fan) -> Any:
 
 @modes
 async def test_layers_go_out_when_the_link_is_there(one_sided: bool) -> None:
-    """Those that were ready before, and those that become ready then."""
+    """Send the layers that were ready before the link, and those that become ready then."""
     async with lost(one_sided) as state:
         made, synchronizer = state.fan, AwaitableLayerSynchronizer(LAYERS)
         before = made.held(0)
@@ -431,7 +431,7 @@ async def test_a_source_that_is_given_up_meanwhile(one_sided: bool) -> None:
 
 @modes
 async def test_addresses_are_not_of_a_peer_that_was_started_again(one_sided: bool) -> None:
-    """Where a key names the cache, the new one's is filled."""
+    """Fill the new peer's cache, if a key names it."""
     async with lost(one_sided) as state:
         made, address = state.fan, state.door._address
         task = made.blocks(Computing(made))
@@ -455,7 +455,7 @@ async def test_addresses_are_not_of_a_peer_that_was_started_again(one_sided: boo
 
 
 async def _filled_or_again(made: Fan, task: CacheTask) -> None:
-    """It may be linked before it has its cache."""
+    """Wait for the transfer, and repeat it if the peer was linked before it had its cache."""
     try:
         await task
     except CacheNotFound:

@@ -37,7 +37,7 @@ async def test_layers_that_a_thread_says_arrive(one_sided: bool, waits: bool) ->
 
 
 async def test_a_thread_that_goes_on_while_transfers_begin_is_never_missed() -> None:
-    """It says each layer while the loop begins the transfer, looks for what was said, and listens."""
+    """Report layers while the loop begins the transfer, looks for layers already reported, and listens."""
     async with fan() as made:
         for _ in range(200):
             synchronizer = AwaitableLayerSynchronizer(LAYERS)

@@ -99,8 +99,10 @@ async def test_a_callback_that_fails_concerns_no_other_lease(caplog: pytest.LogC
 async def test_a_callback_that_asks_a_cancelled_future_for_its_result_concerns_no_link(
     is_lost: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """CancelledError is no Exception: it passed for a cancellation of the link's own task, and ended the link, or kept it
-    from being given back."""
+    """Raise CancelledError, which is no Exception, from a callback.
+
+    It passed for a cancellation of the link's own task, and ended the link, or kept it from being given back.
+    """
     cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     cancelled.cancel()
     seen: list[LeaseEnd | None] = []
@@ -266,7 +268,7 @@ async def test_the_owners_limit_is_told_again_where_its_first_answer_was_lost(mo
 
 
 async def test_bytes_that_came_after_the_owners_limit_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are here before this end hears of the limit, and may be another request's."""
+    """Ignore bytes that landed before this end hears of the limit: they may be another request's."""
     monkeypatch.setattr(block_leases, "SLACK_SECONDS", 0.0)
     monkeypatch.setattr(leased_pull, "SLACK_SECONDS", 0.0)
     async with pair_of(sync_kv_timeout=10_000) as pair:

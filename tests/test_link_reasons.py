@@ -27,7 +27,7 @@ OK = LLMStatusCode.LLM_SUCCESS
 
 
 def absent(cluster_id: int) -> LLMClusterInfo:
-    """No cluster listens where this one should."""
+    """Return an address at which no cluster listens."""
     info = LLMClusterInfo(cluster_id)
     info.append_remote_ip_info("127.0.0.1", free_port())
     return info

@@ -16,7 +16,7 @@ KEY = b"a secret of both ends"
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    """The name service knows these addresses of every name, in this order."""
+    """Let the name service give these addresses for every name, in this order."""
 
     monkeypatch.setattr(host_names, "getaddrinfo", lambda *_, **__: answer(list(addresses)))
 

@@ -15,7 +15,7 @@ from tests.test_pull import BLOCKS
 
 
 async def take(cluster: Cluster, count: int) -> list[bytes]:
-    """The next notifications' payloads."""
+    """Return the payloads of the next notifications."""
     found: list[bytes] = []
     async with asyncio.timeout(20):
         async for note in cluster.datadist.notifications():

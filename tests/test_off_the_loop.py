@@ -62,7 +62,7 @@ Table = Mapping[str, Callable[..., Any]]
 
 
 class Scene:
-    """What calls are made with: two linked clusters, of which this is the second, and what came of some calls."""
+    """A scene for calls: two linked clusters, of which this is the second, and the results of some calls."""
 
     def __init__(
         self, datadist: LLMDataDist, peer: Any, blocks: Cache, lease: BlockLease, receiver: LayerReceiver
@@ -215,7 +215,7 @@ def test_each_public_name_is_in_a_table(kind: type) -> None:
 
 
 async def in_another_loop(calls: Sequence[Call]) -> list[Raised]:
-    """What each of them raises where an event loop runs that is not the caller's. None may wait for what never comes."""
+    """Return what each call raises in another event loop than the caller's. None may wait for what never comes."""
 
     async def here(call: Call) -> None:
         async with asyncio.timeout(10):

@@ -1,4 +1,4 @@
-"""This version talks to version 4.0, which knows neither checksums nor priorities, and refuses whatever is newer."""
+"""Links with version 4.0, which knows neither checksums nor priorities, and refuses whatever is newer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def use_what_is_newer(cluster: Cluster, peer: int, cache: Cache, one_sided
 
 @asynccontextmanager
 async def older_peer(one_sided: bool, port: int | None = None) -> AsyncIterator[tuple[anyio.abc.Process, str]]:
-    """The process, and what it said first. It has done well when it ends."""
+    """Start the older peer. Yield the process and its first line. The process must end well."""
     arguments = [str(int(one_sided))] + ([] if port is None else [str(port)])
     async with await anyio.open_process([*PEER, *arguments], stderr=sys.stderr) as peer:
         assert peer.stdin is not None

@@ -28,7 +28,7 @@ GIVEN: dict[str, str | int] = {
 
 @pytest.fixture
 def communicators(monkeypatch: pytest.MonkeyPatch) -> list[Communicator]:
-    """Those of all channels, as they are made."""
+    """Collect the communicators of all channels, as they are made."""
     made: list[Communicator] = []
     make = Communicator.make
 
@@ -41,7 +41,7 @@ def communicators(monkeypatch: pytest.MonkeyPatch) -> list[Communicator]:
 
 
 def rdma_of(communicator: Communicator) -> tuple[int, int]:
-    """What softnpu was asked for."""
+    """Return the RDMA settings that softnpu was given."""
     found = ffi.new("uint32_t[2]")
     assert communicator._runtime.acl.softnpu_comm_rdma(communicator.handle, found, found + 1) == 0
     return found[0], found[1]
@@ -130,7 +130,7 @@ PACKAGE = Path(aiodatadist.__file__).parent
 
 
 def read_outside_config() -> str:
-    """What the package's files say, those apart that only declare and check options."""
+    """Return the text of the package's files, except those that only declare and check options."""
     files = [path for path in PACKAGE.rglob("*.py") if "config" not in path.relative_to(PACKAGE).parts]
     return "\n".join(path.read_text(encoding="utf-8") for path in files)
 

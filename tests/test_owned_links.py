@@ -256,7 +256,7 @@ async def test_another_cluster_with_the_same_id_is_no_link_to_itself() -> None:
 
 
 async def test_no_other_place_counts_as_linked_because_a_cluster_linked_to_itself() -> None:
-    """So there is one attempt at a time: the other call fails for a reason of its own."""
+    """Make one attempt at a time: the other call fails for its own reason."""
     came, gone = anyio.Event(), anyio.Event()
 
     async def hold(client: anyio.abc.SocketStream) -> None:

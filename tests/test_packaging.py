@@ -151,7 +151,7 @@ def test_compiler_in_the_root_is_found(tmp_path: Path) -> None:
 
 
 def test_image_leaves_out_what_git_does() -> None:
-    """What tests and builds leave behind on a developer's machine is no part of the build."""
+    """Keep files that tests and builds leave on a developer's machine out of the build."""
     left_out = {line.removeprefix("**/") for line in (ROOT / ".dockerignore").read_text().splitlines()}
     ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
     assert set(ignored) - {"*.egg-info", "*.py[co]", ".coverage"} <= left_out

@@ -41,7 +41,7 @@ PROGRAMS = [(page, block) for page, block in FOUND if block.kind == "python"]
 
 
 def shown(title: str) -> str:
-    """What the page says that the program prints."""
+    """Return the output that the page shows for the program."""
     (number,) = (number for number, (_, block) in enumerate(FOUND) if block.title == title)
     page, block = FOUND[number + 1]
     assert (page, block.kind) == (FOUND[number][0], "text"), f"no output stands behind {title}"
@@ -123,7 +123,7 @@ async def submit() -> AsyncIterator[dict[str, Any]]:
 
 
 class Worker:
-    """What blocks, in a thread."""
+    """A worker whose blocking calls run in a thread."""
 
     def __init__(self, peer: aiodatadist.LLMClusterInfo) -> None:
         self.peer, self.datadist = peer, blocking.LLMDataDist(blocking.LLMRole.DECODER, 2)

@@ -141,7 +141,7 @@ async def test_a_peer_whose_connection_broke_is_heard_out(monkeypatch: pytest.Mo
 
 
 def hold_the_last_word(side: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """This end has said that it is ready, and does not come to hear that the other one is. Set when it has said so."""
+    """Keep this end from hearing that the other one is ready. Return an event that is set once this end has said so."""
     said, times, hear = asyncio.Event(), {"server": 1, "client": 2}[side], LinkHandshake._hear_ready
 
     async def hear_ready(self: LinkHandshake) -> Ready:

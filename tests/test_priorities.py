@@ -1,4 +1,4 @@
-"""What goes first on a link, and what neither of two transfers takes from the other."""
+"""Priorities: the order of transfers on a link, and what neither of two takes from the other."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Pair:
         return task
 
     def check(self, pulled: set[int]) -> None:
-        """The peer's blocks are here, and nothing else was touched."""
+        """Check that the peer's blocks are here, and nothing else was touched."""
         at = [(t, b, 1 if b in pulled else 2, b) for t in range(2) for b in range(BLOCKS)]
         verify(self.decoder.memory(self.target), self.target, at)
 

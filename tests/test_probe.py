@@ -121,7 +121,7 @@ def test_a_step_that_hangs_is_a_result_and_the_rest_goes_on(tmp_path: Path) -> N
 
 @contextmanager
 def hanging(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A probe that hangs in step 3, and the process of the step."""
+    """Start a probe that hangs in step 3. Yield it and the process of the step."""
     asked = command("--json", str(folder / "report.json"), "--limit", "60", *arguments)
     env = environment(folder, SOFTNPU_FAULTS=HANG)
     with children.Popen(asked, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
@@ -134,7 +134,10 @@ def hanging(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[st
 
 
 def child_of(pid: int) -> int:
-    """The child, once it hangs in a library: it sleeps at twenty looks in a row. One that waits for a processor does not."""
+    """Return the child once it hangs in a library: asleep at twenty looks in a row.
+
+    A child that only waits for a processor is not asleep.
+    """
     children, looks = Path(f"/proc/{pid}/task/{pid}/children"), 0
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
@@ -181,7 +184,7 @@ def wait_gone(process: int) -> bool:
 
 
 def test_two_ends_over_tcp(tmp_path: Path) -> None:
-    """As on two hosts, with a key."""
+    """Link two ends with a key, as on two hosts."""
     key = tmp_path / "key"
     key.write_text("a secret\n")
     env = environment(tmp_path, AIODATADIST_AUTH_KEY_FILE=str(key))

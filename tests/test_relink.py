@@ -70,7 +70,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 async def cut(prompt: Cluster, peer: int = 2) -> None:
-    """The connection between the two breaks."""
+    """Break the connection between the two."""
     await cut_link(inside(prompt.datadist).links.any(peer))
 
 
@@ -94,7 +94,7 @@ class Door:
 
 
 async def until(changes: LinkChanges, *phases: LinkPhase) -> list[LinkChange]:
-    """What is told up to the first of these."""
+    """Return the changes up to the first of these phases."""
     told = []
     async for change in changes:
         told.append(change)
@@ -119,7 +119,7 @@ async def pulled(decoder: Cluster, cache: Cache, source: int, target: int) -> No
 
 @asynccontextmanager
 async def waiting_pair(**options: Any) -> AsyncIterator[tuple[Cluster, Cluster, Cache, Cache, Door, LinkChanges]]:
-    """The link is lost, and the peer does not listen."""
+    """Open a pair whose link is lost, and whose peer does not listen."""
     relink = {**QUICK, "wait": 30, **options.pop("relink", {})}
     async with linked_pair(DESC, relink=relink, **options) as (prompt, decoder, source, cache):
         door, changes = Door(prompt), decoder.datadist.link_changes()
@@ -294,8 +294,10 @@ async def test_a_link_that_the_peer_makes_meanwhile_is_enough() -> None:
 
 @pytest.mark.parametrize("one_sided", [True, False], ids=["one_sided", "request"])
 async def test_both_ends_may_ask_for_the_link_at_the_same_moment(one_sided: bool) -> None:
-    """One link comes of it each time, and the caller's call says that there is one. An attempt that this call stops may have
-    made one before, of which no caller was told."""
+    """Make one link each time, and report it to the caller.
+
+    An attempt that this call stops may have made one before, of which no caller was told.
+    """
     quick = {"first_delay": 0.001, "max_delay": 0.002}
     async with linked_pair(DESC, relink=quick, enable_remote_cache_accessible=one_sided) as (prompt, decoder, _, cache):
         changes = decoder.datadist.link_changes()

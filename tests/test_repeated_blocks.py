@@ -31,7 +31,7 @@ checksums = pytest.mark.parametrize("checksum", [None, True], ids=["plain", "che
 
 
 def refused(name: str, call: Callable[[], object], at: int = 1, first: int = 0, block: int = 2) -> None:
-    """The call itself raises, and names the block and the rule."""
+    """Check that the call itself raises, and names the block and the rule."""
     with pytest.raises(ParamInvalid) as caught:
         call()
     assert caught.value.args[0].startswith(f"{name}[{at}] is {block}, as {name}[{first}] is: ")
@@ -39,7 +39,7 @@ def refused(name: str, call: Callable[[], object], at: int = 1, first: int = 0, 
 
 
 def nothing_started(*clusters: Cluster) -> None:
-    """Of peers' transfers; and all memory is as it was."""
+    """Check that no peer's transfer has started."""
     for cluster in clusters:
         assert all(not link.transfers and not link.running for link in cluster.datadist.statistics().links)
 

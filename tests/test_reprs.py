@@ -1,4 +1,4 @@
-"""What a debugger and a log show of a cluster."""
+"""Representations of a cluster in a debugger and a log."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ POOL = '{"memory_size": 1048576, "page_shift": 12}'
 
 
 async def slots(cluster: Cluster, keys: list[CacheKey], fill: int = 0) -> Cache:
-    """A cache from the pool: slot ``s`` of tensor ``t`` is full of ``fill + 16 * t + s``."""
+    """Allocate a cache from the pool: slot ``s`` of tensor ``t`` is full of ``fill + 16 * t + s``."""
     manager = cluster.datadist.cache_manager
     cache = await manager.allocate_cache(SLOTS, keys)
     for tensor, array in enumerate(manager.arrays(cache)):

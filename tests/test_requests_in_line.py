@@ -100,7 +100,7 @@ def pulls(pair: Pair, count: int, **options: Any) -> list[CacheTask]:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """What exists now is not looked at."""
+    """Keep the garbage collector from looking at what exists now."""
     gc.collect()
     gc.freeze()
     try:
@@ -143,7 +143,7 @@ async def test_requests_in_line_are_served_one_after_the_other(pair: Pair, monke
 
 
 async def test_a_stop_reaches_a_request_in_line(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is answered while those before it still wait, and is never begun."""
+    """Answer the stopped request while those before it still wait, and never begin it."""
     sums = HeldSums(pair.owner, monkeypatch)
     tasks = pulls(pair, TASKS + 3)
     await sums.have_begun(TASKS)

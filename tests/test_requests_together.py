@@ -51,7 +51,7 @@ short = pytest.mark.skipif(STRICT == "roce", reason="RoCE: every transfer takes 
 
 
 class Said:
-    """What both ends of this process say from here on."""
+    """Messages that both ends of this process send from here on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._messages = list[Message]()
@@ -72,13 +72,13 @@ class Said:
 
 @pytest.fixture(autouse=True)
 def one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn of the loop asks for all that it may, however slow the machine is."""
+    """Let a turn of the loop make all requests that it may, however slow the machine is."""
     monkeypatch.setattr(pull_requests, "SLICE", 600.0)
 
 
 @pytest.fixture
 async def requesting() -> AsyncIterator[tuple[Cluster, Cluster, Cache, Cache]]:
-    """The second cluster asks the first one to write; it has been told of the destination."""
+    """Link a pair in which the second cluster asks the first one to write, and has been told of the destination."""
     async with linked_pair(DESC, enable_remote_cache_accessible=False, sync_kv_timeout=20_000) as made:
         await made[1].datadist.cache_manager.pull_blocks(BlocksCacheKey(1), made[3], [0], [0])
         yield made
@@ -180,7 +180,7 @@ async def test_a_message_of_requests_that_comes_twice_is_served_once(
 async def test_requests_of_a_message_wait_for_the_device_each_in_its_turn(
     requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not end in the call that begins it is answered when it ends."""
+    """Answer a request when it ends, if it does not end in the call that begins it."""
     prompt, decoder, _, cache = requesting
     said = Said(monkeypatch)
     with held_transfer(PUSH) as held:
@@ -232,7 +232,7 @@ async def test_a_request_that_is_too_long_to_be_said_fails_alone_and_at_once(
 
 
 def specs(cache: Cache, other: Cache, decoder: Cluster) -> dict[str, TransferSpec]:
-    """One request, and others that differ from it in one thing each."""
+    """Return a request, and others that differ from it in one field each."""
     local = inside(decoder.datadist).registry.local
     spec = TransferSpec(local(cache, "cache"), BlocksCacheKey(1), Selection(), "get", 20.0, is_request=True)
     selection = spec.selection
@@ -294,7 +294,7 @@ def test_a_message_is_the_requests_that_it_would_have_been() -> None:
 
 
 def test_the_largest_message_of_several_requests_is_small() -> None:
-    """What is larger is parsed by the way for large messages, which takes several times as long."""
+    """Keep messages small: large ones are parsed in another way, which takes several times as long."""
     blocks = [2**64 - 1] * (MOST_BLOCKS // MAX_TOGETHER // 2)
     message = pull(src_blocks=blocks, dst_blocks=blocks, also=[(2**63 - 1, blocks, blocks)] * (MAX_TOGETHER - 1))
     assert len(encode(message)) < SMALL

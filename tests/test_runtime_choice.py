@@ -1,4 +1,4 @@
-"""Which runtime is opened, and that the vendor's way of being laid out is understood.
+"""The choice of a runtime, and the vendor's layout of files, which must be understood.
 
 There is no NPU here: softnpu, under the vendor's file names, stands in for the vendor's libraries.
 """

@@ -1,4 +1,4 @@
-"""What looks the finished site through sees what is wrong with it; ``make site`` is what builds it."""
+"""The check of the finished site, which must see every fault; ``make site`` builds the real one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def written(root: Path, path: str, body: str = "", lang: str = "") -> None:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A site without a fault."""
+    """Make a site without a fault."""
     monkeypatch.setattr(site, "SITE", tmp_path)
     (tmp_path / "site.css").touch()
     for start in ("", "zh/"):

@@ -1,4 +1,4 @@
-"""What a synchronizer may answer: True, False or None. Anything else fails its transfer, and no layer leaves."""
+"""Answers of a synchronizer: True, False or None. Anything else fails its transfer, and no layer leaves."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_coroutine_in_a_coroutine_is_no_answer_and_leaves_no_warning() -
 @pytest.mark.parametrize("answer", [None, False, np.False_])
 @pytest.mark.parametrize("yes", [True, np.True_])
 async def test_no_gives_the_layer_up(yes: bool | np.bool_, answer: bool | np.bool_ | None) -> None:
-    """What a comparison of numpy's returns is a boolean like Python's own."""
+    """Take the result of numpy's comparison for a boolean like Python's own."""
 
     class No:
         def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool | np.bool_ | None:

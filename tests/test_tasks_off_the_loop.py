@@ -17,7 +17,7 @@ Call = Callable[[], Any]
 
 
 async def in_another_loop(calls: Sequence[Call]) -> list[Raised]:
-    """What each of them raises where an event loop runs that is not the caller's."""
+    """Return what each call raises in another event loop than the caller's."""
 
     async def here(call: Call) -> None:
         made = call()

@@ -41,13 +41,13 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def ends(pair: tuple[Cluster, Cluster, Any, Any], side: str) -> tuple[Cluster, Cluster]:
-    """Who asks, and whose cache it is."""
+    """Return the cluster that asks, and the cluster whose cache it is."""
     prompt, decoder, _, _ = pair
     return (decoder, prompt) if side == "client" else (prompt, decoder)
 
 
 async def with_new_memory(asks: Cluster, other: Cluster) -> tuple[CacheManager, Any, BlocksCacheKey]:
-    """Caches that the link's channel does not reach: the first transfer between them needs a further one."""
+    """Make caches that the link's channel does not reach: the first transfer between them needs a further one."""
     await other.blocks(DESC, KEY)
     cache = await asks.blocks(DESC, None)
     return asks.datadist.cache_manager, cache, BlocksCacheKey(other.datadist.cluster_id, KEY)
@@ -127,7 +127,7 @@ async def test_a_defect_is_the_cause_of_what_is_raised(
 async def test_links_that_fail_have_a_line_each(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ``link_clusters`` returns are statuses. Each of these calls is in a second of its own."""
+    """Log a line for each link that fails: ``link_clusters`` returns statuses only. Each call is in its own second."""
     info = LLMClusterInfo(1)
     info.append_remote_ip_info("127.0.0.1", 1)
     async with open_cluster(2) as cluster:

@@ -34,7 +34,7 @@ KEY = BlocksCacheKey(1)
 
 
 class Unusual(BaseException):
-    """As those of pytest, pyo3 and gevent are."""
+    """An exception like those of pytest, pyo3 and gevent."""
 
 
 class Shy(Exception):

@@ -90,7 +90,7 @@ def run(script: str, folder: Path, *arguments: str, strict: str = "", **own: str
 
 @contextmanager
 def opened(script: str, folder: Path, strict: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that prints a line when it is ready, and ends when its stdin does."""
+    """Start a process that prints a line when it is ready, and ends when its stdin does."""
     environment = vendor_names.environment(folder, strict)
     command = [sys.executable, "-c", script]
     with subprocess.Popen(

@@ -47,7 +47,7 @@ def frame(content: dict[str, Any]) -> bytes:
 
 
 def with_more(message: Message | dict[str, Any], _: int = MINOR) -> bytes:
-    """As an end of the next minor version says it: with fields that this one does not know, and messages."""
+    """Encode a message as an end of the next minor version does: with fields and messages that this one does not know."""
     if isinstance(message, dict):
         return frame(message)
     if isinstance(message, Hello):
@@ -314,7 +314,7 @@ class Answering:
                     self.heard += decoder.feed(await client.receive())
 
     async def link(self) -> str:
-        """What a cluster that links to it is told."""
+        """Return the error of a cluster that links to it."""
         async with (
             open_cluster(2) as cluster,
             await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,

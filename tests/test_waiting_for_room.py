@@ -40,14 +40,14 @@ HALF = CacheDesc(2, [2, PAGE], DataType.DT_UINT8)
 
 @asynccontextmanager
 async def full() -> AsyncIterator[tuple[LLMDataDist, CacheManager, Cache]]:
-    """A cluster whose pool is full with one cache."""
+    """Open a cluster whose pool is full with one cache."""
     async with open_cluster(1, mem_pool_cfg=POOL) as cluster:
         manager = cluster.datadist.cache_manager
         yield cluster.datadist, manager, await manager.allocate_blocks_cache(ALL)
 
 
 async def begun(*calls: Awaitable[Cache]) -> list[asyncio.Task[Cache]]:
-    """They wait, in this order."""
+    """Start the calls, which then wait in this order."""
 
     async def wait_for(call: Awaitable[Cache]) -> Cache:
         return await call

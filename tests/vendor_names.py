@@ -20,7 +20,7 @@ def install(folder: Path, names: tuple[str, ...] = NEW) -> None:
 
 
 def install_tool(folder: Path) -> None:
-    """An ``hccn_tool`` that knows the address of each device's network card, as on a machine whose links may be RoCE."""
+    """Install an ``hccn_tool`` that knows the address of each device's network card, as on a machine with RoCE links."""
     tool = folder / "hccn_tool"
     tool.write_text('#!/bin/sh\necho "ipaddr:10.0.0.$(($2 + 1))"\n', encoding="utf-8")
     tool.chmod(0o755)

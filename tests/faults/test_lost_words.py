@@ -1,5 +1,7 @@
-"""Words that no answer asks for, or that few callers wait for, are lost, come twice or late: notifications, claims of leases,
-pings, layers that landed, memory that is taken back. What a user sees is at most a delay, and the link goes on.
+"""Words that are lost, come twice or late, although no answer asks for them, or few callers wait for them.
+
+They are notifications, claims of leases, pings, layers that landed, and memory that is taken back. A user sees at most a
+delay, and the link goes on.
 """
 
 from __future__ import annotations

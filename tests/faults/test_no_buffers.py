@@ -31,7 +31,7 @@ MANY = 1 << 20
 
 @contextmanager
 def failing(kind: str, count: int, number: int, family: int) -> Iterator[None]:
-    """So many calls, in the whole process."""
+    """Fail ``count`` calls of this kind in the whole process."""
     shim = ctypes.CDLL(os.environ["LD_PRELOAD"])
     shim.shim_arm(KINDS.index(kind), count, number, family)
     try:
@@ -62,14 +62,14 @@ async def not_linked(owner: Cluster, puller: Cluster, kind: str, number: int, fa
 
 
 async def late(owner: Cluster, puller: Cluster, cache: Cache, number: int) -> list[str]:
-    """A client that cannot be accepted waits, no more."""
+    """Check that a client that cannot be accepted waits, and nothing worse."""
     with failing("accept", 2, number, socket.AF_INET):
         await use(owner, puller, cache)
     return ["late"]
 
 
 async def lost(owner: Cluster, puller: Cluster, number: int) -> list[str]:
-    """A link that cannot be written to is over."""
+    """Check that a link that cannot be written to ends."""
     with failing("send", MANY, number, socket.AF_INET):
         try:
             await puller.datadist.check_link_status(1)
@@ -81,7 +81,10 @@ async def lost(owner: Cluster, puller: Cluster, number: int) -> list[str]:
 
 
 async def settled_descriptors() -> int:
-    """As many as there are for 0.2 s: threads of heartbeats and channels that ended close theirs, and tell no event."""
+    """Return the number of descriptors once it has been stable for 0.2 s.
+
+    Threads of heartbeats and channels that ended close theirs without an event.
+    """
     found, calm = open_descriptors(), 0
     while calm < 20:
         await anyio.sleep(0.01)

@@ -34,7 +34,7 @@ async def context_cache() -> None:
 
 
 async def with_spare(opening: Callable[[], Awaitable[None]], spare: int) -> str:
-    """What it raises when so many descriptors are left, as text; "" if that is enough."""
+    """Return as text what opening raises with ``spare`` descriptors left, or "" if that is enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, hard))
     filling = []

@@ -28,7 +28,7 @@ POOL = '{"memory_size": 1048576}'
 
 @contextmanager
 def no_threads() -> Iterator[None]:
-    """A stack larger than the address space: none of Python's threads can be started."""
+    """Ask for a stack larger than the address space: none of Python's threads can be started."""
     before = threading.stack_size(1 << 47)
     try:
         with pytest.raises(RuntimeError):

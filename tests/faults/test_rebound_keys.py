@@ -36,10 +36,10 @@ POOL = {"memory_size": 6 << 20, "page_shift": 12}
 
 
 class Versions:
-    """What there is, and was. A version is a number that says its key; it is in all bytes of a cache, four at a time.
+    """Versions that exist, and existed. A version is a number that names its key and fills a cache, four bytes each.
 
     Attributes:
-        gone: of each key, the last version whose memory was given back.
+        gone: the last version of each key whose memory was given back.
         found: what happened, counted.
     """
 
@@ -62,8 +62,10 @@ class Versions:
             self.gone[key] = version
 
     async def pull(self, peer: Cluster, chance: random.Random, end: float) -> None:
-        """What came has to be one version of the key that was not gone before; or an error says that the key is not there, or
-        was taken back."""
+        """Pull, and check that one version of the key came that was not gone before.
+
+        Or an error must say that the key is not there, or was taken back.
+        """
         manager = peer.datadist.cache_manager
         target = await manager.allocate_blocks_cache(DESC)
         while anyio.current_time() < end:

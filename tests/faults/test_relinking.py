@@ -24,7 +24,7 @@ DESC = CacheDesc(1, [8, 4096], DataType.DT_UINT8)
 
 
 async def test_linking_waits_for_the_end_of_a_link_whose_unlinking_was_cancelled() -> None:
-    """Until a pull that was under way has ended, the peer has not heard of the end, and would refuse a second link."""
+    """Wait for a running pull: before its end the peer has not heard of the unlinking, and would refuse a second link."""
     async with linked_pair(DESC) as (prompt, decoder, _, cache):
         with held_transfer() as held:
             pull = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
@@ -65,7 +65,7 @@ async def test_a_link_that_is_being_made_is_seen_until_nothing_is_left_of_it() -
 
 
 async def test_memory_waits_for_a_link_that_another_one_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It broke, and its channel, to which the memory is bound, is still being closed when the next link has ended already."""
+    """Close the channel of a broken link late: the memory is bound to it, and the next link has already ended."""
     async with linked_pair(DESC) as (prompt, decoder, source, _):
         old = inside(prompt.datadist).links.find(2)
         close, may_close = old.channels.aclose, anyio.Event()

@@ -45,7 +45,7 @@ def strike(pid: int) -> None:
 
 @contextmanager
 def storm() -> Iterator[list[int]]:
-    """How many came is the list's one number. A timer of the process's own strikes any of its threads besides."""
+    """Send signals to threads; a timer strikes any of them besides. Yield a list whose one number counts the signals."""
     came = [0]
 
     def handler(_: int, __: Any) -> None:
@@ -63,7 +63,7 @@ def storm() -> Iterator[list[int]]:
 
 
 async def use(owner: Cluster, puller: Cluster, round_: int) -> None:
-    """A link, transfers both ways, words, and an end."""
+    """Link, transfer both ways, notify, and end."""
     source, target = await owner.blocks(DESC), await puller.blocks(DESC)
     linked = await puller.datadist.link_clusters([cluster_info(owner)], 10_000)
     assert not linked[0], linked.errors

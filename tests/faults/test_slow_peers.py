@@ -19,7 +19,7 @@ POLICY = {**QUICK, "duration": 100.0}
 @pytest.mark.autojump
 @pytest.mark.parametrize("seconds", [0.9, 1.2], ids=["proved after 3.6 s", "asked after 6 s"])
 async def test_a_peer_that_proves_late_is_linked_by_the_first_attempt(seconds: float) -> None:
-    """If the attempt were given up, the peer would have to begin from the start, over and over."""
+    """Keep the first attempt: if it were given up, the peer would have to begin from the start, over and over."""
     async with (
         open_cluster(1, auth_key=KEY) as prompt,
         ChaosProxy(("127.0.0.1", port_of(prompt))) as proxy,
@@ -40,8 +40,10 @@ async def test_a_peer_that_proves_late_is_linked_by_the_first_attempt(seconds: f
 async def test_connections_that_look_for_the_peer_have_more_time_if_they_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A cluster whose event loop is busy is slow on each connection. One that refuses is not slow. What was kept in vain does
-    not make the next one come later: the cluster may listen by then."""
+    """Give kept connections more time: a cluster whose event loop is busy is slow on each connection.
+
+    A cluster that refuses is not slow. A connection kept in vain does not delay the next one: the cluster may listen by then.
+    """
     given, pauses, impostor = list[float](), list[float](), Impostor(None)
     ended: float | None = None
     late, refused = LinkTimeout("it did not prove who it is"), LinkError("it refused")

@@ -57,7 +57,7 @@ def entry_of(cluster: Cluster, cache_id: int) -> Entry:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Nothing tells a caller, so the test asks."""
+    """Poll until the condition holds: nothing tells a caller."""
     with anyio.fail_after(20):
         while not condition():  # noqa: ASYNC110
             await anyio.sleep(0.001)
@@ -197,7 +197,7 @@ class Scene:
             await task
 
     async def go_on(self) -> None:
-        """The peer goes on; returns when it knows that it has lost its link, and nothing of its is under way."""
+        """Let the peer go on. Return once it knows that it has lost its link, and nothing of its is under way."""
         self.peer.send(signal.SIGCONT)
         await self.peer.ask("resume")
         if self.one_sided:
@@ -251,7 +251,10 @@ async def test_memory_comes_back_when_the_peer_is_killed(kind: type[Memory]) -> 
 
 
 async def test_a_cache_is_not_usable_while_the_channel_of_a_lost_link_is_being_closed() -> None:
-    """Until then it is not known what the peer still writes. Other peers that hold the cache do not matter."""
+    """Withhold the cache until the channel is closed: until then it is not known what the peer writes.
+
+    Other peers that hold the cache do not matter.
+    """
     options: dict[str, Any] = STOPPABLE
     async with scene(Pool, one_sided=True) as s:
         manager = s.cluster.datadist.cache_manager

@@ -24,7 +24,7 @@ LATE = 1.0
 
 
 async def expire(make: Callable[[], Iterable[CacheTask]], limit: float = LIMIT) -> None:
-    """Each raises that its time is over, soon after it is. (A loop that debugs is several times slower.)"""
+    """Check that each task raises soon after its time is over. A loop in debug mode is several times slower."""
     asyncio.get_running_loop().set_debug(False)
     started = time.monotonic()
     tasks = make()

@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def mine(request: pytest.FixtureRequest) -> Place:
-    """The end that the tests themselves are."""
+    """Return the end that the tests themselves are."""
     return places(request.config.getoption("--host"))[0]
 
 
@@ -63,7 +63,7 @@ async def the_peer(request: pytest.FixtureRequest) -> AsyncIterator[remote.Remot
 
 @pytest.fixture
 async def peer(request: pytest.FixtureRequest) -> AsyncIterator[remote.Remote]:
-    """The other process, on the other device. It has no cluster so far."""
+    """Start the other process, on the other device. It has no cluster so far."""
     async with the_peer(request) as found:
         yield found
 

@@ -23,7 +23,7 @@ Mark = tuple[int, int, int] | None
 
 
 class Member:
-    """One cluster of a test, here or in the peer's process."""
+    """A cluster of a test, here or in the peer's process."""
 
     def __init__(self, datadist: LLMDataDist, stream: Stream) -> None:
         self.datadist = datadist
@@ -45,7 +45,7 @@ class Member:
     # ---- memory ----
 
     async def allocate(self, tensors: int, blocks: int, nbytes: int) -> None:
-        """A blocks cache of the pool, instead of the one before, with this cluster's own pattern in it."""
+        """Allocate a blocks cache from the pool, instead of the one before, and fill it with this cluster's own pattern."""
         if self._cache is not None:
             await self.manager.deallocate_blocks_cache(self._cache)
         desc = CacheDesc(tensors, [blocks, nbytes], DataType.DT_UINT8)
@@ -87,7 +87,7 @@ class Member:
         return [marks[first : first + desc.shape[0]] for first in range(0, len(marks), desc.shape[0])]
 
     def _grid(self, host: int) -> Grid:
-        """The host's copy on this side, the device's tensors on the other."""
+        """Return a grid between the host's copy and the device's tensors."""
         size, tensors = self.cache.cache_desc.size, self.cache.tensor_addrs
         here = array("Q", [host + number * size for number in range(len(tensors))])
         zero = array("Q", [0])
@@ -105,7 +105,7 @@ class Member:
         await self.manager.push_blocks(BlocksCacheKey(peer), self.cache, source, target, notify=notify)
 
     async def notes(self, count: int) -> list[str]:
-        """So many notifications, from when this is called or waiting already."""
+        """Wait for ``count`` notifications, including those that are waiting already."""
         found: list[str] = []
         async for note in self.datadist.notifications():
             found.append(note.payload.decode())
@@ -127,7 +127,7 @@ def address_of(cluster_id: int, host: str, port: int) -> LLMClusterInfo:
 
 @asynccontextmanager
 async def member(place: Place, cluster_id: int, pool: int = 64 << 20, **options: Any) -> AsyncIterator[Member]:
-    """A cluster at a place. ``pool``: bytes of DEVICE memory for its caches."""
+    """Open a cluster at a place. ``pool`` is the number of bytes of DEVICE memory for its caches."""
     chosen = {"sync_kv_timeout": 10_000, "mem_pool_cfg": f'{{"memory_size": {pool}}}', **place.options, **options}
     async with LLMDataDist(LLMRole.MIX, cluster_id, LLMConfig(**chosen)) as datadist:
         stream = datadist.device.open_stream("contents")

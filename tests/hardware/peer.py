@@ -35,7 +35,7 @@ class Peer:
         self._members: dict[int, tuple[Member, AsyncExitStack]] = {}
 
     async def open(self, cluster_id: int, pool: int, options: dict[str, Any]) -> tuple[str, int]:
-        """A further cluster; where it listens."""
+        """Open a further cluster and return its address."""
         own = await self._stack.enter_async_context(AsyncExitStack())
         opened = await own.enter_async_context(member(self._place, cluster_id, pool, **options))
         self._members[cluster_id] = opened, own
@@ -83,7 +83,7 @@ VERBS = ("open", "close", "allocate", "fill", "whose", "link", "links", "pull", 
 
 
 async def answer(peer: Peer, line: bytes) -> dict[str, Any]:
-    """What became of one request. A failure is an answer, too: the test's end raises it."""
+    """Answer one request. A failure is an answer, too: the test's end raises it."""
     request = json.loads(line)
     if request["verb"] not in VERBS:
         return {"failed": f"{request['verb']!r} is none of {', '.join(VERBS)}"}
@@ -94,9 +94,9 @@ async def answer(peer: Peer, line: bytes) -> dict[str, Any]:
 
 
 async def serve(place: Place, port: int, once: bool) -> None:
-    """Until it is ended, or with ``once`` until the first connection ends. Prints the port that it listens on.
+    """Serve until ended, or with ``once`` until the first connection ends. Print the port that it listens on.
 
-    One connection at a time: the clusters of the one before are gone when the next one is served.
+    Connections are served one at a time: the clusters of the one before are gone when the next one is served.
     """
     turn = anyio.Lock()
     async with (

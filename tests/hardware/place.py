@@ -12,10 +12,10 @@ RESOURCES = "AIODATADIST_LOCAL_COMM_RES"
 
 @dataclass(frozen=True)
 class Place:
-    """One end: a device of this machine, and the address under which the other end reaches this machine.
+    """A device of this machine, and the address under which the other end reaches this machine.
 
     Attributes:
-        resource: a file with ``local_comm_res`` for the device; None: the library makes its own.
+        resource: a file with ``local_comm_res`` for the device; if None, the library makes its own.
     """
 
     device: int
@@ -24,7 +24,7 @@ class Place:
 
     @property
     def options(self) -> dict[str, object]:
-        """Of an LLMConfig for a cluster here."""
+        """Return options of an LLMConfig for a cluster here."""
         found: dict[str, object] = {"device_id": self.device, "listen_ip_info": f"{self.host}:0"}
         if self.resource is not None:
             found["local_comm_res"] = self.resource.read_text(encoding="utf-8")
@@ -32,10 +32,10 @@ class Place:
 
 
 def places(host: str = "127.0.0.1") -> list[Place]:
-    """One for each device of AIODATADIST_DEVICES, ``0,1`` unless set, with the files of AIODATADIST_LOCAL_COMM_RES if given.
+    """List the devices of AIODATADIST_DEVICES, ``0,1`` unless set, with the files of AIODATADIST_LOCAL_COMM_RES if given.
 
     Raises:
-        ValueError: a device is no number, is named twice, or has no file although others have.
+        ValueError: if a device is no number, is named twice, or has no file although others have.
     """
     devices = [int(word) for word in os.environ.get(DEVICES, "0,1").split(",")]
     if len(set(devices)) < len(devices):

@@ -51,11 +51,11 @@ class Remote:
         return [[None if mark is None else (mark[0], mark[1], mark[2]) for mark in tensor] for tensor in marks]
 
     async def open(self, cluster_id: int = 1, pool: int = 64 << 20, **options: Any) -> None:
-        """A cluster there. :meth:`link` links to it."""
+        """Open a cluster there. :meth:`link` links to it."""
         self._addresses[cluster_id] = await self.ask("open", cluster_id=cluster_id, pool=pool, options=options)
 
     def info(self, cluster_id: int, port: int | None = None) -> LLMClusterInfo:
-        """How to reach a cluster there; ``port``: another one than its own."""
+        """Return the address of a cluster there; ``port`` replaces its own."""
         host, own = self._addresses[cluster_id]
         return address_of(cluster_id, host, own if port is None else port)
 

@@ -25,7 +25,7 @@ Call = Callable[[], Awaitable[None]]
 
 
 async def seconds_of(call: Call, rounds: int) -> float:
-    """The median; the first call, which may have to ask the peer, does not count."""
+    """Return the median. The first call, which may have to ask the peer, does not count."""
     await call()
     taken = []
     for _ in range(rounds):

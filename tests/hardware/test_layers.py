@@ -28,7 +28,7 @@ async def until_landed(task: CacheTask, count: int) -> None:
 
 
 async def assert_landed(pair: Pair, layers: int) -> None:
-    """The first layers have come, and nothing else."""
+    """Check that the first layers have come, and nothing else."""
     expected = [[(2 if n in BLOCKS and t < 2 * layers else 1, t, n) for n in range(16)] for t in TENSORS]
     assert await pair.there.whose() == expected
 

@@ -61,7 +61,7 @@ async def test_after_a_cancelled_push_no_byte_lands(large: Pair) -> None:
 
 
 async def cancelled(start: Callable[[], CacheTask], share: float) -> None:
-    """Until one is stopped after a share of its time: where the device is quicker than its caller, one may be over before."""
+    """Cancel transfers after a share of their time, until one is stopped. A quick device may end one before."""
     seconds = min([(await start()).transfer_seconds for _ in range(3)])
     for _ in range(ATTEMPTS):
         task, end = start(), monotonic() + share * seconds

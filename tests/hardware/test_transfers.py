@@ -25,7 +25,7 @@ async def roomy(mine: Place, peer: Remote) -> AsyncIterator[Pair]:
 
 
 def moved(own: int, other: int, source: Sequence[int], target: Sequence[int]) -> list[list[Mark]]:
-    """What cluster ``own`` holds when blocks of ``other`` came."""
+    """Return the contents of cluster ``own`` after blocks of ``other`` came."""
     came = dict(zip(target, source, strict=True))
     return [
         [(other, t, came[block]) if block in came else (own, t, block) for block in range(BLOCKS)]

@@ -1,4 +1,4 @@
-"""What upstream publishes: GB/s between two devices of one server, one block per request.
+"""Figures that upstream publishes: GB/s between two devices of one server, one block per request.
 
 From benchmarks/performance.md of the hixl repository, which holds LLM-DataDist, as of August 2026. ``push`` is its column
 D2rD, ``pull`` its column rD2D. It publishes no latency.

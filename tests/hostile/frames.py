@@ -95,7 +95,7 @@ def with_more(others: list[bytes], make: Maker, room: int) -> bytes:
 
 
 def more(kind: str) -> dict[str, Maker]:
-    """What a message of this kind does not have."""
+    """Return makers of content that a message of this kind does not have."""
     again = b'"type":"%s"' % kind.encode()
     return {
         "unknown fields": lambda room: b",".join(b'"%x":0' % i for i in range(room // 10)),
@@ -117,8 +117,10 @@ def one_of_each_type(message: Message) -> list[str]:
 
 
 def bodies(room: int, kinds: Container[str], fields: Fields) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Names of frames, and what makes each body, of about so many bytes. Every value for these fields of these kinds; of the
-    others three, for their type and their last field."""
+    """Yield names of frames, and functions that make their bodies, of about ``room`` bytes each.
+
+    Chosen fields of chosen kinds get every value. Other kinds get three values, for their type and their last field.
+    """
     for shape, make in VALUES.items():
         yield f"{shape} for a message", partial(make, room - 8)
     for example in EACH:
@@ -168,7 +170,7 @@ def cost(body: bytes) -> tuple[float, float]:
 
 
 def in_a_child(name: str, make: Callable[[], bytes]) -> str:
-    """What is too much about it."""
+    """Decode a frame in a forked child and return what is too much about it."""
     back, out = os.pipe()
     child = os.fork()
     if not child:

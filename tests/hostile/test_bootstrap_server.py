@@ -76,7 +76,7 @@ def other_door() -> Iterator[Door]:
 
 @pytest.fixture(params=[None, KEY], ids=["without a key", "with a key"])
 def either(request: pytest.FixtureRequest) -> Iterator[tuple[RendezvousServer, bytes | None]]:
-    """A server, and its key."""
+    """Open a server, with and without a key. Yield it and its key."""
     with closing(RendezvousServer(HOST, 0, request.param, lambda: NOW)) as made:
         yield made, request.param
 
@@ -94,7 +94,7 @@ def keyless() -> Iterator[RendezvousServer]:
 
 
 async def say(port: int, line: bytes) -> bytes:
-    """What is answered to a line, without its end."""
+    """Send a line and return the answer, without its line end."""
     async with await anyio.connect_tcp(HOST, port) as client:
         await client.send(line + b"\n")
         with anyio.fail_after(30):
@@ -131,7 +131,7 @@ async def enrol(server: RendezvousServer, rank: Registered, at: float = NOW, key
     ],
 )
 async def test_a_stranger_registers_no_rank(server: RendezvousServer, door: Door, line: bytes) -> None:
-    """Nothing is registered yet, so only the line itself can be the reason."""
+    """Refuse the line for its own sake: nothing is registered yet."""
     answer = await say(server.port, line)
     assert b"refused" in answer
     assert await ranks(server) == []
@@ -192,7 +192,7 @@ async def test_a_rank_whose_address_no_longer_answers_is_replaced(
 async def test_an_engine_that_was_started_again_at_its_port_registers(
     server: RendezvousServer, keyless: RendezvousServer, door: Door
 ) -> None:
-    """What answers at the old rank's address is the new one. Without a key a stranger could say so."""
+    """Register the new rank that answers at the old one's address. Without a key a stranger could claim that."""
     await enrol(server, worker(door.port, 7))
     await enrol(server, worker(door.port, 8), NOW + 1)
     assert [each.cluster_id for each in await ranks(server)] == [8]
@@ -303,7 +303,7 @@ async def test_all_addresses_that_are_in_the_way_are_tried_at_once(
 async def test_idle_connections_do_not_delay_an_honest_question(
     either: tuple[RendezvousServer, bytes | None], door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of them times out while this test runs: an honest client is served because the oldest make room."""
+    """Serve an honest client because the oldest idle connections make room: none of them times out during this test."""
     monkeypatch.setattr(rendezvous, "CLIENT_SECONDS", 3600.0)
     (server, key), idle = either, list[anyio.abc.SocketStream]()
     await enrol(server, worker(door.port), key=key)

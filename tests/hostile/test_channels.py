@@ -13,7 +13,7 @@ DESC = CacheDesc(2, (64, 4096), DataType.DT_UINT8, Placement.HOST)
 
 
 async def test_transfers_stay_on_a_channel_of_many_queues_that_the_peer_calls_broken() -> None:
-    """They may start at any moment. So the channel is not closed before the last of them has ended."""
+    """Keep the channel open until the last transfer has ended: each may start at any moment."""
     async with linked_pair(DESC) as (prompt, decoder, _, target):
         link, liars = (inside(each.datadist).links.current[0] for each in (decoder, prompt))
         if link.channels.has_one_queue:

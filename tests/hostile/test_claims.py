@@ -47,7 +47,7 @@ def refused(pair: Pair) -> dict[str, int]:
 
 
 async def is_refused(pair: Pair, ticket: Any, why: str, **options: Any) -> None:
-    """The pull fails as a whole: no block of it may be used."""
+    """Check that the pull fails as a whole: no block of it may be used."""
     with pytest.raises(LeaseMismatch, match=f"refused the claim of lease .*: {why}") as failed:
         await pair.puller.pull_leased(ticket, pair.mine, TARGETS[: len(LeaseTicket.of(ticket).blocks)], **options)
     assert (failed.value.status_code, failed.value.landed_blocks) == (LLMStatusCode.LLM_KV_CACHE_NOT_EXIST, 0)
@@ -211,7 +211,7 @@ async def test_a_claim_that_comes_before_its_lease_is_compared_as_well(pair: Pai
 
 
 async def test_a_stranger_s_claim_is_in_no_true_taker_s_way(pair: Pair) -> None:
-    """It takes none of the places of several takers, and says nothing of how many they are."""
+    """Refuse a stranger's claim: it takes no taker's place, and does not decide how many takers there are."""
     lease = pair.lease(prompt_digest=PROMPT)
     ticket = lease.ticket()
     await pair.puller.pull_leased(ticket, pair.mine, TARGETS, takers=2, prompt_digest=PROMPT)
@@ -280,7 +280,7 @@ async def test_the_true_taker_may_release_it(pair: Pair) -> None:
 
 
 def speak_older(monkeypatch: pytest.MonkeyPatch, cluster_id: int) -> None:
-    """What this cluster says is of version 4.1 from here on; its hello says so."""
+    """Let this cluster speak version 4.1 from here on; its hello says so."""
     own = Engine.hello
 
     def made(self: Engine, key: bytes | None, peer: int | None) -> Any:
@@ -315,7 +315,7 @@ async def test_an_older_puller_is_accepted_with_one_warning_unless_a_prompt_is_t
 async def test_an_older_owner_is_believed_with_one_warning_unless_a_prompt_is_to_be_compared(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It ignores what it does not know: a pull for a prompt would succeed, whatever it keeps."""
+    """Warn once of an owner that ignores what it does not know: a pull for a prompt would succeed, whatever it keeps."""
     speak_older(monkeypatch, 2)
     async with pair_of() as pair:
         for _ in range(3):

@@ -89,7 +89,7 @@ def test_an_order_that_says_otherwise_how_blocks_are_made_up_uses_nothing(kind: 
 
 @pytest.mark.parametrize("copies", [2, 4])
 def test_a_worker_that_is_named_several_times_gives_nothing(copies: int) -> None:
-    """As if each had a share of the model's heads."""
+    """Name a worker several times, as if each copy had a share of the model's heads."""
     settings = Settings(link_seconds=5, patience_seconds=2, **FAST)
     shape = SHAPE.model_copy(update={"heads": 2 * copies})
     owner, puller = End(0, settings, LAYOUT, SHAPE), End(1, settings, LAYOUT, shape)
@@ -160,7 +160,7 @@ def image(name: str, offset: int) -> Any:
 
 
 def request(vllm: SimpleNamespace, name: str, tokens: list[int], params: dict[str, Any], **changes: Any) -> Any:
-    """One that was computed whole."""
+    """Return a request that was computed whole."""
     values = {
         "request_id": name, "kv_transfer_params": params, "num_prompt_tokens": len(tokens),
         "num_computed_tokens": len(tokens), "prompt_token_ids": tokens, "lora_request": None, "cache_salt": None,
@@ -182,14 +182,14 @@ class Engine:
         return self.side.take_orders(SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=none))
 
     def prefill(self, name: str, tokens: list[int], blocks: list[int], **changes: Any) -> Any:
-        """What the next engine is to be told."""
+        """Prefill a prompt and return the offer for the next engine."""
         params = {"do_remote_decode": True, **changes.pop("params", {})}
         is_kept, offer = self.side.finished(request(self.vllm, name, tokens, params, **changes), blocks)
         assert is_kept == (offer is not None)
         return offer
 
     def decode(self, name: str, tokens: list[int], offer: Any, cached: int = 0, **changes: Any) -> Any:
-        """The order to pull."""
+        """Accept an offer and return the order to pull."""
         made = request(self.vllm, name, tokens, dict(offer), **changes)
         count, is_async = self.side.matched_tokens(made, cached)
         assert is_async == (count > 0)
@@ -267,7 +267,7 @@ def test_an_image_behind_what_is_offered_does_not_count(vllm: SimpleNamespace) -
 
 
 def test_a_release_says_whose_prompt_it_was(vllm: SimpleNamespace) -> None:
-    """Of a request that has all of it, and of one that was never scheduled."""
+    """Release a request that has all of its prompt, and one that was never scheduled."""
     prefill, decode = Engine(vllm), Engine(vllm)
     offer = prefill.prefill("p", TOKENS, [1, 2, 3])
     (keep,) = prefill.orders().keeps
@@ -280,7 +280,7 @@ def test_a_release_says_whose_prompt_it_was(vllm: SimpleNamespace) -> None:
 
 
 def test_requests_whose_blocks_no_peer_fetches_take_no_more_than_their_share(vllm: SimpleNamespace) -> None:
-    """They took the whole KV cache."""
+    """Leave blocks unfetched: they took the whole KV cache."""
     engine = Engine(vllm, 12)
     for number in range(2):
         assert engine.prefill(f"r{number}", TOKENS, [3 * number + i for i in range(3)]) is not None

@@ -120,7 +120,7 @@ def ends() -> Iterator[Callable[..., End]]:
 
 @asynccontextmanager
 async def silent_listener() -> AsyncIterator[tuple[tuple[str, int], anyio.Event]]:
-    """A place that takes connections and says nothing, and what tells of the first one."""
+    """Listen, accept connections and send nothing. Yield the address and an event for the first connection."""
     came = anyio.Event()
 
     async def serve(client: anyio.abc.SocketStream) -> None:
@@ -269,7 +269,7 @@ async def test_a_call_that_is_cancelled_leaves_the_others_alone() -> None:
 
 
 def keep(owner: End, puller: End, name: str, **changes: Any) -> None:
-    """An honest request: blocks that are kept, and pulled by an offer."""
+    """Make an honest request: blocks that are kept, and pulled by an offer."""
     order = pull(name, owner.place(**changes))
     owner.service.keep(name, order.lease, [3], PROMPT)
     puller.service.pull(order)
@@ -370,7 +370,7 @@ def test_an_offer_dials_few_of_its_workers_at_a_time(ends: Callable[..., End], s
 async def linked_by_another_way(
     key: str | None,
 ) -> AsyncIterator[tuple[PeerLinks, Cluster, PeerAddress, PeerAddress]]:
-    """A worker that a client's offer linked to a cluster by way of a forwarder; where the cluster is, and the forwarder."""
+    """Link a worker to a cluster through a forwarder that a client's offer named. Yield both addresses."""
     async with (
         open_cluster(1, auth_key=key) as prompt,
         open_cluster(2, device_id=1, auth_key=key) as decoder,
@@ -458,7 +458,7 @@ async def test_a_silent_place_is_none_of_a_link(silence: Silence) -> None:
 
 
 async def test_a_place_that_failed_is_dialled_by_the_next_order() -> None:
-    """Nothing is remembered of it: its engine may have started meanwhile."""
+    """Dial the place again: its engine may have started meanwhile."""
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder, anyio.create_task_group() as group:
         address = prompt.datadist.listen_address
         assert address is not None

@@ -48,7 +48,7 @@ class Prefill:
         return lease
 
     def offer(self) -> Offer:
-        """Of the prompt that the decode engine has, as its router would tell it."""
+        """Return the offer of the decode engine's prompt, as its router would pass it on."""
         if any(self.leases[0] in worker.service.take().sent for worker in self.workers):
             self.leases[0] = self.keep(self.blocks, PROMPT)
         workers = [worker.address.model_dump(mode="json") for worker in self.workers]
@@ -127,7 +127,7 @@ FORGERIES: list[Callable[[random.Random, Offer, list[Offer]], object]] = [
 
 
 def order_of(name: str, offer: Offer, cached: int, size: int) -> PullOrder | None:
-    """As vLLM's scheduler makes it. None: it refuses the offer."""
+    """Make an order as vLLM's scheduler does, or return None if it refuses the offer."""
     sources = tuple(WorkerAddress.model_validate(each) for each in offer["workers"])
     if any(each.layout.get("block_size", offer["size"]) != offer["size"] for each in sources):
         return None

@@ -1,4 +1,4 @@
-"""No frame stops the process: none costs more than 10 ms of processor and 10 MiB, whatever is in it."""
+"""Frames that no content makes dangerous: each costs at most 10 ms of processor time and 10 MiB."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ async def test_a_peer_that_stops_half_way_gives_way_to_one_that_links() -> None:
 
 
 class Limited(Steps):
-    """Of a caller that limits how many of its attempts are connecting."""
+    """Steps of a caller that limits how many of its attempts are connecting."""
 
     are_limited = True
 
@@ -332,7 +332,7 @@ async def test_a_link_is_undisturbed_at_first(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.autojump
 async def test_no_timer_is_left_when_no_link_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would keep what belongs to an engine that has ended."""
+    """Cancel the timer: it would keep objects of an engine that has ended."""
     monkeypatch.setattr(half_links, "UNDISTURBED_SECONDS", 60.0)
     made, looks, call = HalfLinks(), list[FairQueue](), FairQueue.call
 

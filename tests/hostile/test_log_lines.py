@@ -30,7 +30,7 @@ MANY = 40
 
 
 class Lines(logging.Handler):
-    """Of the package, above DEBUG."""
+    """Log lines of the package above DEBUG."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -88,7 +88,7 @@ def repeated(clock: Clock, once: Callable[[int], None]) -> None:
 
 
 def test_pulls_and_releases_of_engines_that_do_not_answer(lines: Lines) -> None:
-    """What a client writes decides about the port, the lease and the number of workers; the address is one of ``peers``."""
+    """Let a client choose the port, the lease and the number of workers; the address is one of ``peers``."""
     with closing((end := End(0, link_seconds=1)).service):
         clock = Clock(lines, incidents_of(end))
         source = WorkerAddress(cluster_id=9, host="127.0.0.1", port=9, cache_ids=(1,), layout=end.address.layout)

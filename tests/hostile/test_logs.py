@@ -64,7 +64,7 @@ class Log(logging.Handler):
 
 @pytest.fixture
 def log() -> Iterator[Log]:
-    """Of the package, at DEBUG; looked at when the test is over."""
+    """Collect the package's log at DEBUG, and check it when the test is over."""
     made, logger = Log(), logging.getLogger("aiodatadist")
     before = logger.level
     logger.addHandler(made)
@@ -83,7 +83,7 @@ def frame(content: bytes) -> bytes:
 
 
 def with_text(message: Message) -> Iterator[bytes]:
-    """A message with each of its fields, and a further one, replaced by hostile text."""
+    """Yield a message with each of its fields, and a further one, replaced by hostile text."""
     content = json.loads(message.model_dump_json())
     for name in content:
         for text in (LINES, LINES * 20):
@@ -108,7 +108,7 @@ STRANGERS: dict[str, Callable[[], list[bytes]]] = {
 
 
 async def told(port: int, data: bytes) -> None:
-    """Until the listener has had enough of it."""
+    """Send data until the listener closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
@@ -202,7 +202,7 @@ async def test_what_a_pools_server_says_is_printable(log: Log, reply: bytes) -> 
 
 
 async def asked(url: str) -> None:
-    """Raises what a context cache makes of a pool that cannot be opened, or does not answer."""
+    """Ask a pool. Raises what a context cache raises if the pool cannot be opened, or does not answer."""
     pool = await open_pool(url)
     try:
         await pool.exists_many([PoolKey("space", "node", "key")], deadline=anyio.current_time() + 5)

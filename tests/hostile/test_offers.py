@@ -1,4 +1,4 @@
-"""What clients of an engine write into ``kv_transfer_params``: whom it makes the engine dial, and what it makes it log.
+"""Offers in ``kv_transfer_params`` from clients of an engine: whom they make it dial, and what they make it log.
 
 Connections, look-ups and threads are counted where they begin; log lines in bytes.
 """
@@ -49,7 +49,7 @@ ELSEWHERE = [
 
 
 class Reached:
-    """What an engine began towards others."""
+    """Dials, look-ups and threads that an engine began."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dialled: list[tuple[str, int]] = []
@@ -107,7 +107,7 @@ class End:
         return found
 
     def pass_turns(self) -> None:
-        """Of its event loop, so many that all has begun that waits for nothing."""
+        """Pass enough turns of the event loop for all work to begin that waits for nothing."""
 
         async def turns() -> None:
             for _ in range(200):
@@ -297,7 +297,7 @@ class Scheduler:
         self._status = vllm.scheduler_side.RequestStatus.FINISHED_ABORTED
 
     def go_through(self, params: Any, name: str = "r") -> tuple[int, bool]:
-        """A request that waits for a while, and then is scheduled or is not."""
+        """Let a request wait for a while, and then be scheduled or not."""
         request = SimpleNamespace(
             request_id=name, kv_transfer_params=params, num_prompt_tokens=32, num_computed_tokens=0,
             status=self._status, prompt_token_ids=[0] * 32, lora_request=None, cache_salt=None, mm_features=[],
@@ -418,7 +418,7 @@ def test_many_hostile_offers_are_one_line_a_second(vllm: SimpleNamespace) -> Non
 
 
 def test_a_transfer_id_that_is_refused_is_counted_once(vllm: SimpleNamespace) -> None:
-    """It is read when the request gets blocks, and again when the request ends. The blocks are kept for a pull instead."""
+    """Read the id when the request gets blocks, and again when it ends. The blocks are kept for a pull instead."""
     scheduler = Scheduler(vllm)
     scheduler.side.meet({0: WorkerAddress.model_validate(worker())})
     request = SimpleNamespace(
@@ -432,7 +432,7 @@ def test_a_transfer_id_that_is_refused_is_counted_once(vllm: SimpleNamespace) ->
 
 
 def computed(vllm: SimpleNamespace, side: Any, name: str, blocks: int) -> tuple[bool, Any]:
-    """A request that was computed whole, for another engine."""
+    """Finish a request that was computed whole, for another engine."""
     request = SimpleNamespace(
         request_id=name, kv_transfer_params={"do_remote_decode": True}, num_prompt_tokens=16 * blocks,
         num_computed_tokens=16 * blocks, status=vllm.scheduler_side.RequestStatus.FINISHED_LENGTH_CAPPED,

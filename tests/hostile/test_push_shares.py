@@ -104,7 +104,7 @@ async def test_peer_that_wants_too_much_leaves_room_for_others_and_its_oldest_wa
 
 
 async def flood(prefill: Prefill, count: int) -> None:
-    """A client of an engine opens requests for pushes that nothing computes."""
+    """Open requests, as a client of an engine, for pushes that nothing computes."""
     for number in range(count):
         await prefill.want(ENGINE, f"hostile {len(prefill.answers)} {number}", 0)
 
@@ -345,7 +345,7 @@ class Greedy:
         self._outgoing.drop(LIAR, Drop(transfer=name, number=number, prompt=PROMPT))
 
     async def take_all(self) -> None:
-        """So many wants, and so many numbers in them, and names that it dropped."""
+        """Take the peer's whole budget: wants, block numbers in them, and dropped names."""
         for number in range(peer_budget.WANTS):
             self._want(f"{number:0256d}", peer_budget.WANT_BLOCKS // peer_budget.WANTS)
         for number in range(peer_budget.DROPPED_NAMES):

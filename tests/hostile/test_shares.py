@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def steps_of(call: Callable[[], object]) -> int:
-    """How many instructions of Python a call takes: the same number each time, on any machine."""
+    """Count the Python instructions of a call: the same number each time, on any machine."""
     steps, before = 0, sys.gettrace()
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -288,7 +288,7 @@ async def test_questions_for_more_than_four_times_a_peers_caches_wait_for_each_o
 async def test_honest_pulls_of_repeated_blocks_stay_within_that(
     linked: tuple[Cluster, Cluster, Cache, Cache],
 ) -> None:
-    """One source block into many: more bytes than four caches. They are asked for in parts, and one after the other."""
+    """Pull one source block into many: more bytes than four caches, requested in parts, one after the other."""
     owner, peer, _, _ = linked
     large = await peer.blocks(CacheDesc(2, [512, 64], DataType.DT_UINT8), 1)
     pull = peer.datadist.cache_manager.pull_blocks

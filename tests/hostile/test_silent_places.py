@@ -51,7 +51,7 @@ def few(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
 
 
 def turn_of(end: End, silence: Silence) -> int:
-    """How many dials began before the one of the end's place."""
+    """Count the dials that began before the one of the end's place."""
     return silence.order.index(("127.0.0.1", end.address.port))
 
 

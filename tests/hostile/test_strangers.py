@@ -46,7 +46,7 @@ class Client:
         await self._stream.send(b"".join(map(encode, messages)))
 
     async def hear(self) -> Message | Unknown:
-        """Raises EndOfStream, BrokenResourceError."""
+        """Return the next message. Raises EndOfStream, BrokenResourceError."""
         while True:
             if heard := self._decoder.feed(await self._stream.receive()):
                 return heard[0]
@@ -66,7 +66,7 @@ async def client_of(cluster: Cluster) -> AsyncIterator[Client]:
 
 @contextmanager
 def silent(cluster: Cluster, count: int, host: str = "127.0.0.2") -> Iterator[list[socket.socket]]:
-    """Connections from an address, on which nothing is said."""
+    """Open silent connections from an address."""
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(

@@ -33,7 +33,7 @@ def make_end() -> Iterator[Callable[..., End]]:
 
 @pytest.fixture
 def ends(make_end: Callable[..., End]) -> tuple[End, End, End]:
-    """A prefill engine, the decode engine that a request is for, and one that a stranger's request is at."""
+    """Make a prefill engine, the decode engine that a request is for, and one that a stranger's request is at."""
     return make_end(0), make_end(1), make_end(2)
 
 

@@ -74,7 +74,7 @@ def test_a_want_waits_for_its_own_request_and_not_for_ever(make_end: Callable[..
 
 
 def use(prefill: End, decode: End, number: int, prompt: bytes | None, is_wanted_first: bool) -> None:
-    """One use of the name ``t``, which succeeds, of blocks that tell which use it is."""
+    """Use the name ``t`` once, with success. The blocks tell which use it is."""
     blocks = (number % 8, number % 8 + 8)
     order = ExpectOrder(f"d{number}", prefill.address, "t", 0, (0, 1), prompt=prompt)
     if is_wanted_first:

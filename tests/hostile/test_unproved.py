@@ -1,4 +1,4 @@
-"""What an unproved end says decides about its own connection only: no word of it ends relinking."""
+"""Words of an unproved end. They decide about its own connection only: none ends relinking."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refuse(**changes: Any) -> Answer:
 
 
 def hello(**changes: Any) -> Answer:
-    """A server's hello that differs from the true one in this, and a proof that is worth nothing."""
+    """Make a server's hello that differs from the true one in this, and a worthless proof."""
 
     def answer(theirs: Hello) -> list[Message]:
         values = {"cluster_id": 1, "instance": "e" * 64, "nonce": "f" * 64, **changes}
@@ -64,8 +64,10 @@ ANSWERS: dict[str, Answer] = {
 
 
 class Impostor:
-    """A process that holds a cluster's port. It answers each hello as told, and then closes the connection; or it keeps the
-    connection open, and says nothing."""
+    """A process that holds a cluster's port.
+
+    It answers each hello as told and then closes the connection, or keeps the connection open and says nothing.
+    """
 
     def __init__(self, answer: Answer | None) -> None:
         self._answer = answer
@@ -175,8 +177,10 @@ async def test_a_process_that_holds_a_clusters_port_and_says_nothing_does_not_ei
 async def test_a_connection_that_an_impostor_keeps_does_not_hold_relinking(
     answer: Answer | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It frees the port, so the true cluster listens there again; the connection that it took stays open and silent. An
-    attempt had an hour."""
+    """Free the port, so that the true cluster listens there again, but keep the taken connection open and silent.
+
+    Before the limit, an attempt had an hour.
+    """
     attempts = Attempts(monkeypatch, 1)
     async with (
         open_cluster(1, auth_key=KEY) as prompt,

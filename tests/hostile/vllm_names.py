@@ -32,7 +32,7 @@ class RequestStatus(IntEnum):
 
 @contextmanager
 def both_halves() -> Iterator[SimpleNamespace]:
-    """The modules of both halves, without the package's own ``__init__``, which needs the rest of vLLM."""
+    """Load the modules of both halves, without the package's own ``__init__``, which needs the rest of vLLM."""
     before = set(sys.modules)
     if importlib.util.find_spec("vllm") is None:
         base, request = ModuleType(BASE), ModuleType("vllm.v1.request")
@@ -54,7 +54,7 @@ def both_halves() -> Iterator[SimpleNamespace]:
 
 @contextmanager
 def sglang_manager() -> Iterator[ModuleType]:
-    """The module of SGLang's manager, likewise."""
+    """Load the module of SGLang's manager, likewise."""
     before = set(sys.modules)
     if importlib.util.find_spec("sglang") is None:
         base = ModuleType(SGLANG_BASE)
@@ -73,7 +73,7 @@ def sglang_manager() -> Iterator[ModuleType]:
 
 @contextmanager
 def figures_of_vllm() -> Iterator[ModuleType]:
-    """The module of the figures that vLLM collects, likewise."""
+    """Load the module of the figures that vLLM collects, likewise."""
     before = set(sys.modules)
     if importlib.util.find_spec("vllm") is None:
         made = ModuleType(METRICS)
@@ -92,14 +92,14 @@ def figures_of_vllm() -> Iterator[ModuleType]:
 
 
 class _Stats:
-    """As vLLM's, which is a dataclass of this one field."""
+    """A stand-in for vLLM's statistics, a dataclass of this one field."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.data = data
 
 
 class _PromMetrics:
-    """As vLLM's: keeps what it is made with."""
+    """A stand-in for vLLM's metrics, which keeps its arguments."""
 
     def __init__(
         self, _: Any, metric_types: dict[Any, Any], labelnames: list[str], labelvalues: dict[int, list[object]]

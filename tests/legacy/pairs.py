@@ -72,7 +72,7 @@ def uses_of(manager: KvCacheManager) -> dict[int, str]:
 
 
 def value(tensor: int, piece: int) -> int:
-    """What a filled slot or block holds in all its bytes."""
+    """Return the value of all bytes of a filled slot or block."""
     return 16 * tensor + piece + 1
 
 
@@ -83,7 +83,7 @@ def fill(manager: KvCacheManager, cache: KvCache) -> None:
 
 
 def held(manager: KvCacheManager, cache: KvCache) -> list[Any]:
-    """A copy of each tensor."""
+    """Return a copy of each tensor."""
     return [array.copy() for array in manager.arrays(cache)]
 
 
@@ -152,7 +152,7 @@ class Models:
     reader: Writer
 
     def slot(self, slot: int) -> list[Any]:
-        """The values of a slot on DECODER, of each token: tensors agree but for 1000 per tensor."""
+        """Return the values of a slot on DECODER, one of each token. Tensors agree but for 1000 per tensor."""
         (kind, cache), *_ = self.reader.told
         assert kind == "allocated"
         tensors = held(self.pair.puller, cache)

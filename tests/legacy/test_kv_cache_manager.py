@@ -56,7 +56,7 @@ S = LLMStatusCode
 
 
 async def refused(call: Callable[[], Any], status: LLMStatusCode, words: str = ".") -> LLMException:
-    """It raises this status, at once or when it is awaited."""
+    """Check that a call raises this status, at once or when it is awaited."""
     with pytest.raises(LLMException, match=words) as caught:
         await call()
     assert caught.value.status_code is status, caught.value
@@ -331,7 +331,7 @@ async def test_what_comes_second_on_a_link_is_told_that_it_is_busy() -> None:
 
 
 async def until_served(p: Pair) -> None:
-    """Until the PROMPT has begun with the request."""
+    """Wait until PROMPT has begun with the request."""
     link = inside(p.prompt).links.find(2)
     async with asyncio.timeout(20):
         while not link._responder._running:  # noqa: ASYNC110

@@ -18,7 +18,7 @@ Call = Callable[[], Any]
 
 
 def calls_of(m: Models, source: KvCache, target: KvCache, blocks: KvCache) -> dict[str, Call]:
-    """What only the event loop may do, with arguments that are right."""
+    """Return the calls that only the event loop may make, with valid arguments."""
     prompt, decoder, owner, puller = m.pair.prompt, m.pair.decoder, m.pair.owner, m.pair.puller
     request, prefix = LLMReq(77, 8, 1, 2), LLMReq(78, 8, 1, 2, 3)
     peer = info_of(prompt)

@@ -28,7 +28,7 @@ KEY = CacheKey(1, 9)
 
 
 async def lose(p: Pair) -> None:
-    """The link, and the peer's listener."""
+    """Lose the link, and the peer's listener."""
     changes, engine = p.decoder.link_changes(), inside(p.prompt)
     await engine.listen_elsewhere(None)
     await cut_link(engine.links.find(2))

@@ -1,4 +1,4 @@
-"""What clusters hold and what it is called, without any machinery: bytearrays, dictionaries and lists of pages.
+"""A model of clusters' contents and names, without any machinery: bytearrays, dictionaries and lists of pages.
 
 Every operation is data. :meth:`Model.apply` says what becomes of it: a :class:`Plan`, or :class:`Refused` with the status
 codes that are right answers. What is wrong in several ways may be refused for any of them.
@@ -199,7 +199,7 @@ class Move(NamedTuple):
 
 @dataclass
 class Plan:
-    """What an operation does. ``frees``: a pull lets go of pool memory, perhaps, which happens a little later."""
+    """Effects of an operation. ``frees``: a pull may let go of pool memory, which happens a little later."""
 
     moves: list[Move] = field(default_factory=list)
     frees: bool = False
@@ -215,7 +215,7 @@ class Pool:
     pages: list[bool]
 
     def allocate(self, nbytes: int) -> int | None:
-        """Where: the smallest free extent that is large enough, the first of them."""
+        """Allocate the first of the smallest free extents that are large enough, and return its offset."""
         wanted = -(-nbytes // PAGE)
         fitting = [(length, first) for first, length in self.extents() if length >= wanted]
         if not fitting:
@@ -293,7 +293,7 @@ class Cluster:
 
 
 def layout(tensors: int, size: int) -> list[int]:
-    """Where the tensors are in memory of the caller's."""
+    """Return the offsets of the tensors in memory of the caller's."""
     return [GAP + i * (size + GAP) for i in range(tensors)]
 
 
@@ -312,7 +312,7 @@ class Model:
         self._is_fork = False
 
     def fork(self) -> Model:
-        """The same keys, pages and links, to try something out. The bytes are shared, and stay."""
+        """Copy keys, pages and links, to try something out. The bytes are shared, and stay."""
         other = copy(self)
         other._is_fork = True
         other.links = set(self.links)
@@ -410,7 +410,7 @@ class Model:
         return held
 
     def _peer(self, op: Pull, why: set[str]) -> Held | None:
-        """The cache at the other end."""
+        """Return the cache at the other end."""
         key = op.key
         if key.cluster == op.at or key.kind in {"placeholder", "both"}:
             why.add(PARAM)
@@ -478,7 +478,7 @@ class Model:
             why.add(PARAM)
 
     def _consume(self, key: Key, source: Held, slot: int, tensors: range) -> bool:
-        """Whether memory goes back to the pool with it."""
+        """Consume the request of a key. Return True if memory goes back to the pool with it."""
         if self.one_sided or source.blocks or not source.pooled:
             return False
         cluster = self.clusters[source.cluster]
@@ -651,7 +651,7 @@ def _fork(cluster: Cluster) -> Cluster:
 
 
 def contents(op: Make) -> list[bytes]:
-    """What the tensors of a new cache are filled with."""
+    """Return the initial contents of a new cache's tensors."""
     source = random.Random(op.fill)
     return [source.randbytes(op.pieces * op.stride) for _ in range(op.tensors)]
 

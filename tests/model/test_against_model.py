@@ -246,7 +246,7 @@ class Draw:
         return [held for held in self.model.clusters[at].caches.values() if held.present]
 
     def _cache(self, at: int, wanted: Callable[[Held], bool] = lambda _: True) -> Held | None:
-        """One of a cluster's, seldom another one than wanted, or one that is gone."""
+        """Choose a cache of a cluster: seldom another one than wanted, or one that is gone."""
         every = list(self.model.clusters[at].caches.values())
         right = [held for held in every if held.present and wanted(held)]
         if right and self.chance(0.95):
@@ -254,7 +254,7 @@ class Draw:
         return self.rng.choice(every) if every else None
 
     def _ends(self, at: int, peer: int, push: bool) -> tuple[Held, Held] | None:
-        """A source and a destination that fit, if there are some."""
+        """Choose a source and a destination that fit, if there are some."""
         mine = [h for h in self._held(at) if (h.accessible if push else h.may_receive) and h.has_id]
         theirs = [held for held in self._held(peer) if held.accessible]
         fitting = [
@@ -287,7 +287,7 @@ class Draw:
         return self.rng.choice(linked if linked and self.chance(0.97) else [*self.model.clusters, 9])
 
     def _key(self, held: Held, slot: int) -> Key:
-        """A name of the slot, or of the blocks."""
+        """Choose a name of the slot, or of the blocks."""
         cluster = self.model.clusters[held.cluster]
         names = [name for name in cluster.names_of(held) if held.blocks or cluster.names[name].slot == slot]
         if names and self.chance(0.7):
@@ -333,7 +333,7 @@ class Draw:
         return Push(**self._slip(words))
 
     def _astray(self, at: int, peer: int, kind: type[Pull]) -> Op:
-        """What cannot work."""
+        """Make an operation that cannot work."""
         held = self._cache(at)
         if held is None or held.handle < 0:
             return self.make(at)
@@ -376,7 +376,7 @@ class Draw:
         return words
 
     def _slip(self, words: dict[str, Any]) -> dict[str, Any]:
-        """One thing wrong, once in a while."""
+        """Put in a mistake, once in a while."""
         if self.chance(0.88):
             return words
         key: Key = words["key"]
@@ -467,7 +467,7 @@ class Draw:
         return Together(at, tuple((self.rng.choice([0, 0, 0, 1, 2, 3, 5, 9]), op) for op in chosen))
 
     def _commutes(self, others: list[Op], candidate: Op) -> bool:
-        """What succeeds at first and behind all others succeeds anywhere between."""
+        """Return True if the order does not matter: what succeeds first and last succeeds anywhere between."""
         every = [*others, candidate]
         makes = [op for op in every if isinstance(op, Make)]
         if len(makes) > 1 or any(op.memory == "pool" or op.same_as for op in makes):
@@ -497,7 +497,7 @@ def _fit(source: Held, target: Held, push: bool) -> bool:
 
 
 def _touch(some: list[Move], others: list[Move]) -> bool:
-    """A byte that one of them writes the other one writes or reads."""
+    """Return True if one of the moves writes a byte that the other one writes or reads."""
 
     def overlap(a: bytearray, first: int, n: int, b: bytearray, second: int, m: int) -> bool:
         return a is b and first < second + m and second < first + n
@@ -541,7 +541,7 @@ class Reality:
     """By the id of the model's bytearray."""
 
     async def take_pools(self) -> None:
-        """Where the pools are: the first cache of each is all of it."""
+        """Find the pools: the first cache of each is all of it."""
         for number, cluster in self.model.clusters.items():
             for host, pool in cluster.pools.items():
                 manager = self.clusters[number].datadist.cache_manager
@@ -579,7 +579,7 @@ class Reality:
         return await self._outcome(op)
 
     async def _outcome(self, op: Op) -> tuple[str, int]:
-        """The status, and the bytes that a transfer reported."""
+        """Return the status, and the bytes that a transfer reported."""
         try:
             done = await self._do(op)
         except LLMException as error:
@@ -627,7 +627,7 @@ class Reality:
     # ---- caches ----
 
     async def _before(self, op: Op) -> None:
-        """A first try at giving memory up that has arrays is refused."""
+        """Check that memory with arrays cannot be given up at the first try."""
         if isinstance(op, Deallocate) and op.hold_arrays:
             manager = self._manager(op)
             arrays = manager.arrays(self.caches[op.at, op.cache])

@@ -61,8 +61,10 @@ def run(mutants: list[Mutant], folder: Path) -> int:
 
 
 def run_chaos(mutants: list[Mutant], laboratory: Laboratory) -> int:
-    """Return the number of mutants that a minute of chaos did not find, at most 1. Whether the real code has a violation is
-    for ``make chaos`` to say."""
+    """Return the number of mutants that a minute of chaos did not find, at most 1.
+
+    Whether the real code has a violation is for ``make chaos`` to say.
+    """
     survivors = 0
     for mutant in mutants:
         ended = laboratory.run_chaos(mutant)

@@ -29,7 +29,7 @@ assert manager.is_initialized()
 
 
 def offer(owner):
-    """As PROMPT: a cache with a request in each slot."""
+    """Make a cache with a request in each slot, as PROMPT."""
     cache = manager.allocate_cache(DESC, [CacheKey(owner, 7), CacheKey(owner, 8)])
     for tensor, address in enumerate(cache.per_device_tensor_addrs[0]):
         for slot in range(2):
@@ -38,7 +38,7 @@ def offer(owner):
 
 
 def fetch(owner):
-    """As DECODER: its two requests, the other way round."""
+    """Pull the two requests in reverse order, as DECODER."""
     cache = manager.allocate_cache(DESC)
     manager.pull_cache(CacheKey(owner, 8), cache)
     assert status_of(manager.pull_cache, CacheKey(owner, 8), cache) == LLMStatusCode.LLM_KV_CACHE_NOT_EXIST

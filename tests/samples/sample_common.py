@@ -1,5 +1,8 @@
-"""What the samples share. Each is one script for two processes, ``<sample>.py server PORT`` and ``<sample>.py client PORT``;
-what one prints the other reads."""
+"""Helpers that the samples share.
+
+Each sample is one script for two processes, ``<sample>.py server PORT`` and ``<sample>.py client PORT``; each reads what
+the other prints.
+"""
 
 import ctypes
 import os
@@ -24,7 +27,7 @@ def hear(word):
 
 
 def initialise(**options):
-    """An initialised LLMDataDist; the server listens."""
+    """Return an initialised LLMDataDist; the server listens."""
     config = LLMConfig()
     config.device_id = 0 if IS_SERVER else 1
     config.enable_cache_manager = True

@@ -84,7 +84,7 @@ def test_a_script_of_the_vendors_library_runs_unchanged(sample: str) -> None:
 
 
 def unexpected(words: list[str]) -> list[str]:
-    """What is no warning of a cluster, nor one of torch.distributed's."""
+    """Return the lines that are neither warnings of a cluster nor of torch.distributed."""
     return [line for each in words for line in each.splitlines() if not line.startswith(("cluster ", "[W"))]
 
 

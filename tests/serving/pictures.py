@@ -39,7 +39,7 @@ BLUE, ORANGE, GREEN, GREY = "#0b5cad", "#b3470b", "#1c7a3e", "#667077"
 
 @dataclass(frozen=True)
 class Line:
-    """One metric of one service over time. ``scale`` is what a value is divided by."""
+    """A metric of a service over time. Values are divided by ``scale``."""
 
     service: str
     metric: str
@@ -114,7 +114,7 @@ class Run:
             await self.scraped.wait()
 
     def values(self, line: Line) -> list[tuple[float, float | None]]:
-        """None: the service was away. A counter that has not counted yet is 0."""
+        """Return a line's values: None while the service was away, 0 for a counter that has not counted yet."""
         return [
             (at, found[line.service].get(line.metric, 0.0) / line.scale if line.service in found else None)
             for at, found in self.scrapes
@@ -122,7 +122,7 @@ class Run:
 
 
 async def watch(services: Three, run: Run, start: float) -> None:
-    """Until it is cancelled."""
+    """Scrape the services until cancelled."""
     named = {"router": services.router, "prefill": services.prefill, "decode": services.decode}
     while True:
         found: Scrape = {}
@@ -139,7 +139,7 @@ async def watch(services: Three, run: Run, start: float) -> None:
 
 
 async def loaded() -> Run:
-    """The load of the test, watched."""
+    """Run the load of the test and watch it."""
     with three(prefill=SMALL, decode=SMALL, router=("--retry-seconds", "30")) as services:
         load, run, start = Load(services), Run([], (0.0, 0.0)), time.monotonic()
         async with anyio.create_task_group() as group:
@@ -171,7 +171,7 @@ def with_spans(folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def ask(services: Three) -> None:
-    """The request whose spans are shown, and the end of the services, which write them."""
+    """Make the request whose spans are shown, and end the services, which then write the spans."""
     response = httpx.post(f"{services.router.url}/v1/completions", json=JOB, trust_env=False)
     assert response.text.endswith("data: [DONE]\n\n"), response.text
     services.wait_nothing_kept()
@@ -181,7 +181,7 @@ def ask(services: Three) -> None:
 
 
 def traced(folder: Path) -> list[Bar]:
-    """The spans of one request, after others that found nothing warm."""
+    """Return the spans of one request, after others that found nothing warm."""
     with three(**with_spans(folder)) as services:
         for _ in range(5):
             httpx.post(f"{services.router.url}/v1/completions", json=JOB, trust_env=False)
@@ -220,7 +220,7 @@ def service_of(span: dict[str, Any]) -> str:
 
 
 def millis(when: str) -> float:
-    """Of a time as the SDK writes it."""
+    """Convert a time as the SDK writes it to milliseconds."""
     return 1e3 * datetime.fromisoformat(when).timestamp()
 
 
@@ -284,7 +284,7 @@ def draw_panel(run: Run, panel: Panel, top: float, scale: float) -> Iterator[str
 
 
 def pieces(values: Sequence[tuple[float, float | None]]) -> Iterator[list[tuple[float, float]]]:
-    """Where a service was away its line has a gap."""
+    """Split a service's line into pieces: it has a gap while the service was away."""
     piece: list[tuple[float, float]] = []
     for at, value in values:
         if value is not None:
@@ -301,7 +301,7 @@ COLOURS = {"router": GREY, "prefill": ORANGE, "decode": BLUE}
 
 
 def draw_trace(found: Sequence[Bar]) -> str:
-    """A row for each span: what it is, how long it took, and below it when."""
+    """Draw a row for each span: its name, its duration, and below them its time."""
     last = max(bar.end for bar in found)
     scale = (WIDTH - 24) / last
     bottom = 40 + ROW * len(found)

@@ -29,7 +29,7 @@ _model = Model(CONFIG, WEIGHTS_SEED)
 
 
 def expected(job: Job) -> str:
-    """The text of a single process, whose cache never moves."""
+    """Return the text of a single process, whose cache never moves."""
     prompt, count, seed = job["prompt"].encode(), job["max_tokens"], job.get("seed", 0)
     table = range(blocks_for(len(prompt) + count))
     cache = empty_cache(CONFIG, len(table))
@@ -40,7 +40,7 @@ def expected(job: Job) -> str:
 
 
 class Service:
-    """One of them. ``log`` has what it wrote."""
+    """A service in its own process. Its output is in ``log``."""
 
     def __init__(self, command: list[str], port: str) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -82,7 +82,7 @@ class Service:
         self._ended()
 
     def stop(self) -> None:
-        """As a frozen container."""
+        """Stop the service like a frozen container."""
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
@@ -108,7 +108,7 @@ class Service:
         self.kill()
 
     def complaints(self) -> list[str]:
-        """What it wrote of things that went wrong unexpectedly."""
+        """Return the lines of its log about unexpected failures."""
         return [line for line in self.log if "Traceback" in line or "ERROR" in line or "never" in line]
 
 
@@ -133,7 +133,7 @@ class Three:
         return str(httpx.get(f"{self.router.url}/health", trust_env=False).json()["status"])
 
     def kept(self) -> dict[str, float]:
-        """What either end holds of requests: all of it is 0 when none is under way."""
+        """Return what each end keeps for requests: all numbers are 0 if none is under way."""
         found = {"waiting": 0.0, "leases": self.prefill.metrics()["serving_leases"]}
         for name, service in (("prefill", self.prefill), ("decode", self.decode)):
             counted = service.metrics()
@@ -178,7 +178,7 @@ def three(**options: tuple[str, ...]) -> Iterator[Three]:
 
 
 def eventually(look: Callable[[], Any], wanted: Any) -> None:
-    """A service does not say when it is done with what no request waits for."""
+    """Wait until ``look`` returns ``wanted``. A service does not report the end of work that no request waits for."""
     until = time.monotonic() + PATIENCE
     while (found := look()) != wanted and time.monotonic() < until:
         time.sleep(0.02)
@@ -189,7 +189,7 @@ def eventually(look: Callable[[], Any], wanted: Any) -> None:
 async def streamed(
     client: httpx.AsyncClient, url: str, job: Job
 ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[str]]]:
-    """The response, and the texts of its events. They end with an AssertionError if the answer is not whole."""
+    """Yield the response, and the texts of its events. They end with an AssertionError if the answer is not whole."""
     async with client.stream("POST", f"{url}/v1/completions", json={**job, "stream": True}) as response:
         yield response, _texts(response)
 

@@ -24,7 +24,7 @@ LONG = 600
 
 
 class Load:
-    """What the clients saw."""
+    """Clients, and the answers that they got."""
 
     def __init__(self, services: Three) -> None:
         self._services = services
@@ -56,7 +56,7 @@ class Load:
         self.seen["restarted"] += 1
 
     async def _stay(self, client: httpx.AsyncClient, number: int, job: Job) -> None:
-        """Until it has its answer, however often it is told to come again."""
+        """Repeat a request until it is answered, however often the router asks to come again."""
         while True:
             async with streamed(client, self._services.router.url, job) as (response, texts):
                 if response.status_code == 200:

@@ -104,7 +104,7 @@ async def test_its_memory_is_not_adopted() -> None:
 
 
 class Client:
-    """One that goes when it has so many pieces, or never."""
+    """A client that goes after a number of pieces, or never."""
 
     def __init__(self, goes_after: int = -1) -> None:
         self._goes_after = goes_after
@@ -179,7 +179,7 @@ async def test_a_request_that_is_refused() -> None:
 
 
 def started(monkeypatch: pytest.MonkeyPatch, main: Any, *options: str) -> tuple[list[str], dict[str, Any]]:
-    """What a service becomes: its command, and what the connector is told."""
+    """Start a service and return its command, and the settings for the connector."""
     commands: list[list[str]] = []
 
     def execv(path: str, command: list[str]) -> None:

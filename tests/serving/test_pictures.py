@@ -1,4 +1,4 @@
-"""What the pictures of ``docs/serving.md`` show is there: metrics by name and label, and the spans of one request."""
+"""Pictures of ``docs/serving.md``: the metrics, by name and label, and the spans of one request are there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def services(folder: Path) -> Iterator[Three]:
 
 @pytest.fixture(scope="module")
 def metrics(services: Three) -> dict[str, dict[str, float]]:
-    """What the services have counted when one client has had its answer, one has left, and one was refused."""
+    """Return what the services count after one client has had its answer, one has left, and one was refused."""
     url = f"{services.router.url}/v1/completions"
     job = {**pictures.JOB, "stream": False}
     assert httpx.post(url, json=job, trust_env=False).json()["choices"][0]["text"] == expected(job)

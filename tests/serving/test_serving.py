@@ -1,4 +1,4 @@
-"""What each part of ``docs/serving.md`` says of the three services."""
+"""Claims of ``docs/serving.md`` about the three services, part by part."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def text_of(response: httpx.Response) -> str:
 
 
 def keep(services: Three, prompt: str) -> dict[str, Any]:
-    """A prompt's blocks at prefill, which no decode service knows yet: what the router would tell one."""
+    """Keep a prompt's blocks at prefill, and return what the router would tell a decode service."""
     lease = {"do_remote_decode": True, "lease": new_lease_name()}
     response = ask(services.prefill, {"prompt": prompt, "max_tokens": 1, "kv_transfer_params": lease})
     assert response.status_code == 200, response.text

@@ -40,7 +40,7 @@ PERIODS = {"idle": 3600.0, "load": 0.0, "busy": 0.1}
 
 @dataclass
 class Outcome:
-    """What a soak came to."""
+    """The outcome of a soak."""
 
     lost: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Owners:
         return process.stdout.readline()
 
     def report(self, outcome: Outcome) -> None:
-        """What they say of their own losses. Blocks: nothing is soaked any more."""
+        """Collect what the owners report of their own losses. This blocks: nothing is soaked any more."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(b"report\n")
@@ -186,7 +186,7 @@ class Puller:
             self._outcome.wrong.append(f"pull from {peer} of {source} to {target}: {wrong[:5]}")
 
     async def make_and_give_up(self) -> None:
-        """A small cache that peers never hear of."""
+        """Make a small cache that peers never hear of, and give it up, again and again."""
         desc = self._settings.desc
         desc.update_dim(0, 2)
         while True:
@@ -245,7 +245,7 @@ def one_blocking(manager: Any, cache: Any, peer: int, chance: random.Random, out
 
 
 def many_submitted(manager: Any, cache: Any, settings: Settings, chance: random.Random, outcome: Outcome) -> None:
-    """As a serving worker does it: submit, go on, drain."""
+    """Submit, go on and drain, as a serving worker does."""
     handles = {}
     for number in range(4):
         peer = chance.randint(1, settings.peers)
@@ -313,7 +313,7 @@ async def soak_v1(settings: Settings, owners: Owners, outcome: Outcome) -> None:
 
 
 async def pull_v1(manager: legacy.KvCacheManager, peer: int, request: int, cache: Any) -> None:
-    """The owner makes its caches one after the other: one that is not there yet comes."""
+    """Pull a cache that may not be there yet: the owner makes its caches one after the other."""
     for attempt in range(100):
         try:
             await manager.pull_cache(CacheKey(peer, request), cache, 0)

@@ -1,4 +1,4 @@
-"""What all soaks share: their settings, contents that say where they belong, and what the process holds."""
+"""Parts of all soaks: settings, contents that say where they belong, and what the process holds."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ STAMPED = 4
 
 @dataclass(frozen=True)
 class Settings:
-    """One soak.
+    """Settings of a soak.
 
     Attributes:
         peers, processes: clusters to link to, and processes that they live in.
         pool: bytes of each cluster's memory pool.
-        layers, blocks, block_bytes: of each cache; a layer is two tensors.
+        layers, blocks, block_bytes: shape of each cache; a layer is two tensors.
         interval: milliseconds between two heartbeats.
     """
 
@@ -80,7 +80,7 @@ def parse(arguments: list[str] | None = None) -> tuple[Settings, argparse.Namesp
 
 
 def value(owner: int, tensor: int, block: int) -> int:
-    """What every byte of a block holds."""
+    """Return the value of every byte of a block."""
     return 1 + (owner * 61 + tensor * 7 + block) % 251
 
 
@@ -102,7 +102,7 @@ def misplaced(arrays: list[NDArray[Any]], owner: int, source: list[int], target:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process holds."""
+    """Resources that a process holds."""
 
     files: int
     threads: int

@@ -32,7 +32,7 @@ OFFERED = 1
 
 
 class Owner:
-    """What was lost, and how to say so."""
+    """Clusters of one process, with a list of what was lost."""
 
     def __init__(self, settings: Settings, first: int) -> None:
         self.settings = settings
@@ -45,7 +45,7 @@ class Owner:
         print(json.dumps(answer), flush=True)
 
     async def listen(self) -> None:
-        """Until the end of the standard input."""
+        """Answer each line of the standard input with a report, until it ends."""
         self.say(self.ports)
         before = Footprint.now()
         while await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
@@ -72,7 +72,7 @@ def options_of(settings: Settings, cluster_id: int) -> dict[str, Any]:
 
 
 async def block_the_loop_now_and_then(settings: Settings) -> None:
-    """What a caller does who computes on the event loop."""
+    """Compute on the event loop now and then, as some callers do."""
     while settings.mode == "busy":
         await anyio.sleep(0.7)
         spin(0.3)

@@ -1,5 +1,8 @@
-"""An A3: HCCL unfolds batches on the device unless the communicator's configuration says HOST. Then an abort stops no copy,
-and one notify tells of all ends. [src externalinput.cc:1706-1732, hccl_one_sided_service.cc:336-348, 1021-1060]"""
+"""HCCL unfolds batches on an A3's device unless the communicator's configuration says HOST.
+
+Then an abort stops no copy, and one notify tells of all ends.
+[src externalinput.cc:1706-1732, hccl_one_sided_service.cc:336-348, 1021-1060].
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""A destroy that does not return: where HCCL unfolds batches, HcclCommDestroy waits for a kernel, up to HCCL_EXEC_TIMEOUT.
-[src hccl_one_sided_service.cc:596-606]"""
+"""Destroys that do not return.
+
+If HCCL unfolds batches, HcclCommDestroy waits for a kernel, up to HCCL_EXEC_TIMEOUT.
+[src hccl_one_sided_service.cc:596-606].
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def is_registered(memory: Memory) -> bool:
 
 
 async def finalize_ends() -> None:
-    """The hold is never released: this process ends while HCCL is in the call."""
+    """End this process while HCCL is in the call: the hold is never released."""
     communicator.DESTROY_SECONDS = 0.2
     logging.getLogger("aiodatadist").addHandler(logging.StreamHandler(log := io.StringIO()))
     async with open_cluster(1, device_id=0) as one, open_cluster(2, device_id=1) as two:

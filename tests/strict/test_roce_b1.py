@@ -1,4 +1,7 @@
-"""B1: streams of one communicator share its queue and its fence. [src transport_roce_mem.cc:398-399, 512-514, 611, 702]"""
+"""B1: streams of one communicator share its queue and its fence.
+
+[src transport_roce_mem.cc:398-399, 512-514, 611, 702].
+"""
 
 from __future__ import annotations
 

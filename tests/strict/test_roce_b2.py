@@ -1,4 +1,7 @@
-"""B2: an abort takes back what a stream has, not what was posted. [src transport_roce_mem.cc:398-399, 702]"""
+"""B2: an abort takes back what a stream has, not what was posted.
+
+[src transport_roce_mem.cc:398-399, 702].
+"""
 
 from __future__ import annotations
 

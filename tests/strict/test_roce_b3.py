@@ -1,4 +1,7 @@
-"""B3: a batch with a bad item is refused when those before it were posted. [src hccl_one_sided_conn.cc:328-354, 357-383]"""
+"""B3: a batch with a bad item is refused after the items before it were posted.
+
+[src hccl_one_sided_conn.cc:328-354, 357-383].
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """B9: 510 unanswered requests make the next call block, for HCCL_CONNECT_TIMEOUT at most: 120 s, and then it fails.
-[src adapter_hccp.cc:771-820, 2474; adapter_hccp.h:46, 49]"""
+
+[src adapter_hccp.cc:771-820, 2474; adapter_hccp.h:46, 49].
+"""
 
 from __future__ import annotations
 

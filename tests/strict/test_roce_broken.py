@@ -1,4 +1,7 @@
-"""A channel on which a transfer was stopped half-way, while more happens to it. [src transport_roce_mem.cc:398-399, 702]"""
+"""A channel on which a transfer was stopped half-way, while more happens to it.
+
+[src transport_roce_mem.cc:398-399, 702].
+"""
 
 from __future__ import annotations
 

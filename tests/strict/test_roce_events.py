@@ -25,7 +25,7 @@ SOON = 10.0
 
 
 class Events(AwaitableLayerSynchronizer):
-    """As those of torch_npu: one event, recorded already, stands for all layers."""
+    """Events like those of torch_npu: one event, recorded already, stands for all layers."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(len(LAYERS))

@@ -1,5 +1,7 @@
 """A failed request wakes no stream over RoCE: only HCCL's heartbeat thread reads error completions.
-[src transport_roce_mem.cc:606-620, heartbeat.cc:1636]"""
+
+[src transport_roce_mem.cc:606-620, heartbeat.cc:1636].
+"""
 
 from __future__ import annotations
 

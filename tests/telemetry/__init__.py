@@ -1,1 +1,1 @@
-"""What Prometheus, OpenTelemetry and Grafana see."""
+"""Tests of what Prometheus, OpenTelemetry and Grafana see."""

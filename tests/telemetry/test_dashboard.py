@@ -38,7 +38,7 @@ def selectors(query: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def words(query: str) -> set[str]:
-    """What is left of a query when its selectors, durations and lists of labels are gone: functions."""
+    """Return the functions of a query: the names left without its selectors, durations and lists of labels."""
     rest = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\bby \([^)]*\)", "", query)
     return set(re.findall(r"[a-zA-Z_:][\w:]*", rest)) - set(SAMPLES)
 
@@ -94,7 +94,7 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
 
 
 def test_most_of_what_is_counted_has_a_panel() -> None:
-    """What is not asked for is said here, so that a new metric is either shown or listed."""
+    """List the metrics without a panel, so that a new metric is either shown or listed."""
     asked = {SAMPLES[name][0] for _, query in QUERIES for name, _ in selectors(query)}
     assert METRICS.keys() - asked == NIXL.keys() | {
         "aiodatadist_budget_refusals",

@@ -1,4 +1,4 @@
-"""What a registry of Prometheus shows of clusters and context caches."""
+"""Samples of clusters and context caches in a registry of Prometheus."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scraped(registry: CollectorRegistry) -> Samples:
 
 
 def parsed(text: str) -> Samples:
-    """As Prometheus reads it. No series may be there twice."""
+    """Parse the text as Prometheus does. No series may be there twice."""
     samples: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -18,7 +18,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def says(name: str) -> str:
-    """What the page says that a program prints."""
+    """Return the output that the page shows for a program."""
     match = re.search(r"```\n\nIt prints\n\n```text\n(.*?)```", TEXT[TEXT.index(f"# {name}:") :], flags=re.DOTALL)
     assert match is not None
     return match[1]

@@ -705,7 +705,7 @@ def test_whatever_is_no_pool_is_param_invalid_in_few_words(text: str) -> None:
 
 
 def classes(*sizes: tuple[int, int, int]) -> str:
-    """The JSON of ``(total_size, blk_size, max_buf_size)`` of each class."""
+    """Return the JSON of ``(total_size, blk_size, max_buf_size)`` of each class."""
     names = ("total_size", "blk_size", "max_buf_size")
     return json.dumps({"buf_cfg": [dict(zip(names, size, strict=True)) for size in sizes]})
 

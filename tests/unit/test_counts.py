@@ -1,4 +1,4 @@
-"""What makes tests slow or fragile becomes rarer, and never more frequent."""
+"""Ceilings for what makes tests slow or fragile: it becomes rarer, and never more frequent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes from others is read in one place, in models with limits, and is shown by one function.
+"""Foreign input: it is read in one place, in models with limits, and is shown by one function.
 
 The tests read the package's source, so that what is added later is held to the same.
 """
@@ -139,7 +139,7 @@ def _called(node: ast.Call) -> str:
 
 
 def _shown_in(node: ast.AST) -> list[ast.expr]:
-    """What becomes text in a node: of an f-string, a log call, ``%``, ``format``, ``+`` with a text, a span or a label."""
+    """Return what becomes text in a node: f-string, log call, ``%``, ``format``, ``+`` with a text, span or label."""
     match node:
         case ast.FormattedValue(value=value):
             return [value]

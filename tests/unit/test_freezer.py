@@ -34,7 +34,7 @@ class Noted:
         self.frozen.remove(process)
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Do nothing: nothing is left."""
 
 
 PARENT = """
@@ -49,7 +49,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def family() -> Iterator[tuple[children.Popen[str], int]]:
-    """A process that repeats each line, and its child's id."""
+    """Start a process that repeats each line. Yield it and its child's id."""
     with children.Popen(
         [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:

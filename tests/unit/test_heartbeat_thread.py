@@ -34,7 +34,7 @@ FOREVER = 30.0
 
 
 class News:
-    """What is given to watch() as ``lost``."""
+    """A callback for ``watch()`` that collects the reasons of lost links."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
@@ -81,12 +81,12 @@ def spin(until: Callable[[], bool]) -> None:
 
 
 def spin_until_there_is_news(heartbeats: HeartbeatThread) -> None:
-    """The thread found something, and the event loop has not heard it yet."""
+    """Wait until the thread has found something. The event loop has not heard it yet."""
     assert select.select([ring.heartbeats_fd(heartbeats._native)], [], [], 5)[0]
 
 
 async def until_closed(sock: socket.socket) -> None:
-    """Until this end reads that the other one closed; it may have been reset."""
+    """Read until the other end has closed the connection, or reset it."""
     with contextlib.suppress(ConnectionResetError):
         while await asyncio.get_running_loop().sock_recv(sock, 4096):
             pass
@@ -100,7 +100,7 @@ async def count_beats(sock: socket.socket, number: int) -> None:
 
 
 async def what_is_queued(heartbeats: HeartbeatThread) -> None:
-    """Until the loop has heard all that the thread queued on it so far: what it says of a silent peer comes behind that."""
+    """Wait until the loop has heard all that the thread queued so far: news of a silent peer comes behind that."""
     ours, theirs = socket.socketpair()
     with theirs:
         silent = News()

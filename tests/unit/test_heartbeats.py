@@ -12,7 +12,7 @@ from aiodatadist.wire.messages import AttachHeartbeats
 
 
 class Expecting:
-    """What heartbeats know of a link before they come."""
+    """A link as heartbeats know it before they come."""
 
     def __init__(self, token: str) -> None:
         self.heartbeat_token = token

@@ -91,7 +91,7 @@ def test_commands_share_nothing_but_the_kit() -> None:
 
 
 def rows_of(heading: str) -> list[str]:
-    """The names in the first column of the table under a heading, one after the other."""
+    """Return the names in the first column of the table under a heading, one after the other."""
     text = ARCHITECTURE.read_text(encoding="utf-8")
     section = re.split(r"^## ", text.partition(f"## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     cells = re.findall(r"^\| (`[^|]*) \|", section, flags=re.MULTILINE)

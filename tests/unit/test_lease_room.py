@@ -1,4 +1,4 @@
-"""How much of a KV cache may be kept for peers."""
+"""The share of a KV cache that may be kept for peers."""
 
 from __future__ import annotations
 

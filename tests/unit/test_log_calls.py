@@ -1,4 +1,4 @@
-"""Who may log above DEBUG: the limiter, and the places named here, whose lines no peer, client or pool can repeat at will.
+"""Log calls above DEBUG: the limiter, and the places named here, whose lines no peer, client or pool can repeat at will.
 
 Everything else is an ``Incident``: one line of each kind a second. ``cli`` and ``testing`` are left
 out, whose programs and helpers run for the person who started them.
@@ -64,7 +64,7 @@ ALLOWED = {
 
 
 def log_calls(node: ast.AST, place: str = "") -> Iterator[str]:
-    """The functions that call a logger, or a method of ``logging``, above DEBUG; as often as they call it."""
+    """Yield the functions that call a logger, or a method of ``logging``, above DEBUG; once for each call."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             is_inner = "." in place or (place and place[0].islower())  # a function in a function is the outer one's

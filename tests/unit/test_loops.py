@@ -1,4 +1,4 @@
-"""Which event loops a test runs on."""
+"""Event loops of tests, and their choice."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ PREDICTIONS = [f"B{number}" for number in range(1, 21)]
 
 
 def rows(page: str) -> dict[str, list[str]]:
-    """The cells of each row that begins with a prediction's name."""
+    """Return the cells of each row that begins with a prediction's name."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     lines = re.findall(r"^\| (B\d+) \|(.*)\|$", text, flags=re.MULTILINE)
     return {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in lines}

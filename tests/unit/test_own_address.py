@@ -1,4 +1,4 @@
-"""Where a member of a rank table listens."""
+"""The address at which a member of a rank table listens."""
 
 from __future__ import annotations
 

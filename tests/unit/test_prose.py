@@ -1,4 +1,4 @@
-"""What people read: plain words with the subject first, and paths of files that are there."""
+"""Prose for people: plain words with the subject first, and paths of files that are there."""
 
 from __future__ import annotations
 

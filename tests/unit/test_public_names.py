@@ -68,7 +68,7 @@ PUBLIC: dict[str, str] = {
 
 
 def names_of(module: ModuleType) -> set[str]:
-    """What ``__all__`` says, or else what the file itself defines without an underscore."""
+    """Return the names in ``__all__``, or else those without an underscore that the file itself defines."""
     if hasattr(module, "__all__"):
         return set(module.__all__)
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))

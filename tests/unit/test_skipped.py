@@ -1,4 +1,4 @@
-"""What a run left out is one line."""
+"""The summary of what a run left out is one line."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def scattered(count: int, num_blocks: int, seed: int = 1) -> list[int]:
 
 
 def dense_logits(model: Model, tokens: bytes) -> Array:
-    """The same network the slow way: whole matrices, one head at a time, no cache, double precision."""
+    """Compute the same network the slow way: whole matrices, one head at a time, no cache, double precision."""
     c = model.config
     x = model.embedding[list(tokens)].astype(np.float64)
     count = len(tokens)
@@ -132,7 +132,7 @@ def test_position_matters(model: Model) -> None:
 
 @pytest.fixture
 def filled(model: Model) -> tuple[list[Array], list[int]]:
-    """A cache that holds the prompt, and its block table; block 19 is in no table."""
+    """Return a cache that holds the prompt, and its block table; block 19 is in no table."""
     table = scattered(blocks_for(len(PROMPT) + 1), 19)
     cache = empty_cache(SMALL, 20)
     model.prefill(PROMPT, cache, table)

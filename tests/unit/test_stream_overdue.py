@@ -41,7 +41,7 @@ def hung_copies(
 async def hung_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[tuple[Stream, threading.Semaphore, threading.Semaphore]]:
-    """A stream, how many of its copies were begun, and how many return."""
+    """Yield a stream, and semaphores for how many of its copies were begun, and how many return."""
     begun, returns = threading.Semaphore(0), threading.Semaphore(0)
 
     async with await Device.open(0, StreamLimits(grace=0.1, patience=0.05)) as device:
@@ -94,7 +94,7 @@ async def test_short_limit_behind_a_long_one_is_kept(monkeypatch: pytest.MonkeyP
 async def test_a_transfer_that_is_cancelled_while_its_stream_closes_leaves_no_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would look into a ring that is gone."""
+    """Leave no timer: it would look into a ring that is gone."""
     source, target = bytearray(LARGE), bytearray(LARGE)
     begun, returns = threading.Semaphore(0), threading.Semaphore(0)
     async with await Device.open(0) as device:

@@ -1,4 +1,4 @@
-"""What a stream hands to C, in which order, and what becomes of what C gives back."""
+"""Programs that a stream hands to C, their order, and what becomes of what C gives back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who says when a layer is final."""
+"""Synchronizers, which say when a layer is final."""
 
 from __future__ import annotations
 

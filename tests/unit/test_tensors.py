@@ -57,7 +57,7 @@ def desc_of(
 
 
 def take(value: Any, desc: CacheDesc | None = None, **options: Any) -> Span:
-    """One tensor."""
+    """Return the span of one tensor."""
     (span,) = spans([value], "tensors", desc or desc_of(), **options)
     return span
 
@@ -81,7 +81,7 @@ class Named:
 
 
 class FakeTensor:
-    """What ``spans`` looks at in a torch tensor."""
+    """A stand-in for a torch tensor, with the attributes that ``spans`` reads."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What destinations refuse, when made and when changed."""
+"""Values that destinations refuse, when made and when changed."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ cdef_source = runpy.run_path(str(NATIVE / "declare.py"))["cdef_source"]
 
 
 def declared() -> tuple[cffi.FFI, Any]:
-    """The headers of the repository, read by an FFI of their own, and their numbers."""
+    """Read the headers of the repository into a fresh FFI, and return it with their numbers."""
     fresh = cffi.FFI()
     fresh.cdef(cdef_source(*(NATIVE / name for name in ("acl.h", "hccl.h", "ring.h", "softnpu/softnpu.h"))))
     return fresh, fresh.dlopen(None)

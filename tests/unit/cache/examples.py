@@ -47,14 +47,14 @@ def local(
     keys: Sequence[CacheKey] = (),
     in_: CacheTable | None = None,
 ) -> Entry:
-    """A cache of this cluster, of memory of the caller's."""
+    """Add a cache of this cluster, in memory of the caller's."""
     desc = CacheDesc(tensors, [pieces, stride], DataType.DT_INT8)
     table = CacheTable() if in_ is None else in_
     return table.add(desc, addresses(tensors, desc.size), blocks, table.check_slots(desc, keys), True)
 
 
 def place(where: Sequence[int], pieces: int, stride: int, address: int, nbytes: int) -> tuple[int, int, int]:
-    """The tensor and the piece that hold these bytes, and where in it they begin. They lie in exactly one."""
+    """Return the one tensor and piece that hold these bytes, and their offset in the piece."""
     inside = [t for t, base in enumerate(where) if base <= address and address + nbytes <= base + pieces * stride]
     assert len(inside) == 1, f"{nbytes} bytes at {address:#x} lie in {len(inside)} tensors"
     piece, offset = divmod(address - where[inside[0]], stride)
@@ -63,6 +63,6 @@ def place(where: Sequence[int], pieces: int, stride: int, address: int, nbytes: 
 
 
 async def quiet(entry: Entry) -> None:
-    """Until no transfer uses a cache and no peer may reach it, or it is poisoned."""
+    """Wait until no transfer uses a cache and no peer may reach it, or it is poisoned."""
     while not entry.is_quiet and not entry.is_poisoned:
         await entry.wait_change()

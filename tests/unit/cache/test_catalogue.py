@@ -1,4 +1,4 @@
-"""What a peer told us of is found by the names that callers use, until it takes it back."""
+"""The catalogue of a peer's caches: they are found by the names that callers use, until the peer takes them back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REQUEST, PREFIX, BLOCKS = CacheKey(7, 10), CacheKey(7, UNSET, 0, 10), BlocksCach
 
 
 def told(*said: tuple[int, Key, int]) -> Catalogue:
-    """A catalogue that was told: this cache id is the answer to this key, with this slot."""
+    """Make a catalogue in which each cache id is the answer to a key, with a slot."""
     catalogue = Catalogue()
     for cache_id, key, slot in said:
         catalogue.learn(entry(cache_id=cache_id), name_of(key), slot)

@@ -51,7 +51,7 @@ MEMORY = ctypes.create_string_buffer(10 << 20)
 
 
 def at(mebibyte: int) -> int:
-    """An address in memory of the caller's."""
+    """Return an address in memory of the caller's."""
     return ctypes.addressof(MEMORY) + (mebibyte << 20)
 
 
@@ -96,7 +96,7 @@ async def open_registry(*pools: Placement, pages: int = PAGES) -> AsyncIterator[
 
 @pytest.fixture
 async def registry() -> AsyncIterator[CacheRegistry]:
-    """One with a pool of device memory. A task of its own has it: a fixture begins and ends in different ones."""
+    """Open a registry with a pool of device memory in its own task: a fixture begins and ends in different ones."""
     opened: asyncio.Future[CacheRegistry] = asyncio.get_running_loop().create_future()
     enough = Signal()
 
@@ -446,7 +446,7 @@ async def test_a_full_pool_says_what_has_been_pinned_the_longest(registry: Cache
 
 
 class Piece:
-    """What a peer was writing when it was stopped."""
+    """A piece that a peer was writing when it was stopped."""
 
     def __init__(self, error: LLMException | None = None) -> None:
         self.is_over = anyio.Event()
@@ -713,7 +713,7 @@ async def test_callers_memory_is_kept_alive_until_then(registry: CacheRegistry) 
 
 
 async def is_registered(transport: Transport, address: int) -> bool:
-    """A region that overlaps a registered one in part is refused."""
+    """Return True if it is registered: a region that overlaps a registered one in part is refused."""
     part = [Region(address + 64, 64, Placement.DEVICE)]
     try:
         await transport.register(part)

@@ -25,7 +25,7 @@ BASE = 1 << 30
 
 
 class Pool:
-    """One of ``pages``, its line, and who was served in which order."""
+    """A pool of ``pages``, its line, and who was served in which order."""
 
     def __init__(self, pages: int = 8) -> None:
         self.pages = PagePool("the pool", BASE, PoolConfig(memory_size=pages * PAGE, page_shift=10))

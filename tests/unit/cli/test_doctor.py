@@ -130,7 +130,7 @@ def test_a_full_disk_is_said_in_one_line() -> None:
 
 
 def doctor_with(folder: Path, names: tuple[str, ...], runtime: str) -> list[dict[str, str]]:
-    """The findings of a process that has these libraries, which are softnpu."""
+    """Return the findings of a process that has these libraries, which are softnpu."""
     vendor_names.install(folder, names)
     environment = {**vendor_names.environment(folder), "AIODATADIST_RUNTIME": runtime}
     command = [sys.executable, "-m", "aiodatadist", "doctor", "--json"]

@@ -16,7 +16,7 @@ from aiodatadist.errors import LLMStatusCode, TransferTimeout
 
 
 class Transfer(TransferCompletion):
-    """One that ends when it is told to."""
+    """A transfer that ends when it is told to."""
 
     def __init__(self, told: list[Transfer]) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ async def test_the_loop_has_its_turn_between_two_slices(monkeypatch: pytest.Monk
 
 
 async def test_all_are_marked_before_the_first_is_told() -> None:
-    """What the end of the first one lets begin could be one that is late itself."""
+    """Mark all transfers first: the end of the first one could let one begin that is late itself."""
     deadlines, told = Deadlines(), list[Transfer]()
     transfers = [Transfer(told) for _ in range(20)]
     late: list[bool] = []

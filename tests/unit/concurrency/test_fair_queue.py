@@ -14,7 +14,7 @@ from aiodatadist.concurrency.fair_queue import FairQueue
 
 
 class Stock:
-    """So many things, and a line for them."""
+    """A stock of things, and a line for them."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -1,4 +1,4 @@
-"""What was begun is waited for, whatever is cancelled meanwhile, in bounded time."""
+"""Waiting for what was begun, whatever is cancelled meanwhile, in bounded time."""
 
 from __future__ import annotations
 

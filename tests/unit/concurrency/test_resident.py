@@ -23,7 +23,7 @@ def resident(patience: float = 30) -> Resident:
 
 
 class Life:
-    """What a resident runs: opening and closing wait until they may go on."""
+    """Code that a resident runs: opening and closing wait until they may go on."""
 
     def __init__(self, home: Resident, *, may_open: bool = True, may_close: bool = True) -> None:
         self.home = home

@@ -20,7 +20,7 @@ Container = Callable[[str, Mapping[str, str]], None]
 
 @pytest.fixture
 def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Container:
-    """Makes control groups: what the process says of its own, and the files of all of them."""
+    """Make control groups: the process's own entry, and the files of all groups."""
 
     def make(own: str, files: Mapping[str, str]) -> None:
         (tmp_path / "own").write_text(own)

@@ -53,7 +53,7 @@ class FakeTransport:
 
 
 class Said:
-    """What this end said."""
+    """Messages that this end sent."""
 
     def __init__(self) -> None:
         self.all: list[Message] = []
@@ -72,7 +72,7 @@ class Said:
 async def client(
     rank: int = 0, out_of_use: Callable[[LinkChannel], object] = lambda _: None
 ) -> AsyncIterator[tuple[Channels, FakeTransport, Said]]:
-    """A client's channels, or with rank 1 a server's, of which the first is open, and what it says."""
+    """Open a client's channels, or a server's with rank 1. The first one is open. Yield them and what they say."""
     said = Said()
     names = (f"channel_{number}" for number in range(2, 100))
     transport = FakeTransport()

@@ -27,7 +27,7 @@ ATTACH = AttachHeartbeats(token="0" * 64)
 
 @asynccontextmanager
 async def pair() -> AsyncIterator[tuple[socket.socket, socket.socket]]:
-    """A client's blocking socket, and the server's as the event loop accepts it."""
+    """Yield a client's blocking socket, and the server's as the event loop accepts it."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
         listener.setblocking(False)
         client.connect(listener.getsockname())
@@ -37,7 +37,7 @@ async def pair() -> AsyncIterator[tuple[socket.socket, socket.socket]]:
 
 
 def said(client: socket.socket) -> list[Message | Unknown]:
-    """What the server said until it closed."""
+    """Return the messages that the server sent until it closed."""
     client.settimeout(5)
     decoder, messages = Decoder(), list[Message | Unknown]()
     while data := client.recv(1 << 16):
@@ -139,7 +139,7 @@ async def test_no_message_waits_for_an_acknowledgement() -> None:
 
 
 async def test_a_message_takes_no_more_memory_than_it_is_long() -> None:
-    """Of another protocol asyncio takes 256 KiB for each, which the kernel maps and unmaps."""
+    """Use the buffered protocol: for another one asyncio takes 256 KiB a message, which the kernel maps and unmaps."""
     async with connection() as (client, stream):
         client.sendall(b"first")
         assert await stream.receive() == b"first"

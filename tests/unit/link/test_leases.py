@@ -20,7 +20,7 @@ LONG = 3600.0
 
 
 class Link:
-    """What leases have to do with: a holder, a connection, and what complaints go to."""
+    """A link as leases need it: a holder, a connection, and a place for complaints."""
 
     failure: LLMException | None = None
 

@@ -27,7 +27,7 @@ from tests.profiles import examples
 
 
 class Sent:
-    """What a queue posted."""
+    """Payloads that a queue posted."""
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []

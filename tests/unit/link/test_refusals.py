@@ -1,4 +1,4 @@
-"""What a peer is told of a request that failed here."""
+"""Answers to a peer about a request that failed here."""
 
 from __future__ import annotations
 

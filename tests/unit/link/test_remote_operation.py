@@ -14,7 +14,7 @@ from tests.clock import took
 
 
 class Transfer(TransferCompletion):
-    """One that ends when the test says so."""
+    """A transfer that ends when the test says so."""
 
     __slots__ = ("cancellations",)
 

@@ -315,7 +315,7 @@ async def test_who_closes_can_send_first_what_was_posted_in_this_turn() -> None:
 
 
 class AtOnce(Stream):
-    """What a wire hands to the kernel in the calls that post it, call by call."""
+    """A stream that records the data of each call which hands it to the kernel."""
 
     def __init__(self, *incoming: bytes) -> None:
         super().__init__(*incoming)
@@ -356,7 +356,7 @@ async def test_answers_to_messages_that_came_together_are_sent_in_one_call() -> 
 
 
 async def test_what_came_together_is_decoded_a_few_messages_at_a_time() -> None:
-    """Those who react to the first of them give way before the last one is looked at."""
+    """Decode messages a few at a time: those who react to the first give way before the last one is looked at."""
     frames = [encode(Ping(call=i)) for i in range(1, 501)]
     one, _ = wire(b"".join(frames))
     decoded = list[int]()
@@ -399,7 +399,7 @@ async def connections() -> AsyncIterator[tuple[Connection, Connection]]:
 
 @asynccontextmanager
 async def heard() -> AsyncIterator[tuple[Wire, Wire, list[Message | Unknown]]]:
-    """A wire that reacts to pings at once, the one that it hears from, and the pings; nothing is posted in between."""
+    """Yield a wire that reacts to pings at once, the wire that it hears from, and the pings. Nothing is posted in between."""
     async with connections() as (client, server):
         reacted: list[Message | Unknown] = []
         hearing = server.wire()

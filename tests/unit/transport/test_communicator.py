@@ -24,7 +24,7 @@ END = Endpoint("hccl", "soft", "here", process=1, server_id="a", device_id="0", 
 
 
 class Destroyed(Communicator):
-    """Whose handle another thread takes as soon as it was looked at."""
+    """A communicator whose handle another thread takes as soon as it was looked at."""
 
     handles: list[Any]
 
@@ -43,7 +43,7 @@ async def test_one_that_is_destroyed_meanwhile_can_be_called_off() -> None:
 
 
 class Stuck(Communicator):
-    """Whose destruction does not end, while another thread unregisters memory that was bound to it."""
+    """A communicator whose destruction does not end, while another thread unregisters memory that was bound to it."""
 
     meanwhile: Callable[[], object]
 

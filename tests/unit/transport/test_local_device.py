@@ -1,4 +1,4 @@
-"""This device in a rank table: what a user may give, and what is found without it."""
+"""The local device in a rank table: values that a user may give, and values found without them."""
 
 from __future__ import annotations
 

@@ -97,7 +97,10 @@ def test_what_else_was_given_of_a_device_is_in_the_table_and_what_was_not_is_lef
 
 
 def test_the_hosts_address_is_left_out_where_the_device_has_none() -> None:
-    """HCCL would take it for host network cards, for the whole communicator. [src topoinfo_ranktableConcise.cc:89-105]"""
+    """Leave out the host's address, which HCCL would take for host network cards, for the whole communicator.
+
+    [src topoinfo_ranktableConcise.cc:89-105].
+    """
     one = Endpoint("hccl", "ascend", "h", "s", "0", "", 1, host_ip="10.1.1.1")
     other = Endpoint("hccl", "ascend", "h", "s", "1", "10.0.0.1", 2)
     (server,) = json.loads(rank_table((one, other)))["server_list"]

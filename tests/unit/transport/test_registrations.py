@@ -1,4 +1,4 @@
-"""How much memory may be registered with HCCL on one device."""
+"""Limits of the memory that may be registered with HCCL on one device."""
 
 from __future__ import annotations
 

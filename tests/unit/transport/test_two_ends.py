@@ -1,4 +1,4 @@
-"""What one rank table cannot have, or what its two ends do not mean the same by, is told before HCCL is asked."""
+"""Rank tables that HCCL cannot use, or whose two ends differ, are reported before HCCL is asked."""
 
 from __future__ import annotations
 

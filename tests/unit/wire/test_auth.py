@@ -1,4 +1,4 @@
-"""Who has the key can prove it, once, for one link, in one direction."""
+"""Proofs of the key: its owner can prove it once, for one link, in one direction."""
 
 from __future__ import annotations
 

@@ -50,14 +50,14 @@ def framed(body: bytes) -> bytes:
 
 
 def met(minor: int) -> Decoder:
-    """One whose peer has said that it is of this minor version."""
+    """Return a decoder whose peer has said that it is of this minor version."""
     decoder = Decoder()
     decoder.meet(hello(1, minor=minor))
     return decoder
 
 
 def read(pieces: list[bytes], decoder: Decoder | None = None) -> tuple[list[Message | Unknown], LinkError | None]:
-    """What a decoder makes of them, and whether it had enough."""
+    """Decode the pieces. Return the messages, and the error if the decoder had enough."""
     decoder, found = decoder or Decoder(), list[Message | Unknown]()
     for piece in [*pieces, b""]:  # an error behind a message is raised next time
         try:
@@ -205,7 +205,7 @@ def test_the_largest_that_we_have_to_say_fits_a_frame(message: Message) -> None:
 
 
 def newer() -> Decoder:
-    """Of an end that heard a hello of the next minor version."""
+    """Return a decoder that heard a hello of the next minor version."""
     decoder = Decoder()
     assert decoder.feed(encode(hello(1, minor=MINOR + 1))) == [hello(1, minor=MINOR + 1)]
     return decoder
@@ -309,8 +309,10 @@ def test_as_many_checksums_as_blocks_fit_a_frame() -> None:
 
 @pytest.mark.parametrize("message", EACH, ids=lambda message: message.type)
 def test_no_flipped_bit_makes_another_message(message: Message) -> None:
-    """A digit that has changed is the number of another block. The mark is no exception, behind which a further bit would not
-    be noticed."""
+    """Flip each bit: a changed digit would be the number of another block.
+
+    The mark is no exception, behind which a further bit would not be noticed.
+    """
     data = encode(message)
     for bit in range(8 * len(data)):
         damaged = bytearray(data)

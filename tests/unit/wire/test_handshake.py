@@ -43,7 +43,7 @@ def converse(client: Handshake, server: Handshake) -> None:
 
 
 def in_state(side: Side, state: State, key: bytes | None) -> Handshake:
-    """A handshake that has come this far with an honest peer."""
+    """Return a handshake that has come this far with an honest peer."""
     client, server = end("client", key), end("server", key)
     to_server, to_client = client.start(CONNECT), list[Message]()
     mine = client if side == "client" else server

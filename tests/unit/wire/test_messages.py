@@ -1,4 +1,4 @@
-"""What can be said, and what cannot."""
+"""Messages that can be said, and those that cannot."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plain(message: Message) -> Any:
 
 
 def changed(message: Message, path: Path, value: object) -> str:
-    """The message as text with something else in this place."""
+    """Return the message as text with another value in this place."""
     copy = deepcopy(plain(message))
     inside = copy
     for step in path[:-1]:

@@ -1,4 +1,4 @@
-"""What is newer than a peer's minor version is not said to it, of any message."""
+"""Messages and fields that are newer than a peer's minor version are not sent to it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ KINDS: dict[str, type[Any]] = {kind.model_fields["type"].default: kind for kind 
 
 
 def of_the_first(name: str) -> type[BaseModel]:
-    """A message as an end of version 4.0 knows it, which refuses what it does not know."""
+    """Return a message's model as an end of version 4.0 knows it, which refuses what it does not know."""
     fields = KINDS[name].model_fields
     known: dict[str, Any] = {each: (fields[each].rebuild_annotation(), fields[each]) for each in FIRST[name].split()}
     config = ConfigDict(extra="forbid", strict=True)
@@ -96,7 +96,7 @@ OLD = {name: of_the_first(name) for name in FIRST}
 
 
 def read_by_the_first(message: Message) -> dict[str, Any]:
-    """What an end of version 4.0 makes of it, as this end says it to one."""
+    """Encode a message for an end of version 4.0, and read it as that end does."""
     return OLD[message.type].model_validate_json(encode(message, 0)[HEAD.size :]).model_dump()
 
 
@@ -167,7 +167,7 @@ def test_a_message_that_is_newer_than_its_sender_is_refused() -> None:
 
 
 def test_a_hello_has_the_fields_of_its_own_version_for_each_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if a field of it were new: an end of each version makes the same proof of it."""
+    """Add a field to hello, as if it were new: an end of each version makes the same proof of it."""
     monkeypatch.setitem(NEWER_FIELDS, Hello, {"links": 1})
     for peer in (0, MINOR):
         assert b'"links":5' in encode(hello(1, links=5), peer)

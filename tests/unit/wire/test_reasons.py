@@ -1,4 +1,4 @@
-"""What a peer is told of an error, and that it is written in one place."""
+"""Reasons that a peer is told of an error, which are written in one place."""
 
 from __future__ import annotations
 
