@@ -217,7 +217,7 @@ async def test_it_waits_no_longer_than_the_option_says() -> None:
             assert await task.get_results() == [NOT_LINKED, OK]
         with pytest.raises(NotLinked, match=r"cluster 2 was not linked again within 20 s: no cluster") as failed:
             await task
-        assert (failed.value.peer, failed.value.hint) == (2, "it is still being tried")
+        assert (failed.value.peer, failed.value.hint) == (2, "the link is still being made again")
         assert state.holds_nothing()
         await state.relink()
         await made.still_works()
@@ -420,7 +420,7 @@ async def test_a_source_that_is_given_up_meanwhile(one_sided: bool) -> None:
         assert not giving_up.done()  # what waits leases its source
         before = made.held(0)
         await state.door.open()
-        with pytest.raises(CacheNotFound, match="cannot be used any more"):
+        with pytest.raises(CacheNotFound, match="can no longer be used"):
             await task
         await giving_up
         assert made.held(0) == before
@@ -490,7 +490,7 @@ async def test_one_that_cannot_begin_fails_alone(monkeypatch: pytest.MonkeyPatch
         first, second = made.blocks(Immediate()), made.blocks(Immediate())
         monkeypatch.setattr(Destination, "_use", uses)
         await state.door.open()
-        with pytest.raises(InternalError, match="it could not begin: MemoryError") as failed:
+        with pytest.raises(InternalError, match="the transfer could not begin: MemoryError") as failed:
             await first
         assert failed.value.peer == 2
         assert isinstance(failed.value.__cause__, MemoryError)

@@ -764,7 +764,7 @@ async def test_a_transfer_that_cannot_begin_fails_alone(
         monkeypatch.setattr(Link, "begin", begins)
         first, second = (decoder.datadist.cache_manager.pull_blocks(KEY, cache, [n], [7 - n]) for n in range(2))
         await door.open()
-        with pytest.raises(InternalError, match="it could not begin: MemoryError") as failed:
+        with pytest.raises(InternalError, match="the transfer could not begin: MemoryError") as failed:
             await first
         assert failed.value.peer == 1
         assert isinstance(failed.value.__cause__, MemoryError)

@@ -1,16 +1,17 @@
-"""One peer: what two linked clusters say to each other, and what they move.
+"""The link to one peer: the messages that two clusters exchange, and the bytes that they move.
 
-``lifecycle`` says, as tables, what can happen to a link. ``session`` is what all its parts share, ``running`` the transfers
-that are under way. ``link`` acts on the life of a link, and ``link_handshake`` begins it. ``reactions`` has what this end
-does about each message, and ``ownership`` settles which end owns the link.
+``lifecycle`` lists, as tables, what can happen to a link. ``session`` is what all its parts share, and ``running`` holds the
+transfers under way. ``link`` acts on the life of a link, and ``link_handshake`` begins it. ``reactions`` maps each message to
+what this end does about it, and ``ownership`` settles which end owns the link.
 
-``connection`` and ``wire`` carry messages, and ``questions`` those that are answered. ``channels`` reach memory; ``leases``
-say what of this end's memory the peer may reach. ``requester`` and ``responder`` are transfers for which the peer must be
-asked, and those that it asks for. ``checksums`` compares what arrived with what was sent. ``block_leases`` keeps blocks for a
-peer, and ``leased_pull`` pulls such blocks. ``notifications`` tell of transfers, and ``layer_events`` of layers that landed.
+``connection`` and ``wire`` carry messages, and ``questions`` those that need an answer. ``channels`` reach memory; ``leases``
+record which memory of this end the peer may reach. ``requester`` runs transfers for which the peer must be asked, and
+``responder`` those that the peer asks for. ``checksums`` compares what arrived with what was sent. ``block_leases`` keeps
+blocks for a peer, and ``leased_pull`` pulls such blocks. ``notifications`` announces transfers, and ``layer_events`` layers
+that have landed.
 
-Promises: whatever happens to a link costs its own transfers only, and memory is given back when nothing can land in it any
-more. Refuses to know: other links.
+The room promises that the failure of a link affects only its own transfers, and that memory is released once nothing can
+land in it. It knows nothing of other links.
 """
 
 from aiodatadist.link.awaited_link import AwaitedLink, check_still_usable

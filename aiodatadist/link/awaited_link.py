@@ -1,4 +1,4 @@
-"""A link that broke and is being made again, as transfers see it that were asked for meanwhile: they wait for it."""
+"""A broken link that is being made again: transfers that are requested meanwhile wait for it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ Begin = Callable[[Link], TransferCompletion]
 
 
 class Waiting(Protocol):
-    """What waits for a link, and is told once: that it is there, or why it will not be."""
+    """Something that waits for a link. One of its methods is called, or ``fail`` after a ``begin`` that raised."""
 
     def begin(self, link: Link) -> None:
-        """Whatever this raises is what it fails with."""
+        """Begin: the link is ready. Whatever this raises is passed to :meth:`fail`."""
 
-    def fail(self, error: LLMException) -> None: ...
+    def fail(self, error: LLMException) -> None:
+        """Fail: the link was not made, or :meth:`begin` raised."""
 
 
 class WaitingTransfer(RemoteOperation):
-    """A transfer that begins when its link is there. Until it has begun it leases the cache at this end, and nothing else.
+    """A transfer that begins once its link is ready. Until then it leases the cache at this end, and nothing else.
 
     Args:
-        begin: starts it on the link.
+        begin: starts the transfer on the link.
     """
 
     __slots__ = ("_begin", "_is_leased", "_spec")
@@ -49,7 +50,7 @@ class WaitingTransfer(RemoteOperation):
         return super().quiesce_seconds if self._transfer is None else self._transfer.quiesce_seconds
 
     def begin(self, link: Link) -> None:
-        """The link is there."""
+        """Start the transfer: the link is ready."""
         check_still_usable(self._spec.entry)
         transfer = self._begin(link)
         self._let_go_of_cache()
@@ -71,18 +72,18 @@ class WaitingTransfer(RemoteOperation):
 
 
 def check_still_usable(entry: Entry) -> None:
-    """Raises CacheNotFound: the cache of what has waited is not this end's to fill or to read any more."""
+    """Raise CacheNotFound if the cache was given up while its transfer waited."""
     if not entry.is_usable:
-        raise CacheNotFound(f"cache {entry.cache_id} cannot be used any more")
+        raise CacheNotFound(f"cache {entry.cache_id} can no longer be used")
 
 
 class AwaitedLink:
-    """What :meth:`begin` and :meth:`start_leased` start, and what is added, waits for the link, in the order of the calls.
+    """The transfers that wait for one link, in the order of their calls.
 
     Args:
-        seconds: for which each waits, at most.
-        why: what the link broke of, or what the last attempt failed with.
-        instance: of the peer, as it was when the link was made the last time.
+        seconds: how long each transfer waits, at most.
+        why: returns the error that broke the link, or that of the last attempt to make it again.
+        instance: returns the peer's instance, as it was when the link was last made.
     """
 
     def __init__(
@@ -98,13 +99,16 @@ class AwaitedLink:
         return len(self._waiting)
 
     def begin(self, spec: TransferSpec, what: str, notify: bytes | None) -> WaitingTransfer:
-        """As :meth:`Link.begin`. Raises TypeError, ParamInvalid: the notification's payload is wrong."""
+        """Begin a transfer, as :meth:`Link.begin` does, once the link is ready.
+
+        Raises TypeError or ParamInvalid if the notification's payload is wrong.
+        """
         if notify is not None:
             check_payload(notify)
         return self._wait(what, spec, lambda link: link.begin(spec, what, notify), self._seconds)
 
     def start_leased(self, spec: TransferSpec, kept: KeptBlocks, seconds: float, what: str) -> WaitingTransfer:
-        """As :meth:`Link.start_leased`: ``seconds`` are for waiting, too."""
+        """Start a leased pull, as :meth:`Link.start_leased` does, once the link is ready. ``seconds`` include the wait."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
 
@@ -121,18 +125,18 @@ class AwaitedLink:
         return waiting
 
     def add(self, waiting: Waiting, seconds: float | None = None) -> None:
-        """It waits for so many seconds, or as long as transfers do; then it fails."""
+        """Let something wait for ``seconds``, then fail it. If None, it waits as long as transfers do."""
         limit = self._seconds if seconds is None else seconds
         self._waiting[waiting] = asyncio.get_running_loop().call_later(limit, self._out_of_time, waiting, limit)
 
     def drop(self, waiting: Waiting) -> None:
-        """It does not wait any more, if it did."""
+        """Let something wait no longer. No effect if it does not wait."""
         timer = self._waiting.pop(waiting, None)
         if timer is not None:
             timer.cancel()
 
     async def begin_all(self, link: Link) -> None:
-        """The link is there: what waits begins. What has not begun when it breaks again waits on."""
+        """Begin everything that waits, because the link is ready. If it breaks again, the rest continue to wait."""
         for waiting in list(self._waiting):
             if not link.is_ready:
                 return
@@ -142,18 +146,21 @@ class AwaitedLink:
                 await give_way()
 
     def _begin(self, waiting: Waiting, link: Link) -> None:
-        """No caller is here to be told what goes wrong, and those that wait behind it are not to blame."""
+        """Begin one of them; if that raises, fail it with the error.
+
+        No caller is here to see the exception, and those that wait behind this one must begin all the same.
+        """
         try:
             waiting.begin(link)
         except LLMException as error:
             waiting.fail(error)
         except Exception as error:
-            failure = InternalError(f"it could not begin: {printable(repr(error))}", peer=link.cluster_id)
+            failure = InternalError(f"the transfer could not begin: {printable(repr(error))}", peer=link.cluster_id)
             failure.__cause__ = error
             waiting.fail(failure)
 
     def fail(self, why: LLMException) -> None:
-        """The link will not be there."""
+        """Fail everything that waits: the link will not be made again."""
         for waiting in list(self._waiting):
             self.drop(waiting)
             waiting.fail(type(why)(*why.args, peer=self.cluster_id, hint=why.hint))
@@ -168,7 +175,7 @@ class AwaitedLink:
         error = NotLinked(
             f"cluster {self.cluster_id} was not linked again within {seconds:g} s{reason}",
             peer=self.cluster_id,
-            hint="it is still being tried",
+            hint="the link is still being made again",
         )
         error.retryable = True
         return error

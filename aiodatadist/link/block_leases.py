@@ -1,26 +1,26 @@
-"""Blocks that this cluster keeps for a peer until it has them, does not want them, is gone, or takes too long.
+"""Blocks that this cluster keeps for a peer until the peer has pulled or released them, is lost, or takes too long.
 
-A peer claims a lease while it begins to pull. A claim that arrives while the lease lasts tells that the blocks were kept so
-far, and from then on they are kept until the peer says how its pull ended: so a claim costs a pull no time.
+A peer claims a lease while it begins to pull. If the claim arrives while the lease lasts, the blocks have been kept so far,
+and from then on they are kept until the peer says how its pull ended. So a claim costs a pull no time.
 
 ::
 
     puller                                     owner
-    claim    ->                                the blocks are kept until the pull's own time is over, if they still are
+    claim    ->                                if the lease lasts, the blocks are kept until the pull's time is over
     reads the blocks meanwhile
              <-  claimed
     unclaim  ->   taken, released or failed    failed: as before the claim, another attempt may be made
 
-A ticket travels through routers and clients, so its bearer may not be who the blocks are for, and may have changed it. The
-peer computes digests of the blocks that its ticket names and of its own prompt, and the owner compares them with the lease's.
-If one differs the claim is refused, what was read is not used, and the lease stays for its true taker. Nor can a release end
-the lease without the digests.
+A ticket travels through routers and clients, so its bearer may not be the peer that the blocks are for, and may have changed
+it. The peer computes digests of the blocks that its ticket names and of its own prompt, and the owner compares them with the
+lease's. If one differs the claim is refused, what was read is not used, and the lease stays for its true taker. Nor can a
+release end the lease without the digests.
 
-The owner sets a limit to the time of a pull. A peer that asks for more is told with ``claimed``, and fails what takes longer;
-one of a version that cannot be told is refused.
+The owner limits the time of a pull. ``claimed`` tells a peer that asked for more, and the peer fails what takes longer. A
+peer is refused if its version is too old to be told.
 
-Several peers may share the blocks, and each says how many they are: a lease is taken when all have the blocks.
-When one does not want it, it is over for all as soon as those that pull have ended.
+Several peers may share the blocks, and each says how many they are. A lease is taken when all of them have the blocks. When
+one of them does not want the lease, it ends for all as soon as those that pull have ended.
 """
 
 from __future__ import annotations
@@ -54,15 +54,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_REMEMBERED = 4096
-"""Leases that ended, whose claims are refused at once."""
+"""The number of ended leases that are remembered, so that claims of them are refused at once."""
 
 
 class LeaseEnd(StrEnum):
-    """Why blocks are not kept any more.
+    """Why blocks are no longer kept.
 
-    ``TAKEN``: a peer has them. ``RELEASED``: a peer does not want them. ``PEER_LOST``: the link to the peer that was pulling
-    them ended. ``EXPIRED``: no peer claimed them in time, or the one that did said nothing within the time of its pull.
-    ``WITHDRAWN``: this cluster took them back, or was finalized.
+    Attributes:
+        TAKEN: all peers that share the blocks have them.
+        RELEASED: a peer does not want them.
+        PEER_LOST: the link to the peer that was pulling them ended.
+        EXPIRED: no peer claimed them in time, or the peer that did sent nothing within the time of its pull.
+        WITHDRAWN: this cluster took them back, or was finalized.
     """
 
     TAKEN = "taken"
@@ -73,16 +76,16 @@ class LeaseEnd(StrEnum):
 
 
 class BlockLease:
-    """Blocks of a cache that are kept for a peer. ``CacheManager.lease_blocks`` makes it.
+    """Blocks of a cache that are kept for a peer. Returned by ``CacheManager.lease_blocks``.
 
-    It keeps nothing from being overwritten: it tells this end's allocator when the blocks may be used again. It belongs to
-    the event loop of its cluster: elsewhere all but its attributes raises LLMException, in a forked child ForkError.
+    A lease does not protect the blocks from being overwritten: it tells this end's allocator when they may be used again. It
+    belongs to the event loop of its cluster. Called elsewhere, its methods raise LLMException; in a forked child, ForkError.
 
     Attributes:
-        name: what peers call it.
-        blocks: their numbers.
-        ended: why it ended; None: the blocks are to be left alone.
-        refused: claims that named other blocks or another prompt.
+        name: the name by which peers claim the lease.
+        blocks: the numbers of the blocks.
+        ended: why the lease ended. While it is None, the blocks must not be used for anything else.
+        refused: the number of claims that named other blocks or another prompt.
     """
 
     def __init__(
@@ -108,7 +111,9 @@ class BlockLease:
         self._timer = loop.call_at(self._deadline, self._close, LeaseEnd.EXPIRED)
         self._pull_seconds = pull_seconds
         self._claims: dict[tuple[object, int], PeerClaim] = {}
-        self._past: defaultdict[object, dict[int, None]] = defaultdict(dict)  # numbers of claims that are over, by peer
+        self._past: defaultdict[object, dict[int, None]] = defaultdict(
+            dict
+        )  # numbers of claims that have ended, by peer
         self._takers = self._taken = 0
         self._closed: LeaseEnd | None = None
         self.name = name
@@ -118,11 +123,11 @@ class BlockLease:
         self.refused = 0
 
     def ticket(self) -> LeaseTicket:
-        """What a peer needs to pull them. Raises ParamInvalid: no peer may claim them any more."""
+        """Return what a peer needs to pull the blocks. Raises ParamInvalid if they can no longer be claimed."""
         self._check_here()
         if self._closed is not None:
             raise ParamInvalid(f"lease {self.name} is {self._closed}: there is nothing to pull")
-        return LeaseTicket.model_construct(  # nothing to check: it takes a third of the time
+        return LeaseTicket.model_construct(  # takes a third of the time: these values need no validation
             cluster_id=self._cluster_id,
             lease=self.name,
             cache_id=self._cache_id,
@@ -131,23 +136,28 @@ class BlockLease:
         )
 
     async def wait_ended(self) -> LeaseEnd:
-        """Until the blocks may be used again, and why. If cancelled, nothing changes."""
+        """Wait until the blocks may be used again, and return why. Cancelling the wait changes nothing."""
         self._check_here()
         await self._over.wait()
         assert self.ended is not None
         return self.ended
 
     async def withdraw(self) -> LeaseEnd:
-        """Take the blocks back: from now on no peer may claim them. A pull that is under way is waited for, as long as it may
-        take. If cancelled, they are taken back all the same."""
+        """Take the blocks back, and wait until they may be used again.
+
+        From now on no peer may claim them. A pull that is under way may finish within its own time limit. If cancelled, the
+        blocks are taken back all the same.
+        """
         self._check_here()
         self._close(LeaseEnd.WITHDRAWN)
         await give_way()
         return await self.wait_ended()
 
     def add_done_callback(self, callback: Callable[[BlockLease], object]) -> None:
-        """Call it on the event loop when the lease has ended; at once if it has. If it fails, that is logged, and concerns
-        nothing else."""
+        """Call ``callback`` on the event loop when the lease ends, or at once if it has ended.
+
+        If the callback raises, the exception is logged and has no other effect.
+        """
         self._check_here()
         if self.ended is None:
             self._callbacks.append(callback)
@@ -157,8 +167,11 @@ class BlockLease:
     # ---- by the peers ----
 
     def claim(self, claim: PeerClaim) -> None:
-        """As many pull at a time as have not taken the blocks yet. A claim that comes again is the same, and none after its
-        end. One with other digests changes nothing, and is answered at once."""
+        """Accept or refuse a peer's claim, and answer it.
+
+        At most as many peers pull at a time as still have to take the blocks. A repeated claim counts once, and is refused
+        when its pull has ended. A claim with other digests is refused, and changes nothing.
+        """
         claim.why = self.digests.refusal(claim.digests)
         if claim.why is not None:
             if self._is_first(claim.peer, claim.call):
@@ -168,7 +181,7 @@ class BlockLease:
             return
         known = self._claims.get((claim.peer, claim.call))
         if known is not None:
-            known.answer(True)  # with its limit
+            known.answer(True)  # the answer carries the limit that the first one had
             return
         if claim.call in self._past.get(claim.peer, ()):
             claim.answer(False)
@@ -184,21 +197,27 @@ class BlockLease:
         claim.answer(is_kept)
 
     def unclaim(self, peer: object, call: int, why: LeaseEnd | None, digests: LeaseDigests = UNSAID) -> None:
-        """A peer has what it wants, or wants nothing. None: it failed, and may try again. One that does not pull may not end
-        what another one pulls, and only one with the lease's digests may end it."""
+        """End a peer's claim, because its pull ended or because it does not want the blocks.
+
+        A peer that does not pull cannot end what another one pulls, and only a peer with the lease's digests can end the
+        lease.
+
+        Args:
+            why: how the pull ended. None if it failed: the peer may claim the blocks again.
+        """
         claim = self._claims.get((peer, call))
         if claim is not None:
             self._drop(claim, why)
             return
         if call and not self._is_first(peer, call):
-            return  # it says so again
+            return  # a repeated message
         if self.digests.refusal(digests) is not None:
             return
         if why is not None and (not self._claims or self._takers > 1):
             self._close(why)
 
     def _is_first(self, peer: object, call: int) -> bool:
-        """No claim of this number is known to be over. From now on one is."""
+        """Note that a claim of this number has ended. Return True if none was known to have ended before."""
         past = self._past[peer]
         is_first = call not in past
         past[call] = None
@@ -207,12 +226,13 @@ class BlockLease:
         return is_first
 
     def peer_gone(self, peer: object) -> None:
+        """End the claims of a peer whose link has ended."""
         for claim in [claim for claim in self._claims.values() if claim.peer is peer]:
             self._drop(claim, LeaseEnd.PEER_LOST)
         self._past.pop(peer, None)
 
     def _drop(self, claim: PeerClaim, why: LeaseEnd | None) -> None:
-        """A pull is over. None: it failed, and may try again."""
+        """End a claim, because its pull is over. ``why`` is None if the pull failed, and may be tried again."""
         claim.settled()
         del self._claims[claim.peer, claim.call]
         self._is_first(claim.peer, claim.call)
@@ -223,12 +243,12 @@ class BlockLease:
         if why is not None:
             self._closed = why
         if not self._claims and not self._taken:
-            self._takers = 0  # the next one says
+            self._takers = 0  # the next claim sets it
         if self._closed is not None and not self._claims:
             self._end(self._closed)
 
     def _close(self, why: LeaseEnd) -> None:
-        """No further claim. It ends with those that there are."""
+        """Accept no further claim. The lease ends with those that there are."""
         self._closed = self._closed or why
         if not self._claims:
             self._end(self._closed)
@@ -252,7 +272,7 @@ class BlockLease:
         guarded(partial(callback, self), logger, "%r: a done callback failed", self)
 
     def end(self) -> None:
-        """The cluster is finalized."""
+        """End the lease at once, because the cluster is finalized."""
         self._end(LeaseEnd.WITHDRAWN)
 
     def __repr__(self) -> str:
@@ -261,7 +281,7 @@ class BlockLease:
 
 
 class BlockLeases:
-    """All of one cluster, on its event loop."""
+    """The block leases of one cluster, on its event loop."""
 
     def __init__(self, totals: Totals, check_here: Callable[[], None]) -> None:
         self._check_here = check_here
@@ -285,7 +305,13 @@ class BlockLeases:
         name: str | None = None,
         prompt_digest: bytes | None = None,
     ) -> BlockLease:
-        """``pull_seconds``: that one pull may take. Raises ParamInvalid: there is a lease of this name."""
+        """Open a lease on blocks of a cache. Raises ParamInvalid if there is a lease of this name.
+
+        Args:
+            seconds: how long the lease waits for a claim.
+            pull_seconds: how long one pull may take.
+            name: the name of the lease; a new one if it is None.
+        """
         name = name or new_lease_name()
         if name in self._lasting:
             raise ParamInvalid(f"name is {name}: there is a lease of this name")
@@ -297,7 +323,7 @@ class BlockLeases:
         if name in self._past:
             lease.unclaim(None, 0, LeaseEnd.RELEASED, lease.digests)
         for digests in (lease.digests, UNSAID):
-            if (name, digests) in self._released:  # by its peer, before it came to be
+            if (name, digests) in self._released:  # by its peer, before the lease was opened
                 lease.unclaim(None, 0, LeaseEnd.RELEASED, digests)
         for claim in self._early.take(name):
             lease.claim(claim)
@@ -313,21 +339,26 @@ class BlockLeases:
         self._totals.claims_refused[why.name.lower()] += 1
 
     def warn_of(self, cluster_id: int, version: str) -> None:
-        """A peer of an older version cannot tell which blocks it pulls, or keeps. Say so once for each peer."""
+        """Warn, once for each peer, that a peer's version is too old to compare which blocks are pulled."""
         if cluster_id not in self._warned:
             words = "cluster %d has version %s of the protocol: which blocks are kept is not compared; update it"
             self._totals.incidents.add(Incident.PEER_OUTDATED, logger, words, cluster_id, version)
         _remember(self._warned, cluster_id)
 
     def claim(self, name: str, claim: PeerClaim, patience: float) -> None:
-        """``patience``: seconds in which a lease that is not known may come to be, as the peer wishes; this end's limit is
-        ``EARLY_CLAIM_SECONDS``. If too many of the peer's claims wait, the oldest one gives way: it has had the longest time,
-        and an honest one needs only as long as its lease is late."""
+        """Pass a claim on to its lease, or let it wait for a lease that is not open yet.
+
+        If too many of the peer's claims wait, the oldest one is refused: it has had the longest time, and an honest claim
+        needs to wait only as long as its lease is late.
+
+        Args:
+            patience: seconds for which the peer wants the claim to wait; this end's limit is ``EARLY_CLAIM_SECONDS``.
+        """
         lease = self._lasting.get(name)
         if lease is not None:
             lease.claim(claim)
         elif self._early.is_known(claim):
-            return  # it comes again, and the first one waits
+            return  # a repeated message: the first one waits
         elif name in self._past or (name, claim.digests) in self._released or not patience:
             claim.answer(False)
         else:
@@ -337,7 +368,10 @@ class BlockLeases:
             self._early.add(name, claim, patience)
 
     def unclaim(self, peer: object, call: int, name: str, why: LeaseEnd | None, digests: LeaseDigests = UNSAID) -> None:
-        """See :meth:`BlockLease.unclaim`."""
+        """End a peer's claim of a lease, as :meth:`BlockLease.unclaim` does.
+
+        If there is no such lease yet, remember that the peer released it.
+        """
         self._early.drop(peer, call)
         lease = self._lasting.get(name)
         if lease is not None:
@@ -346,21 +380,21 @@ class BlockLeases:
             self._released.add(peer, (name, digests))
 
     def peer_gone(self, peer: object) -> None:
-        """Nothing of that peer's pulls any more."""
+        """End all claims of a peer whose link has ended."""
         self._early.peer_gone(peer)
         self._released.peer_gone(peer)
         for lease in list(self._lasting.values()):
             lease.peer_gone(peer)
 
     def end(self) -> None:
-        """The cluster is finalized: nothing is kept."""
+        """End all leases and claims, because the cluster is finalized."""
         self._early.end()
         for lease in list(self._lasting.values()):
             lease.end()
 
 
 def _remember(known: OrderedDict[T, None], this: T) -> None:
-    """The oldest is forgotten for it."""
+    """Remember a key. If there are too many, forget the oldest."""
     known[this] = None
     if len(known) > MAX_REMEMBERED:
         known.popitem(last=False)

@@ -1,4 +1,4 @@
-"""The channels of a link: one that is in use, one that is being opened, and those that are on their way out."""
+"""The channels of a link: the one in use, the one that is being opened, and those that are being retired."""
 
 from __future__ import annotations
 
@@ -30,30 +30,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_OPEN_SECONDS = 60.0
-"""Seconds for opening a channel, at most: the peer says how long, but not how long we cannot be stopped."""
+"""The most seconds for opening a channel. The peer asks for a time, and this end cannot interrupt the call meanwhile."""
 RENEWAL_TIMEOUT = 20.0
 """Seconds for opening a further channel."""
 RENEWAL_MARGIN = 5.0
-"""Seconds longer that the server waits: where the client's half cannot be interrupted, it ends after all of that time."""
+"""Extra seconds that the server waits: if the client's half cannot be interrupted, it ends only after the full timeout."""
 MAX_FOLLOWING = 32
-"""Renewals that are not over: one, if none fails; to undo one that failed takes about a second, in which others begin."""
+"""The most renewals of the peer's that are under way.
+
+It is one unless some fail: undoing a failed renewal takes about a second, and others may begin meanwhile.
+"""
 MAX_OLD = 64
-"""Most channels that were replaced and are not closed, because one end has transfers there, or says that it has.
+"""The most channels that were replaced and are not closed, because one end has transfers there, or says that it has.
 
 Each keeps a file descriptor and mappings.
 """
 MAX_OUTDATED = 65536
-"""Most questions of the server's that wait for a further channel: one for each of its transfers that needs it."""
+"""The most questions of the server's that wait for a further channel: one for each of its transfers that needs it."""
 
 
 class LinkChannel:
-    """An open channel: what it reaches at either end, and how many transfers of this end are on it.
+    """An open channel, with what it reaches at either end and the transfers of this end that use it.
 
     Attributes:
-        is_current: new transfers take it, or will when both ends have opened it.
-        is_broken: a transfer of either end was stopped half-way on it.
-        unclean: called when it is closed, with True, or when it is not known what may still be carried out on it: of
-            transfers that were stopped half-way.
+        mine, theirs: the epochs that the channel reaches, at this end and at the peer.
+        uses: the number of this end's transfers on it.
+        is_current: True if new transfers use it, or will once both ends have opened it.
+        is_broken: True if a transfer of either end was stopped half-way on it.
+        unclean: callbacks of the transfers that were stopped half-way on it. They are called with True when the channel is
+            closed, and with False if it is not known what may still be carried out on it.
     """
 
     __slots__ = (
@@ -82,17 +87,18 @@ class LinkChannel:
         self.unclean: list[Callable[[bool], object]] = []
 
     def closed(self, is_closed: bool) -> None:
-        """It is, or it is not known."""
+        """Report the end to waiting transfers; ``is_closed`` is False if the close could not be confirmed."""
         unclean, self.unclean = self.unclean, []
         for call in unclean:
             call(is_closed)
 
     def reaches(self, mine: int, theirs: int) -> bool:
+        """Return True if the channel reaches these epochs at both ends."""
         return self.mine >= mine and self.theirs >= theirs
 
 
 class _Renewal:
-    """A further channel that is being opened, and was. ``epoch``: what it will reach at our end, at least."""
+    """The opening of a further channel, and its outcome. ``epoch`` is the least that it will reach at this end."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -102,34 +108,35 @@ class _Renewal:
 
 
 class Channels:
-    """Memory that is registered after a channel was opened is out of its reach, so a further one takes its place.
+    """The channels of one link, and how one takes the place of another.
 
-    ::
+    Memory that is registered after a channel was opened is out of its reach, so a further channel takes its place::
 
         client                             server
-                  <-  outdated             (if it is the server that needs it; pong when all below is over)
+                  <-  outdated             (if the server needs the channel; pong once all steps below have ended)
         renew     ->
-        both open the channel, each says renewed when its half is open, or why it could not be
+        both open the channel; each sends renewed when its half is open, or with the reason why it could not be opened
         renewed  <->  renewed
-        new transfers take the new one; who has no transfer left on the old one says retire
+        new transfers use the new channel; an end without transfers on the old one sends retire
         retire   <->  retire
         both close the old one
 
     Only the client begins, so two renewals never meet.
 
-    If a channel has one queue, a transfer that was stopped half-way leaves requests in it. The channel goes out of use at
-    once then, and is closed before anything of that transfer is given back::
+    If a channel has one queue, a transfer that was stopped half-way leaves requests in it. Then the channel goes out of use
+    at once, and is closed before anything of that transfer is released::
 
         broken    ->                         from either end; the client begins to renew
-        both let what runs on it end; what waits for it takes the next one
+        both let the transfers that run on it end; those that wait for it use the next one
         retire   <->  retire
         both close it
 
     Args:
-        post, questions, spawn: of the link: say something to the peer; ask it something; start a task that ends
-            with the link.
-        name: makes the name of a channel.
-        out_of_use: called when no transfer may start on a channel any more, not even one that waits for it.
+        post: sends a message to the peer.
+        questions: the link's questions to the peer.
+        spawn: starts a task that ends with the link.
+        name: returns the name for a new channel.
+        out_of_use: called when no transfer may start on a channel, not even one that waits for it.
     """
 
     def __init__(
@@ -170,10 +177,11 @@ class Channels:
     # ---- the first one ----
 
     async def open(self, name: str, rank: int, ends: tuple[Endpoint, Endpoint], seconds: float) -> None:
-        """Open the first channel, together with the peer. What the peer's end reaches is not known yet.
+        """Open the first channel, together with the peer. The epoch that it reaches at the peer is not known yet.
 
         Raises:
-            LinkTimeout, LinkError: the peer did not come; the channel could not be made.
+            LinkTimeout: if the peer did not come in time.
+            LinkError: if the channel could not be made.
         """
         self._rank, self._ends = rank, ends
         epoch = self._transport.epoch
@@ -184,21 +192,18 @@ class Channels:
 
     @property
     def has_one_queue(self) -> bool:
-        """Of all of them, as they are between the same two devices."""
+        """True if the channels have one queue each. All are alike, as they connect the same two devices."""
         return self._has_one_queue
 
     @property
     def current(self) -> LinkChannel:
+        """The channel that new transfers use. Raises NotLinked if there is none."""
         if self._current is None:
             raise NotLinked("the link has no channel")
         return self._current
 
     def check_reaches(self, cache: Entry | RemoteCache, whose: str) -> None:
-        """That the other end of a transfer can be where it is.
-
-        Raises:
-            ParamInvalid: it is in HOST memory, and the link is over HCCS.
-        """
+        """Raise ParamInvalid if a cache is in HOST memory and the link is over HCCS, which does not reach it."""
         if cache.placement is Placement.HOST and not self._reaches_host:
             raise ParamInvalid(
                 f"cache {cache.cache_id} of {whose} is in HOST memory: a link over HCCS reaches a peer's DEVICE memory only",
@@ -208,24 +213,30 @@ class Channels:
     # ---- transfers ----
 
     def find(self, mine: int, theirs: int) -> LinkChannel | None:
-        """The channel, if it reaches these epochs."""
+        """Return the current channel, or None if it does not reach these epochs."""
         link_channel = self._current
         return link_channel if link_channel is not None and link_channel.reaches(mine, theirs) else None
 
     def release(self, link_channel: LinkChannel) -> None:
-        """A transfer on it ended."""
+        """Note that a transfer on the channel has ended."""
         link_channel.uses -= 1
         self._retire(link_channel)
 
     def broken(self, link_channel: LinkChannel, over: Callable[[bool], object]) -> None:
-        """A transfer of this end was stopped half-way on it, and ends when it is closed: then ``over`` is called."""
+        """Take a channel out of use on which a transfer of this end was stopped half-way.
+
+        The transfer ends when the channel is closed: then ``over`` is called, as ``LinkChannel.unclean`` says.
+        """
         link_channel.unclean.append(over)
         self._post(Broken(channel=link_channel.name))
         self._put_out_of_use(link_channel)
         self._retire(link_channel)
 
     def _put_out_of_use(self, link_channel: LinkChannel) -> None:
-        """Nothing starts on it any more; what waits for it may wait although another one took its place already."""
+        """Start nothing more on a channel.
+
+        Transfers may still wait for it even if another channel took its place before.
+        """
         link_channel.is_broken = True
         self._out_of_use(link_channel)
         if link_channel is self._current:
@@ -234,29 +245,31 @@ class Channels:
             self._old[link_channel.name] = link_channel
 
     async def open_next(self, link_channel: LinkChannel) -> None:
-        """After ``out_of_use``: the next one is wanted soon. The client's part; a server leaves it to the client."""
+        """Open the channel that takes the place of one that is out of use. A server leaves that to the client."""
         try:
             if self._rank == 0:
                 await self._renew(link_channel.mine, link_channel.theirs)
-        except LinkError as error:  # what needs it tries again, and raises it
+        except LinkError as error:  # a transfer that needs the channel tries again, and raises the error
             self._not_renewed("the next channel: %s", error)
 
     def _not_renewed(self, words: str, error: LinkError) -> None:
         self._incidents.add(Incident.CHANNEL_FAILED, logger, words, error, level=logging.INFO)
 
     async def wait_opened(self) -> None:
-        """Until no channel is being opened: an end that left would let the other one wait for it in vain, in a call that
-        cannot be interrupted."""
+        """Wait until no channel is being opened.
+
+        If this end left before, the other would wait for it in vain, in a call that cannot be interrupted.
+        """
         while self._renewal is not None or self._expected:
             await self._changed.wait()
 
     # ---- further ones ----
 
     async def reach(self, mine: int, theirs: int) -> LinkChannel:
-        """A channel that reaches these epochs, opened if there is none.
+        """Return a channel that reaches these epochs. If there is none, open it.
 
         Raises:
-            LinkError: it could not be opened; the one that there is goes on.
+            LinkError: if it could not be opened. The present channel stays in use.
         """
         while (link_channel := self.find(mine, theirs)) is None:
             if self._rank == 0:
@@ -266,8 +279,11 @@ class Channels:
         return link_channel
 
     async def _have_renewed(self, mine: int, theirs: int) -> None:
-        """The server's part: ask for it, and wait until the client has tried. Our half of an earlier attempt may still be in
-        a call that cannot be interrupted, and meet the client's new one: then once more, when both have ended."""
+        """Ask the client for a channel, as the server, and wait until the client has tried.
+
+        Our half of an earlier attempt may still be in a call that cannot be interrupted, and meet the client's new half. Then
+        ask once more, when both have ended.
+        """
         is_last = self._following == 0
         await self._ask_for_one(mine, theirs)
         if self.find(mine, theirs) is None and not is_last:
@@ -283,7 +299,10 @@ class Channels:
             )
 
     async def _renew(self, mine: int, theirs: int) -> None:
-        """The client's part. It is done in a task of its own, once for all callers, whichever of them is cancelled."""
+        """Open a further channel, as the client.
+
+        That happens in its own task, once for all callers, so that cancelling one of them does not stop it.
+        """
         while self.find(mine, theirs) is None:
             renewal = self._renewal
             covers = renewal is not None and renewal.epoch >= mine
@@ -298,7 +317,7 @@ class Channels:
             if is_ours and (
                 renewal.opened is None or not renewal.opened.reaches(mine, theirs)
             ):  # else it broke at once
-                raise LinkError("a further channel was opened, and does not reach as far as is asked for")
+                raise LinkError("a further channel was opened, but does not reach the memory that it is needed for")
 
     async def _carry_out(self, renewal: _Renewal) -> None:
         try:
@@ -314,7 +333,7 @@ class Channels:
             self._wake()
 
     async def _open_further(self, name: str, seconds: float) -> LinkChannel:
-        """Open our half, hear of the peer's, and take it into use when there are both."""
+        """Open our half, wait for the peer's, and use the channel once both are open."""
         if self._ends is None:
             raise NotLinked("the link has no channel yet")
         epoch = self._transport.epoch
@@ -345,7 +364,7 @@ class Channels:
             self._wake()
 
     async def _open_unless_refused(self, offer: ChannelOffer, seconds: float) -> Channel:
-        """Open our half, but do not wait for a peer that says that it cannot."""
+        """Open our half; stop waiting if the peer says that it cannot open its half."""
         with anyio.CancelScope() as scope:
             self._openings[offer.name] = scope
             try:
@@ -355,7 +374,10 @@ class Channels:
         raise LinkError(f"the peer could not open its half: {printable(self._answers[offer.name].reason)}")
 
     async def _hear(self, name: str, seconds: float) -> int:
-        """What the peer's half reaches."""
+        """Wait until the peer's half is open, and return the epoch that it reaches.
+
+        Raises LinkTimeout if the peer could not open it, or did not say so in time.
+        """
         with anyio.move_on_after(seconds):
             while name not in self._answers:
                 await self._changed.wait()
@@ -374,14 +396,16 @@ class Channels:
             old.is_current = False
             self._old[old.name] = old
             self._retire(old)
-        if link_channel.is_broken:  # by the peer, which took it into use a moment earlier
+        if link_channel.is_broken:  # by the peer, which used it a moment earlier
             self._put_out_of_use(link_channel)
             self._retire(link_channel)
         self._wake()
 
     def _retire(self, link_channel: LinkChannel) -> None:
-        """Say so when an old one has no transfer of this end left, but for those that end with it; close it when the peer has
-        none either."""
+        """Tell the peer once this end has no transfer left on an old channel, and close it once the peer has none either.
+
+        Transfers that end only with the channel do not count.
+        """
         if link_channel.is_current or link_channel.uses > len(link_channel.unclean):
             return
         if not link_channel.retired["mine"]:
@@ -392,25 +416,27 @@ class Channels:
             self._spawn(partial(self._close, link_channel))
 
     def close_broken(self) -> None:
-        """The link ends: the peer's transfers on channels that are broken are lost anyway."""
+        """Close broken channels without waiting for the peer's transfers on them, which are lost because the link ends."""
         for link_channel in list(self._old.values()):
             if link_channel.unclean and not link_channel.is_closing:
                 link_channel.is_closing = True
                 self._spawn(partial(self._close, link_channel))
 
     async def _close(self, link_channel: LinkChannel) -> None:
-        """Off the list when it is closed, or when it is known that it never will be."""
+        """Close an old channel, and forget it. If the peer may still write through it, keep it until the link ends."""
         is_closed = True
         try:
-            with anyio.CancelScope(shield=True):  # it is not interrupted either way, and transfers wait for its end
+            with anyio.CancelScope(
+                shield=True
+            ):  # the call cannot be interrupted anyway, and transfers wait for its end
                 await link_channel.channel.aclose()
         except StillWritten as error:
             self._incidents.add(
-                Incident.MEMORY_WITHHELD, logger, "an outdated channel is closed with its link: %s", error
+                Incident.MEMORY_WITHHELD, logger, "an outdated channel stays open until its link ends: %s", error
             )
             return
-        except LLMException as error:  # told once: closing it again would say nothing
-            self._incidents.add(Incident.CLOSE_FAILED, logger, "an outdated channel was not closed: %s", error)
+        except LLMException as error:  # kept for aclose(): closing the channel again would not raise it
+            self._incidents.add(Incident.CLOSE_FAILED, logger, "an outdated channel could not be closed: %s", error)
             self._refused = self._refused or error
             is_closed = False
         self._old.pop(link_channel.name, None)
@@ -419,16 +445,16 @@ class Channels:
     # ---- what the peer says ----
 
     def on_first(self, theirs: int) -> None:
-        """The peer's half of the first channel is open, and reaches this epoch of its."""
+        """Note the epoch that the first channel reaches at the peer, whose half is open."""
         self.current.theirs = theirs
 
     def on_outdated(self, message: Outdated) -> None:
-        """Renew the channel for the server. Raises ProtocolError if this end is the server, or too many questions wait."""
+        """Open a further channel for the server. Raises ProtocolError if this end is the server, or if too many wait."""
         if self._rank != 0:
             raise ProtocolError("only the server says 'outdated'")
         if len(self._outdated) >= MAX_OUTDATED:
             raise ProtocolError(f"the peer asks {MAX_OUTDATED} times at once for a further channel")
-        # what this end will only register later no channel reaches now
+        # at most what is registered now: no channel reaches what this end registers later
         self._outdated.append((message.call, min(message.yours, self._transport.epoch), message.mine))
         if len(self._outdated) == 1:
             self._spawn(self._renew_for_peer)
@@ -442,7 +468,7 @@ class Channels:
             first, epoch, has_failed = self._outdated[0], self._transport.epoch, False
             try:
                 await self._renew(*first[1:])
-            except LinkError as error:  # the peer, who wanted it, hears why from Renewed, and raises it
+            except LinkError as error:  # the peer needs it: Renewed tells it the reason, which it raises
                 has_failed = True
                 self._not_renewed("for the peer: %s", error)
             asked, self._outdated = self._outdated, []
@@ -454,12 +480,13 @@ class Channels:
                     self._outdated.append(question)
 
     def on_renew(self, message: Renew) -> None:
+        """Open our half of a further channel, which the client has begun to open."""
         if self._rank != 1:
             raise ProtocolError("only the client says 'renew'")
         if message.channel in self._heard or self._named(message.channel) is not None:
-            return  # it comes once more
+            return  # a repeated message
         if self._following >= MAX_FOLLOWING:
-            raise ProtocolError(f"the peer renews its channel {self._following} times at once")
+            raise ProtocolError(f"the peer opens more than {MAX_FOLLOWING} channels at once")
         self._following += 1
         self._heard.append(message.channel)
         self._expected.add(message.channel)
@@ -467,7 +494,7 @@ class Channels:
         async def follow() -> None:
             try:
                 await self._open_further(message.channel, message.seconds)
-            except LinkError as error:  # the same
+            except LinkError as error:  # the same holds here
                 self._not_renewed("for the peer: %s", error)
             finally:
                 self._following -= 1
@@ -475,6 +502,7 @@ class Channels:
         self._spawn(follow)
 
     def on_renewed(self, message: Renewed) -> None:
+        """Note that the peer's half is open; or that it could not be opened, and stop opening ours."""
         self._failure = message.reason
         if message.channel in self._expected:
             self._answers[message.channel] = message
@@ -483,11 +511,13 @@ class Channels:
         self._wake()
 
     def on_retire(self, message: Retire) -> None:
+        """Note that the peer has no transfer left on a channel."""
         if (link_channel := self._named(message.channel)) is not None:
             link_channel.retired["theirs"] = True
             self._retire(link_channel)
 
     def on_broken(self, message: Broken) -> None:
+        """Take a channel out of use on which a transfer of the peer's was stopped half-way."""
         link_channel = self._named(message.channel)
         if link_channel is not None and not link_channel.is_broken:  # else it is known
             self._put_out_of_use(link_channel)
@@ -500,11 +530,12 @@ class Channels:
     # ---- the end ----
 
     async def aclose(self) -> None:
-        """Close all of them; their transfers have to be done.
+        """Close all channels. Their transfers must have ended.
 
         Raises:
-            StillWritten: the peer may write for a while yet. Call it again after :meth:`wait_let_go`.
-            LLMException: the first refusal, which may have been that of an outdated one, long ago.
+            StillWritten: if the peer may still write for a while. Call this again after :meth:`wait_let_go`.
+            LLMException: if a channel could not be closed. The first failure counts, which may be that of an outdated
+                channel, long ago.
         """
         self._closing += [*self._old.values(), *([self._current] if self._current else [])]
         self._old.clear()
@@ -515,7 +546,7 @@ class Channels:
             is_closed = True
             try:
                 await link_channel.channel.aclose()
-            except StillWritten as error:  # what this end left in it is gone all the same
+            except StillWritten as error:  # this end's requests in it are gone all the same
                 held = held or error
                 link_channel.closed(True)
                 continue
@@ -528,10 +559,10 @@ class Channels:
             raise refused or held  # type: ignore[misc]
 
     async def wait_let_go(self) -> None:
-        """After ``StillWritten``: until the peer let go of all of them, however long that takes; then they are closed.
+        """Wait, after ``StillWritten``, until the peer has let go of all channels, and close them. There is no time limit.
 
         Raises:
-            LLMException: one was refused: it is never known.
+            LLMException: if one could not be closed: when the peer lets go of it will never be known.
         """
         while self._closing:
             await self._closing[0].channel.wait_let_go()
@@ -539,12 +570,12 @@ class Channels:
                 await self.aclose()
 
     def abandon(self) -> None:
-        """After ``StillWritten``: do not wait any longer. The memory that the peer may write is withheld by its owner."""
+        """Stop waiting, after ``StillWritten``. The owner of the memory that the peer may write withholds it."""
         for link_channel in self._closing:
             link_channel.channel.abandon()
         self._closing.clear()
 
 
 def channel_name(client: int, server: int) -> str:
-    """A name that no other channel has, within the vendor's 127 characters."""
+    """Return a name that no other channel has, within the vendor's 127 characters."""
     return f"aiodatadist_{client}_{server}_{secrets.token_hex(8)}"

@@ -1,11 +1,11 @@
-"""Whether what arrived is what was sent: checksums of the source are compared with those of the destination.
+"""Checksums: those of the source are compared with those of the destination, to find damaged bytes.
 
-One-sided, the end that moved the bytes asks the other one, whose CPU took no part in that, when they have arrived::
+In one-sided mode the end that moved the bytes asks the other end for checksums once the bytes have arrived::
 
     puller, or pusher                            owner of the other cache
     the bytes have arrived
-    digest: these pieces of your cache     ->    sums up what is there now
-    sums up its own side meanwhile
+    digest: these pieces of your cache     ->    computes the checksums of what is there now
+    computes those of its own side meanwhile
                                            <-    digests
 
 In request/response mode the end that wrote sends the checksums of what it read with its answer, before a key is consumed.
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from aiodatadist.values.selection import Geometry
 
 AT_A_TIME = 16
-"""Transfers of a link that are compared at a time; each has its time from then on."""
+"""The number of a link's transfers that are compared at a time. The time limit of a comparison starts when its turn comes."""
 FAILURE_CAUSES = ("checksum",)
-"""What transfers fail of that their status does not tell."""
+"""Causes of failed transfers that their status does not tell."""
 NAMED = 8
-"""Damaged blocks that a message names."""
+"""The most damaged blocks that a message names."""
 
 
 def check_peer(minor: int, me: int, peer: int) -> None:
-    """Raises IncompatiblePeer: the peer is too old for a link on which everything is to be checked."""
+    """Raise IncompatiblePeer if the peer is too old for a link on which every transfer is checked."""
     if minor < Digest.since:
         raise IncompatiblePeer(
             f"transfer_checksum is on at cluster {me}, and {_too_old(peer, minor)}",
-            hint="update it, or switch transfer_checksum off",
+            hint="update that cluster, or switch transfer_checksum off",
         )
 
 
@@ -63,29 +63,29 @@ def _too_old(peer: int, minor: int) -> str:
 
 
 class Checks:
-    """Transfers of one link that are compared, and who may be asked for it."""
+    """The comparisons of one link."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._turns = anyio.Semaphore(AT_A_TIME)
 
     def want_peer(self) -> None:
-        """Raises FeatureNotEnabled: the peer is too old to be asked for checksums."""
+        """Raise FeatureNotEnabled if the peer is too old to be asked for checksums."""
         session = self._session
         if session.peer_minor < Digest.since:
             raise FeatureNotEnabled(
                 _too_old(session.cluster_id, session.peer_minor),
                 peer=session.cluster_id,
-                hint="update it, or transfer without checksum",
+                hint="update that cluster, or transfer without checksum",
             )
 
     async def compare(self, spec: TransferSpec, remote: RemoteCache, grid: Grid) -> None:
-        """What this end moved has arrived: is it what was sent?
+        """Compare what has arrived with what was sent, for a transfer that this end carried out.
 
         Raises:
-            DataCorrupted: it is not.
-            TransferTimeout: neither end is to blame for bytes, but one took too long to sum them up.
-            LLMException: an end could not sum them up.
+            DataCorrupted: if they differ.
+            TransferTimeout: if an end took too long to compute its checksums. The bytes may be intact.
+            LLMException: if an end could not compute its checksums.
         """
         mine = theirs = array("I")
         async with self._turns:
@@ -98,9 +98,12 @@ class Checks:
         self._judge(target, grid.local_side, *sums, has_parts=spec.selection.parts is not None)
 
     async def compare_layer(self, name: str, entry: Entry, remote: RemoteCache, grid: Grid, seconds: float) -> None:
-        """A layer of this end's cache, the local side of a grid, has arrived in the peer's: is it what was sent?
+        """Compare a layer that has arrived in the peer's cache with this end's, which is the local side of the grid.
 
-        Its tensors may lie anywhere in that cache, as addresses say. Raises as :meth:`compare`; ``name`` says which layer.
+        The addresses of the remote side say where in that cache the tensors are. Raises what :meth:`compare` raises.
+
+        Args:
+            name: names the layer in the error.
         """
         mine, theirs = array("I"), array("I")
         async with self._turns:
@@ -115,7 +118,7 @@ class Checks:
         self._judge(remote, grid.remote_side, mine, theirs, name=f"{name}: ")
 
     async def compare_answer(self, spec: TransferSpec, side: Side, sent: Sequence[int]) -> None:
-        """What the peer wrote, which says what it sent. Raises as :meth:`compare`."""
+        """Compare what the peer wrote with the checksums that it ``sent``. Raises what :meth:`compare` raises."""
         arrived = array("I")
         async with self._turns:
             with anyio.move_on_after(spec.seconds) as limit:
@@ -131,7 +134,7 @@ class Checks:
         )
 
     async def _both(self, spec: TransferSpec, remote: RemoteCache, grid: Grid) -> tuple[array[int], array[int]]:
-        """The checksums of this end's side, and of the peer's, which sums up at the same time."""
+        """Return the checksums of this end's side and of the peer's, which are computed at the same time."""
         here, there = grid.local_side, grid.remote_side
         if spec.direction == "put":
             here, there = there, here
@@ -150,8 +153,14 @@ class Checks:
         what: tuple[RemoteCache, Side, Side],
         question: Callable[[Side], Callable[[int], Digest]],
     ) -> None:
-        """As many blocks at a time as a question names, and as the peer sums up for one link. ``what``: the peer's cache, and
-        the pieces here and there."""
+        """Compute the checksums of both sides, and append them to ``mine`` and ``theirs``.
+
+        The blocks are taken in portions. Each is small enough for one question, and for the bytes that the peer sums up for
+        one link at a time.
+
+        Args:
+            what: the peer's cache, and the pieces at this end and at the peer.
+        """
         remote, here, there = what
         nbytes = len(there.addresses) * there.nbytes
         count = min(MAX_INDEXES, max(1, remote.summing.limit // nbytes))
@@ -191,8 +200,12 @@ class Checks:
         name: str = "",
         has_parts: bool = False,
     ) -> None:
-        """``side``: of the destination, in ``target``; its blocks may have been summed several times, over some tensors
-        each. Raises DataCorrupted: some of it is not what was sent."""
+        """Raise DataCorrupted if some of the bytes are not what was sent.
+
+        Args:
+            side: the pieces of the destination, in ``target``. A block may occur several times, each time with some of the
+                tensors.
+        """
         if sent == arrived:
             return
         wrong = [i for i, (a, b) in enumerate(zip(sent, arrived, strict=True)) if a != b]
@@ -214,7 +227,7 @@ class Checks:
 
 
 def _neighbours(remote: RemoteCache, side: Side) -> Iterator[range]:
-    """The tensors of a side in portions that follow each other in the cache, from the same offset on."""
+    """Yield the tensors of a side in portions that follow each other in the cache, at the same offset."""
     first, place = 0, (-1, -1)
     for i, address in enumerate(side.addresses):
         tensor = remote.tensor_at(address)
@@ -226,7 +239,7 @@ def _neighbours(remote: RemoteCache, side: Side) -> Iterator[range]:
 
 
 def _question(remote: RemoteCache, tensors: range, seconds: float, side: Side) -> Callable[[int], Digest]:
-    """What the peer is asked about these tensors of its cache, once that has a number."""
+    """Return a function that makes the question about these tensors of the peer's cache, given the question's number."""
     message = partial(
         Digest,
         cache_id=remote.cache_id,

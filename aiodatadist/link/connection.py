@@ -1,7 +1,7 @@
-"""A connection: a plain socket until the client said what it is for, then a byte stream or the heartbeats'.
+"""A connection: a plain socket until the client has said what it is for, then a byte stream or the heartbeats'.
 
-An event loop that once reads a socket for a stream of its own cannot be told reliably to stop. So it reads the first
-message of a connection and no byte more, and only what is not for heartbeats becomes a stream.
+An event loop that reads a socket for its own stream cannot reliably be told to stop. So only the first message of a
+connection is read, and no byte more. The socket becomes a stream only if it is not for heartbeats.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from aiodatadist.wire.handshake import refusal
 from aiodatadist.wire.messages import Message
 
 MAX_REST = 8 << 20
-"""Bytes that are read of a connection that broke: no more than the kernel holds, usually."""
+"""The most bytes that are read from a broken connection. The kernel rarely holds more."""
 
 
 async def connected(host: str, port: int, first: bytes = b"") -> socket.socket:
-    """A plain socket that is connected to an IP address, and has sent this. Raises OSError."""
+    """Connect a plain socket to an IP address, send ``first``, and return the socket. Raises OSError."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, (host, port))
-        if sock.getsockname() == sock.getpeername():  # TCP has let it meet itself: nothing listens on that port
-            # Closed without a word, or what wants to listen there would find the port in use for a minute.
+        if sock.getsockname() == sock.getpeername():  # TCP has connected it to itself: nothing listens on that port
+            # Closed without a handshake: otherwise a listener would find the port in use for a minute.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         await loop.sock_sendall(sock, first)
@@ -49,9 +49,9 @@ async def connected(host: str, port: int, first: bytes = b"") -> socket.socket:
 
 
 class FirstWords:
-    """Messages on a plain non-blocking socket, which stays the caller's. What is behind a message stays in the socket, too.
+    """Messages on a plain non-blocking socket, which stays the caller's. Bytes behind a message stay in the socket.
 
-    They cost a fraction of what a stream and a link do, so a client gets those when it is known.
+    They cost a fraction of what a stream and a link cost, so a client gets a stream and a link only once it is known.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -88,9 +88,9 @@ class FirstWords:
             raise PeerLost(GONE) from error
 
     def refuse(self, error: LinkError) -> None:
-        """Tell the client why there is no link, if the kernel takes that now: it keeps so little for a client that reads.
+        """Tell the client why there is no link, without waiting: the kernel always accepts so little if the client reads.
 
-        The rest is read before the caller closes: the kernel throws away what was sent if something received was not read.
+        What the client has sent is read before the caller closes the socket: otherwise the kernel may discard the refusal.
         """
         if isinstance(error, PeerLost):
             return
@@ -100,11 +100,13 @@ class FirstWords:
 
 
 class _Reader(asyncio.StreamReader):
-    """Gives what came before the connection broke, which asyncio's own forgets: the peer's last word may be in it. Where a
-    write finds out that it broke, that word may still be in the kernel.
+    """A reader that still returns what came before the connection broke. It may contain the peer's last word.
+
+    asyncio's own reader discards these bytes. If a write finds the connection broken, they may still be in the kernel.
 
     Attributes:
-        hear: is shown what comes while nothing is to be read; what it answers True to is not read.
+        broken: the error that broke the connection.
+        hear: called with bytes that come while no others wait to be read. If it returns True, they are not read again.
     """
 
     broken: Exception | None = None
@@ -126,11 +128,14 @@ class _Reader(asyncio.StreamReader):
         self.feed_eof()
 
     def _take_the_rest(self) -> None:
-        """Nothing more comes, and the event loop is about to close the socket. (It would be paused in feed_data.) In a forked
-        child it is the parent's to read."""
+        """Read what the kernel still holds, because the event loop is about to close the socket.
+
+        ``feed_data`` is not used, because it would pause the transport. A forked child reads nothing: the bytes are the
+        parent's.
+        """
         if self._generation != forks.generation:
             return
-        transport = getattr(self, "_transport", None)  # asyncio's, which it never takes away
+        transport = getattr(self, "_transport", None)  # set by asyncio, and never cleared
         sock = None if transport is None else transport.get_extra_info("socket")
         with contextlib.suppress(OSError):
             while sock is not None and self._has_unread() < MAX_REST and (data := os.read(sock.fileno(), RECEIVE)):
@@ -139,13 +144,14 @@ class _Reader(asyncio.StreamReader):
 
 TCP_INFO_BYTES = 256
 LAST_DATA_RECEIVED = 52
-"""Where the kernel's ``struct tcp_info`` has the milliseconds since data came (``tcpi_last_data_recv``)."""
+"""The offset of ``tcpi_last_data_recv`` in the kernel's ``struct tcp_info``: milliseconds since data came."""
 
 
 def seconds_since_data(sock: socket.socket) -> float | None:
-    """Return how long ago the kernel received bytes of the peer; None if it does not know: not TCP, or closed.
+    """Return how many seconds ago the kernel last received bytes of the peer.
 
-    Acknowledgements do not count: the kernel of a stopped process goes on sending them.
+    None if the socket is not TCP, or is closed. Acknowledgements do not count: the kernel of a stopped process continues to
+    send them.
     """
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
@@ -157,7 +163,7 @@ def seconds_since_data(sock: socket.socket) -> float | None:
 
 
 class _Space(threading.local):
-    """What a thread's event loop reads into: each time it is taken out of it in the same call."""
+    """The memory that a thread's event loop reads into. It is free again at the end of the same call."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(RECEIVE))
@@ -167,40 +173,42 @@ _space = _Space()
 
 
 class _Protocol(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
-    """asyncio's own, read into memory that is there. For another protocol asyncio takes 256 KiB for each message and gives
-    them back, which the kernel maps and unmaps: that is a third of what a question and its answer cost. (uvloop has a buffer
-    of its own, and calls ``data_received``.)"""
+    """asyncio's own protocol, except that it reads into memory that is already allocated.
+
+    For an unbuffered protocol asyncio allocates and frees 256 KiB for each message, which the kernel maps and unmaps: a third
+    of the cost of a question and its answer. uvloop has its own buffer, and calls ``data_received``.
+    """
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return _space.view
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(_space.view[:nbytes])  # type: ignore[arg-type]  # it is copied there
+        self.data_received(_space.view[:nbytes])  # type: ignore[arg-type]  # which copies it
 
 
 class Connection(anyio.abc.ByteStream):
-    """A connected socket as a byte stream; of a client's, what is behind its first message.
+    """A connected socket as a byte stream. The stream of a client starts behind its first message.
 
     Attributes:
-        place: address and port of the other end.
+        place: the address and port of the other end.
     """
 
     def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._may_hold_more = False
-        place = writer.get_extra_info("peername")  # None if the other end is gone already; a text over a Unix socket
+        place = writer.get_extra_info("peername")  # None if the other end has closed already; a str for a Unix socket
         self.place: tuple[str, int] = place[:2] if isinstance(place, tuple) else ("", 0)
-        writer.transport.set_write_buffer_limits(0)  # sent is what the kernel has
+        writer.transport.set_write_buffer_limits(0)  # so that drain() waits until the kernel has accepted everything
 
     @classmethod
     async def over(cls, sock: socket.socket) -> Self:
-        """The socket is the stream's from here on, whatever is raised."""
+        """Make a stream over a socket. The stream owns the socket from here on, even if this raises."""
         loop, reader = asyncio.get_running_loop(), _Reader()
         protocol = _Protocol(reader)
         try:
-            # A message waits for no acknowledgement of the one before, which the kernel may put off for 40 ms. asyncio sets
-            # this only where a socket was made with the protocol's number.
+            # Without TCP_NODELAY a message waits for the acknowledgement of the one before, up to 40 ms. asyncio sets it only
+            # for sockets created with an explicit protocol number.
             if sock.family in {socket.AF_INET, socket.AF_INET6}:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             transport, _ = await loop.create_connection(lambda: protocol, sock=sock)
@@ -210,20 +218,20 @@ class Connection(anyio.abc.ByteStream):
             raise
 
     def wire(self) -> Wire:
-        """Messages over it."""
+        """Return a wire that carries messages over this connection."""
         wire = Wire(self, self.send_at_once)
         self._reader.hear = wire.hear
         return wire
 
     def quiet_seconds(self) -> float | None:
-        """How long ago bytes of the peer came, also those that the event loop has not read yet. None: not known."""
+        """Return how many seconds ago the kernel last received bytes of the peer, read or not; None if that is not known."""
         transport = self._writer.transport
         sock = None if transport.is_closing() else transport.get_extra_info("socket")
         return None if sock is None else seconds_since_data(sock)
 
     async def receive(self, max_bytes: int = RECEIVE) -> bytes:
-        """Raises EndOfStream, BrokenResourceError."""
-        if self._may_hold_more:  # then reading does not wait, and a peer that sends much would keep the loop
+        """Receive bytes. Raises EndOfStream or BrokenResourceError if no more will come."""
+        if self._may_hold_more:  # then reading does not wait, and a peer that sends much would hold up the loop
             await anyio.lowlevel.checkpoint()
         data = await self._reader.read(max_bytes)
         if not data:
@@ -234,7 +242,7 @@ class Connection(anyio.abc.ByteStream):
         return data
 
     async def send(self, item: bytes) -> None:
-        """Until the kernel has it. Raises BrokenResourceError."""
+        """Send bytes, and wait until the kernel has accepted them. Raises BrokenResourceError."""
         if self._writer.transport.is_closing():
             raise anyio.BrokenResourceError
         self._writer.write(item)
@@ -244,7 +252,10 @@ class Connection(anyio.abc.ByteStream):
             raise anyio.BrokenResourceError from error
 
     def send_at_once(self, data: bytes) -> bool:
-        """Whether it is on its way: not behind something that the kernel has not taken, nor when the connection is over."""
+        """Send without waiting, and return True.
+
+        Return False, and send nothing, if the kernel has not accepted earlier bytes, or if the connection is closing.
+        """
         transport = self._writer.transport
         if transport.is_closing() or transport.get_write_buffer_size():
             return False
@@ -256,6 +267,6 @@ class Connection(anyio.abc.ByteStream):
             self._writer.write_eof()
 
     async def aclose(self) -> None:
-        """At once: what was not sent by now is dropped."""
+        """Close the connection at once. Bytes that are still buffered are dropped."""
         self._writer.transport.abort()
         await anyio.lowlevel.checkpoint()

@@ -1,6 +1,7 @@
-"""How much of a transfer compute can hide, and in what portions to send. Pure arithmetic; seconds and bytes throughout.
+"""The cost of layered transfers: how much of a transfer compute can hide, and in what portions to send it.
 
-Layer ``i`` takes ``c[i]`` to compute and ``t[i]`` to transfer, in order, over one channel. ``C`` and ``X`` are the sums.
+Pure arithmetic, in seconds and bytes. Layer ``i`` takes ``c[i]`` to compute and ``t[i]`` to transfer, in order, over one
+channel. ``C`` and ``X`` are the sums.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 
 def ideal(compute: Sequence[float], transfer: Sequence[float]) -> float:
-    """The earliest that the last byte can be there: T*, the optimum of a two-machine flow shop of fixed order."""
+    """Return T*, the earliest time at which the last byte can land: the optimum of a two-machine flow shop of fixed order."""
     best = computed = 0.0
     left = math.fsum(transfer)
     for c, t in zip(compute, transfer, strict=True):
@@ -22,28 +23,28 @@ def ideal(compute: Sequence[float], transfer: Sequence[float]) -> float:
 
 
 def ideal_uniform(compute: float, transfer: float, layers: int) -> float:
-    """T* when all layers are alike: the longer of the two, and one layer of the shorter."""
+    """Return T* if all layers are alike: the longer of the two times, and one layer of the shorter."""
     return max(compute, transfer) + min(compute, transfer) / layers
 
 
 def hidden_share(compute: float, transfer: float, total: float) -> float:
-    """H: the share of the transfer that took place beside compute; 1 is all of it."""
+    """Return H, the share of the transfer that ran beside compute; 1 is all of it."""
     return (compute + transfer - total) / transfer
 
 
 def best_hidden_share(compute: float, transfer: float, layers: int) -> float:
-    """H*: what H can be at most."""
+    """Return H*, the most that H can be."""
     return min(1.0, compute / transfer) * (1 - 1 / layers)
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What was measured on a link.
+    """The measured costs of a link.
 
     Attributes:
-        message: seconds that a message costs whatever its size.
-        per_byte: seconds.
-        interference: seconds of the caller's that sending a message costs.
+        message: seconds that each message costs, whatever its size.
+        per_byte: seconds that each byte costs.
+        interference: seconds for which sending a message keeps the caller's thread busy.
     """
 
     message: float
@@ -52,16 +53,16 @@ class Costs:
 
 
 def group_size(layers: int, nbytes: int, compute: float | None, costs: Costs | None) -> int:
-    """Layers to send at a time; ``layers`` means serially, after the last one.
+    """Return the number of layers to send at a time; ``layers`` means all of them, after the last one.
 
-    Whatever is done first of these: one layer at a time; the smallest group whose messages still fit beside compute; the
-    group that balances the cost of messages with the wait for the first. All at once where hiding the transfer saves less
-    than sending layer by layer costs.
+    Three sizes are tried, and the one that ends first is returned: one layer at a time; the smallest group whose messages
+    still fit beside compute; the group that balances the cost of messages with the wait for the first one. All layers are
+    sent at once if hiding the transfer saves less than sending layer by layer costs.
 
     Args:
-        nbytes: of all layers.
-        compute: seconds of all layers; None if that is not known.
-        costs: None if nothing was measured yet.
+        nbytes: the size of all layers.
+        compute: the seconds that computing all layers takes; None if that is not known.
+        costs: the costs of the link; None if nothing has been measured yet.
     """
     if costs is None or layers < 2:
         return 1
@@ -82,15 +83,21 @@ def group_size(layers: int, nbytes: int, compute: float | None, costs: Costs | N
 
 
 def total(group: int, layers: int, alone: float, compute: float, message: float) -> float:
-    """When the last byte is there, in groups of so many layers; ``alone``: seconds of all bytes, ``message``: of each."""
+    """Return when the last byte lands, if ``group`` layers are sent at a time.
+
+    Args:
+        alone: the seconds that all bytes take.
+        message: the seconds that each message takes.
+    """
     count = math.ceil(layers / group)
     return ideal_uniform(compute, alone + count * message, count)
 
 
 class Estimate:
-    """Costs of a link, from the transfers that it made: a line through (bytes, seconds), in which old ones fade."""
+    """The costs of a link, estimated from its transfers: a line through (bytes, seconds), in which old transfers fade."""
 
     KEEP = 0.95
+    """The weight of what was measured before, each time something is added."""
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
@@ -98,7 +105,7 @@ class Estimate:
         self._calls = 0.0
 
     def add(self, nbytes: int, seconds: float) -> None:
-        """A transfer took this long, alone on its stream."""
+        """Add a transfer that took this long, alone on its stream."""
         keep, x = self.KEEP, float(nbytes)
         self._n = keep * self._n + 1
         self._x = keep * self._x + x
@@ -107,13 +114,16 @@ class Estimate:
         self._xy = keep * self._xy + x * seconds
 
     def add_interference(self, seconds: float) -> None:
-        """Sending a message kept the caller's thread busy for this long."""
+        """Add a message whose sending kept the caller's thread busy for this long."""
         self._interference = self.KEEP * self._interference + seconds
         self._calls = self.KEEP * self._calls + 1
 
     @property
     def costs(self) -> Costs | None:
-        """None before there was a transfer. With sizes all alike a message is taken for free."""
+        """The estimated costs; None before the first transfer.
+
+        If all transfers have the same size, a message is assumed to cost nothing.
+        """
         if self._n < 1 or self._x <= 0:
             return None
         spread = self._n * self._xx - self._x * self._x

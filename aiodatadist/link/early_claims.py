@@ -1,6 +1,6 @@
-"""What peers say of leases that do not exist yet: each peer has its own share, and everything is found by key.
+"""Claims and releases of leases that do not exist yet. Each peer has its own share of the room.
 
-A message costs the same whatever its peer, and others, sent before: no walk over what is kept.
+Everything is found by key, so a message costs the same however many came before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Known = TypeVar("Known", bound=Hashable)
 
 
 class EarlyClaims:
-    """Claims that wait for their lease. ``len()`` is how many."""
+    """The claims that wait for their lease. ``len()`` is their number."""
 
     def __init__(self) -> None:
         self._claims: dict[object, OrderedDict[int, tuple[str, PeerClaim]]] = {}  # by peer and number
@@ -26,11 +26,11 @@ class EarlyClaims:
         return sum(map(len, self._claims.values()))
 
     def is_known(self, claim: PeerClaim) -> bool:
-        """A claim of this peer and number waits."""
+        """Return True if a claim of the same peer and number waits."""
         return claim.call in self._claims.get(claim.peer, ())
 
     def make_room(self, peer: object) -> PeerClaim | None:
-        """Forget the peer's oldest claim if its share is full, and return that claim: its caller answers it."""
+        """Forget the peer's oldest claim if its share is full, and return that claim for the caller to answer."""
         claims = self._claims.get(peer)
         if claims is None or len(claims) < peer_budget.EARLY_CLAIMS:
             return None
@@ -50,7 +50,7 @@ class EarlyClaims:
         claim.within(min(patience, peer_budget.EARLY_CLAIM_SECONDS), too_early)
 
     def take(self, name: str) -> list[PeerClaim]:
-        """The claims that waited for a lease of this name, in the order in which they came."""
+        """Remove and return the claims that wait for a lease of this name, in the order in which they came."""
         claims = list(self._by_name.get(name, ()))
         for claim in claims:
             self.drop(claim.peer, claim.call)
@@ -70,20 +70,25 @@ class EarlyClaims:
             del self._by_name[name]
 
     def peer_gone(self, peer: object) -> None:
+        """Forget the claims of a peer whose link has ended."""
         for call in list(self._claims.get(peer, ())):
             self.drop(peer, call)
 
     def end(self) -> None:
+        """Forget all claims, without an answer."""
         for peer in list(self._claims):
             self.peer_gone(peer)
 
 
 class ReleasedNames(Generic[Known]):
-    """What peers released before it came to be. Of each peer the youngest ``RELEASED_NAMES`` are kept, and of all peers that
-    are gone together ``RELEASED_BY_GONE``. ``len()`` is how many."""
+    """The leases that peers released before they existed. ``len()`` is their number.
+
+    The youngest ``RELEASED_NAMES`` of each linked peer are kept, and the youngest ``RELEASED_BY_GONE`` of all other peers
+    together.
+    """
 
     def __init__(self) -> None:
-        self._of_peers: dict[object, OrderedDict[Known, None]] = {}  # None: of those gone
+        self._of_peers: dict[object, OrderedDict[Known, None]] = {}  # None: of those that are no longer linked
         self._times: Counter[Known] = Counter()  # how many peers released it
 
     def __len__(self) -> int:
@@ -93,6 +98,7 @@ class ReleasedNames(Generic[Known]):
         return known in self._times
 
     def add(self, peer: object, known: Known) -> None:
+        """Remember that a peer released a lease. None stands for the peers that are no longer linked."""
         names = self._of_peers.setdefault(peer, OrderedDict())
         if known not in names:
             names[known] = None
@@ -106,7 +112,7 @@ class ReleasedNames(Generic[Known]):
             del self._times[known]
 
     def peer_gone(self, peer: object) -> None:
-        """Keep its names among those of peers that are gone."""
+        """Move what a peer released to the share of those that are no longer linked."""
         for known in self._of_peers.pop(peer, ()):
             self.add(None, known)
             self._forget(known)

@@ -1,4 +1,4 @@
-"""What of a peer's layered transfers has landed here, layer by layer, for who wants to begin before the last one came."""
+"""Layers of a peer's transfers as they land here, so that a consumer can start before the last one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_WATCHED = 65536
 
 
 class LayerReceiver:
-    """The layers of one cache as a peer's transfer fills them. From ``CacheManager.receive_layers``."""
+    """The layers of one cache as a peer's transfer fills them. Returned by ``CacheManager.receive_layers``."""
 
     def __init__(self, layer_events: LayerEvents, cache_id: int, num_layers: int) -> None:
         self._layer_events = layer_events
@@ -31,18 +31,20 @@ class LayerReceiver:
 
     @property
     def landed(self) -> list[int]:
-        """The layers that are here."""
+        """The layers that have landed."""
         return [i for i, event in enumerate(self._events) if event.is_set()]
 
     async def layer(self, layer_index: int) -> None:
-        """Until all bytes of a layer are here, as long as the link lasts: a transfer that failed before it had found this
-        cache is not told here. Give the wait a limit of your own.
+        """Wait until all bytes of a layer have landed.
+
+        Set your own time limit: a transfer that fails before it has found this cache is not reported here.
 
         Raises:
-            ParamInvalid: there is no such layer.
-            LLMException: this is not the event loop of the cluster. ForkError: nor its process.
-            TransferError: the peer's transfer failed, with its status.
-            LinkError: the link ended first.
+            ParamInvalid: if there is no such layer.
+            LLMException: if this is not the event loop of the cluster.
+            ForkError: if this is not the process of the cluster.
+            TransferError: if the peer's transfer failed; it has the status of that failure.
+            LinkError: if the link ended first.
         """
         self._layer_events.check_here()
         if not 0 <= layer_index < len(self._events):
@@ -58,7 +60,7 @@ class LayerReceiver:
         await give_way()
 
     async def _news_within(self, seconds: float, event: Signal) -> bool:
-        """Until this layer is here or none will be; False: it is not so far."""
+        """Wait until the layer has landed or has failed, and return True. Return False if the time is over first."""
         with anyio.move_on_after(seconds):
             while not event.is_set() and self._failure is None:
                 await self._layer_events.wait_news()
@@ -66,28 +68,28 @@ class LayerReceiver:
         return False
 
     def _ask_again(self) -> None:
-        """What the peer told may have been lost; once for all that wait here."""
+        """Ask the peer to repeat what it told, which may have been lost. All callers that wait here share one question."""
         now = anyio.current_time()
         if self._call and now - self._asked_at >= AGAIN_SECONDS:
             self._asked_at = now
             self._layer_events.ask_again(self._message(self._call))
 
     def _message(self, call: int, *, on: bool = True) -> Watch:
-        """What the peer is asked. ``call``: 0 where it knows none."""
+        """Return the message that starts or stops the events. ``call`` is 0 if the peer knows no such numbers."""
         return Watch(cache_id=self._cache_id, on=on, call=call)
 
     def _asked(self, call: int) -> Watch:
-        """The first time, by this number."""
+        """Note the number of the question and when it is asked, and return it."""
         self._call, self._asked_at = call, anyio.current_time()
         return self._message(call)
 
     def _stopped(self) -> Watch:
-        """The peer need not tell any more."""
+        """Return the message that stops the events."""
         return self._message(self._call, on=False)
 
     def _take(self, message: Landed) -> None:
         if message.watch not in (0, self._call):
-            return  # it is of a transfer before this
+            return  # an event of an earlier watch
         for event in self._events[message.first : message.stop]:
             event.set()
         if message.reason:
@@ -98,14 +100,14 @@ class Sender(Protocol):
     """A layered transfer of this end into a cache of the peer's."""
 
     def on_watched(self) -> list[tuple[int, int]]:
-        """The peer wants to hear of layers from now on; those that are there, as ranges."""
+        """Report layers from now on, because the peer watches. Return those that have landed, as ranges."""
 
     def on_link_ended(self, failure: LinkError) -> None:
-        """No new transfer starts on the link."""
+        """Start nothing more on the link, which is ending."""
 
 
 class _Watched:
-    """A cache of the peer's, of whose layers it wants to hear. ``call``: its number for this; what it was told since."""
+    """A cache whose layers the peer watches, and the events that it was sent since. ``call`` is the watch's number."""
 
     def __init__(self, call: int) -> None:
         self.call = call
@@ -113,6 +115,7 @@ class _Watched:
         self._failure: Landed | None = None
 
     def told(self, message: Landed) -> None:
+        """Remember an event that is sent to the peer."""
         first, stop = message.first, message.stop
         if message.reason:
             self._failure = message
@@ -122,12 +125,13 @@ class _Watched:
             self._ranges.append((first, stop))
 
     def again(self, cache_id: int) -> list[Landed]:
+        """Return the events that the peer was sent, to be sent again."""
         said = [Landed(cache_id=cache_id, first=a, stop=b, watch=self.call) for a, b in self._ranges]
         return said if self._failure is None else [*said, self._failure]
 
 
 class LayerEvents:
-    """Both sides of it: what this end watches, and what the peer watches here."""
+    """The layer events of one link: those of caches that this end watches, and those that the peer watches."""
 
     def __init__(
         self,
@@ -137,8 +141,12 @@ class LayerEvents:
         is_numbered: Callable[[], bool],
         post_again: Callable[[Message], None],
     ) -> None:
-        """``is_numbered``: the peer knows the ``call`` of a ``watch``. ``ask_again``, which is ``post_again``: of a receiver
-        that heard nothing for a while."""
+        """Set up the events of a link.
+
+        Args:
+            is_numbered: returns True if the peer knows the ``call`` of a ``watch``.
+            post_again: repeats a message. A receiver uses it, as ``ask_again``, if it heard nothing for a while.
+        """
         self._post = post
         self.ask_again = post_again
         self._questions = questions
@@ -152,14 +160,14 @@ class LayerEvents:
     # ---- receiving ----
 
     def watch(self, cache_id: int, num_layers: int) -> LayerReceiver:
-        """Raises ParamInvalid: this cache is watched already."""
+        """Return a receiver for the layers of a cache. Raises ParamInvalid if the cache has one already."""
         if cache_id in self._receivers:
             raise ParamInvalid(f"layers of cache {cache_id} are being received already")
         receiver = self._receivers[cache_id] = LayerReceiver(self, cache_id, num_layers)
         return receiver
 
     async def announce(self, receiver: LayerReceiver) -> None:
-        """Until the peer knows of it. The caller sees to it that the link lasts."""
+        """Wait until the peer knows that the receiver's cache is watched. The caller handles the end of the link."""
         if self._is_numbered():
             await self._questions.ask(receiver._asked, Pong)
         else:
@@ -167,13 +175,16 @@ class LayerEvents:
             await self._questions.ask(lambda call: Ping(call=call), Pong)
 
     def unwatch(self, cache_id: int) -> None:
+        """Stop watching a cache, and tell the peer."""
         if (receiver := self._receivers.pop(cache_id, None)) is not None:
             self._post(receiver._stopped())
 
     async def wait_news(self) -> None:
+        """Wait until the peer reports something, or the link ends."""
         await self._news.wait()
 
     def on_landed(self, message: Landed) -> None:
+        """Pass an event of the peer's to the receiver of its cache."""
         receiver = self._receivers.get(message.cache_id)
         if receiver is not None:
             receiver._take(message)
@@ -183,7 +194,7 @@ class LayerEvents:
         self._news.wake()
 
     def end(self, failure: LinkError) -> None:
-        """The link is over."""
+        """Fail the receivers, because the link has ended."""
         for receiver in self._receivers.values():
             receiver._failure = receiver._failure or failure
         self._wake()
@@ -191,23 +202,24 @@ class LayerEvents:
     # ---- sending ----
 
     def begin(self, sender: Sender, cache_id: int) -> None:
-        """A transfer into a cache of the peer's begins."""
+        """Note that a transfer into a cache of the peer's begins."""
         self._active[sender] = cache_id
 
     def finish(self, sender: Sender) -> None:
+        """Note that a transfer into a cache of the peer's has ended."""
         self._active.pop(sender, None)
 
     def is_watched(self, cache_id: int) -> bool:
-        """The peer wants to hear of layers in this cache of its."""
+        """Return True if the peer watches the layers of this cache of its own."""
         return cache_id in self._watched
 
     def stop_sending(self, failure: LinkError) -> None:
-        """No new transfer starts on the link."""
+        """Tell the transfers that the link is ending: nothing more starts on it."""
         for sender in list(self._active):
             sender.on_link_ended(failure)
 
     def tell(self, cache_id: int, first: int, stop: int, error: LLMException | None = None) -> None:
-        """These layers are there; or, with an error, no more come. Costs nothing when the peer does not watch."""
+        """Tell the peer that layers have landed or, with an error, that no more will. Free if the peer does not watch."""
         watched = self._watched.get(cache_id)
         if watched is None:
             return
@@ -219,7 +231,11 @@ class LayerEvents:
         self._post(landed)
 
     def on_watch(self, message: Watch) -> None:
-        """The same once more: what was told since the first time is told again. What was said before that comes late."""
+        """Start or stop telling the peer of a cache's layers.
+
+        If the peer repeats the message, send it again what it was told since the first one. An older message is out of date,
+        and ignored.
+        """
         cache_id, call = message.cache_id, message.call
         known = self._watched.get(cache_id)
         if not message.on:

@@ -1,4 +1,4 @@
-"""A pull of blocks that their owner keeps for it."""
+"""Leased pulls: pulls of blocks that their owner keeps meanwhile."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ _GRAVITY = {
 
 
 class KeptBlocks(NamedTuple):
-    """What a pull claims of the owner.
+    """The claim that a pull makes on the owner of the blocks.
 
     Attributes:
-        lease: the name.
-        digests: of all blocks that the ticket names, and of this end's prompt. The owner compares them with the lease's.
-        patience: seconds in which a lease that the owner does not know may come to be.
-        takers: peers that share the blocks.
-        parts: returns the parts to pull, which it is asked for once the owner has confirmed the claim. None: the transfer's
+        lease: the name of the lease.
+        digests: digests of all blocks that the ticket names, and of this end's prompt. The owner compares them with the
+            lease's.
+        patience: seconds for which the claim waits if the owner does not know the lease yet.
+        takers: the number of peers that share the blocks.
+        parts: returns the parts to pull. It is called once the owner has confirmed the claim. If None, the transfer's
             specification says what to pull.
     """
 
@@ -54,7 +55,7 @@ class KeptBlocks(NamedTuple):
     parts: Callable[[], BlockParts] | None = None
 
     def parts_of(self, spec: TransferSpec) -> TransferSpec:
-        """Return the specification, with the parts if they are still to be made."""
+        """Return the specification, with the parts that ``parts()`` returns if there is such a function."""
         if self.parts is None:
             return spec
         parts = checks.instance(self.parts(), "parts()", BlockParts)
@@ -62,15 +63,16 @@ class KeptBlocks(NamedTuple):
 
 
 class LeasedPull(RemoteOperation):
-    """It has succeeded when the bytes are here, and the owner said that it kept them. The owner is told what became of it.
+    """A pull that succeeds when the bytes have landed and the owner has confirmed that it kept the blocks meanwhile.
 
-    The owner keeps them for the pull's time and a little more, or for less than that, and says so. What this end sees to be
-    here still later, because its process was stopped, say, may be another request's: it has failed.
+    The owner is told how the pull ended. It keeps the blocks for the pull's time and a little more, or for its own shorter
+    limit, of which it tells this end. Bytes that land later, for instance because this process was stopped, may be another
+    request's. Then the pull fails.
 
     Args:
-        seconds: for all of it, whatever it waits for: the owner keeps its blocks no longer, and may have a limit of its own.
-        start: starts the transfers, which run one behind the other, and returns them, each with its number of blocks. It is
-            called once the owner has confirmed the claim, unless :meth:`begin` was called before.
+        seconds: the time limit, waiting included. The owner keeps its blocks no longer, and may have a shorter limit.
+        start: starts the transfers, which run one after the other, and returns each with its number of blocks. It is called
+            once the owner has confirmed the claim, unless :meth:`begin` is called before.
     """
 
     __slots__ = (
@@ -123,7 +125,7 @@ class LeasedPull(RemoteOperation):
         return max((portion.quiesce_seconds for portion, _ in self._portions), default=0.0)
 
     def begin(self) -> None:
-        """Start the transfers. From now on they are what happens to it."""
+        """Start the transfers. From now on the pull ends with them."""
         start, self._start = self._start, None
         if start is not None:
             self.attempt(lambda: self._watch(start()))
@@ -169,7 +171,7 @@ class LeasedPull(RemoteOperation):
             self._conclude(TransferState.FAILED, None)
 
     def _limit(self, seconds: float) -> None:
-        """The owner keeps them no longer than this."""
+        """Shorten the time limit: the owner keeps the blocks no longer than this."""
         self._is_limited = True
         self._seconds = seconds
         self._kept_until = self._began + seconds + SLACK_SECONDS
@@ -180,20 +182,20 @@ class LeasedPull(RemoteOperation):
             self._is_expired, self._landed = True, 0
 
     def _stop(self) -> bool:
-        """Whether something is under way, which is told to end."""
+        """Cancel the transfers. Return True if one of them is still under way."""
         self._is_stopped = True
         told = [portion.cancel() for portion, _ in self._portions]
         return any(told)
 
     def _portion_over(self, portion: TransferCompletion) -> None:
         self._under_way -= 1
-        if portion.state is not TransferState.DONE and not self._is_stopped:  # told once: those that wait end within
+        if portion.state is not TransferState.DONE and not self._is_stopped:  # once: cancelling the others leads here
             self._stop()
         if self._under_way == 0 and self._portions:
             self._take_over_all()
 
     def _take_over_all(self) -> None:
-        """The bytes are here, or will not be."""
+        """Sum up the transfers, which have all ended, and end the pull unless the owner's answer is still needed."""
         portions, self._portions = self._portions, []
         self.nbytes, self.ranges = sum(p.nbytes for p, _ in portions), sum(p.ranges for p, _ in portions)
         self.queue_seconds = portions[0][0].queue_seconds
@@ -208,12 +210,12 @@ class LeasedPull(RemoteOperation):
                     self._landed += portion.error.landed_blocks
                 break
             self._landed += blocks
-        # What failed, or is stuck, says why; the others were cancelled for it.
+        # A transfer that failed, or is stuck, has the reason. The others were cancelled because of that one.
         worst = max([portion for portion, _ in portions], key=lambda portion: _GRAVITY[portion.state])
         self._outcome = worst.state, worst.error
         if self._is_stopped and self._is_kept is None and worst.state is TransferState.DONE:
-            # It was cancelled, or late, in the tick in which the bytes came. Only an answer of the owner's could make them
-            # count, and the caller no longer waits for one.
+            # The pull was cancelled, or late, in the tick in which the bytes landed. They count only if the owner confirms
+            # the claim, and the caller no longer waits for that.
             self._outcome = TransferState.CANCELLED, None
         may_count = self._outcome[0] is TransferState.DONE or (self._landed and worst.state is TransferState.FAILED)
         if self._is_kept is not None or not may_count:
@@ -237,7 +239,7 @@ class LeasedPull(RemoteOperation):
         if self._why:
             words = f"{who} refused the claim of lease {lease}: {self._why}"
             return LeaseMismatch(words, hint="the ticket was changed on its way, or is another request's")
-        hint = "its time was over, another pull has or had it, its owner took it back, or too many claims came before theirs"
+        hint = "it expired, another pull has or had it, its owner took it back, or too many claims came before their leases"
         return CacheNotFound(f"{who} keeps no blocks as {lease}", hint=hint)
 
     def _fail(self, error: LLMException) -> None:
@@ -260,7 +262,7 @@ class LeasedPull(RemoteOperation):
         return True
 
     def _over(self, _: object) -> None:
-        """It has ended: the first to know, before its callers."""
+        """Tell the owner how the pull ended. This runs before the callbacks of the pull's callers."""
         session = self._session
         self._timer.cancel()
         session.operations.discard(self)

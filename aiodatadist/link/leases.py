@@ -1,4 +1,4 @@
-"""Which of our caches a peer was told of: it may reach them at any moment, until it gave them back."""
+"""Leases of caches: a peer may reach each cache that it was told of at any moment, until it has released it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.wire.messages import MAX_SECONDS, Message, Revoke
 
 SLACK_SECONDS = 5.0
-"""Seconds beyond the time that its transfers have, after which a peer that gives nothing back loses its link. Half of them
-before, it is asked once more: what was said, or its answer, may have been lost."""
+"""Seconds that a peer has for releasing a cache, beyond the time limit of its transfers. Then it loses its link.
+
+When half of them have passed, the peer is asked again: the message or its answer may have been lost.
+"""
 
 
 class PeerLeases:
@@ -25,8 +27,11 @@ class PeerLeases:
 
     Args:
         holder: stands for the peer in ``Entry.holders``.
-        seconds: how long transfers of the peer's may go on after a cache is revoked.
-        give_up: called with what happened when the peer does not give a cache back.
+        seconds: how long transfers of the peer's may continue after a cache is revoked.
+        post: sends a message to the peer.
+        spawn: starts a task that ends with the link.
+        give_up: called with the reason if the peer does not release a cache.
+        post_again: repeats a message; ``post`` if it is None.
     """
 
     def __init__(
@@ -38,7 +43,6 @@ class PeerLeases:
         give_up: Callable[[str], None],
         post_again: Callable[[Message], None] | None = None,
     ) -> None:
-        """``post_again``: says what was said before; None: as ``post`` does."""
         self._holder = holder
         self._seconds = min(seconds, MAX_SECONDS)
         self._post = post
@@ -51,19 +55,20 @@ class PeerLeases:
         self._numbers = itertools.count(1)
 
     def is_settled(self, entry: Entry) -> bool:
-        """It may be told of now: it is not being taken back."""
+        """Return True if the peer may be told of a cache now, because it is not being revoked."""
         return entry.cache_id not in self._revoked
 
     async def wait_settled(self, entry: Entry) -> None:
+        """Wait until a cache is not being revoked."""
         while (revocation := self._revoked.get(entry.cache_id)) is not None:
             await revocation[0].wait()
 
     def held(self, cache_id: int) -> Entry | None:
-        """A cache that the peer was told of and has not given back."""
+        """Return a cache that the peer was told of and has not released; None if there is none with this number."""
         return self._held.get(cache_id)
 
     def told(self, entry: Entry) -> bool:
-        """The peer is being told where it is; True if it did not know."""
+        """Note that the peer is told where a cache is. Return True if it did not know."""
         is_new = entry.cache_id not in self._held
         self.held_bytes += _size(entry) if is_new else 0
         self._held[entry.cache_id] = entry
@@ -71,7 +76,10 @@ class PeerLeases:
         return is_new
 
     def revoke(self, entry: Entry) -> Signal:
-        """Take it back, in bounded time; the event is set when that is done, or the link over."""
+        """Ask the peer to release a cache, in bounded time.
+
+        Return an event that is set when the peer has released it, or when the link ends.
+        """
         if entry.cache_id in self._revoked:
             return self._revoked[entry.cache_id][0]
         event, number = self._revoked[entry.cache_id] = Signal(), next(self._numbers)
@@ -85,14 +93,20 @@ class PeerLeases:
                 with anyio.move_on_after(SLACK_SECONDS / 2):
                     await event.wait()
             if not event.is_set():
-                self._give_up(f"did not give cache {entry.cache_id} back within {self._seconds + SLACK_SECONDS:g} s")
+                self._give_up(f"did not release cache {entry.cache_id} within {self._seconds + SLACK_SECONDS:g} s")
 
         self._spawn(watch)
         return event
 
     def on_revoked(self, cache_id: int, number: int = 0) -> None:
-        """The peer gave it back. What it was not asked for is ignored, and so is what it said of an earlier time: it may
-        have been told of the cache since. ``number``: 0 from an end that knows none."""
+        """Note that the peer has released a cache.
+
+        An answer that was not asked for is ignored, and so is the answer to an earlier revocation: the peer may have been
+        told of the cache again since.
+
+        Args:
+            number: the number of the revocation; 0 from a peer that knows no such numbers.
+        """
         event, asked = self._revoked.get(cache_id, (None, 0))
         if event is not None and number in (0, asked):
             del self._revoked[cache_id]
@@ -102,7 +116,12 @@ class PeerLeases:
             entry.drop_holder(self._holder)
 
     def end(self, settle: Callable[[Entry], object] | None = None) -> None:
-        """The link is gone. Its channels, too: the peer reaches nothing any more. Else ``settle`` what it held."""
+        """End all leases, because the link has ended.
+
+        Args:
+            settle: called with each cache that the peer held. If None, the channels are closed, so that the peer reaches
+                nothing, and the caches are released.
+        """
         for entry in self._held.values():
             if settle is None:
                 entry.drop_holder(self._holder)

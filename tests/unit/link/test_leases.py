@@ -146,7 +146,7 @@ async def test_peer_that_does_not_give_a_cache_back_is_given_up(monkeypatch: pyt
         link.peer_leases.revoke(entry)
         await link.complained.wait()
         assert anyio.current_time() - before >= 0.049  # uvloop counts in milliseconds
-        assert link.complaints == [f"did not give cache {entry.cache_id} back within 0.05 s"]
+        assert link.complaints == [f"did not release cache {entry.cache_id} within 0.05 s"]
         assert entry.holders == {link}, "what the peer does is not known"
         link.peer_leases.end()
         assert entry.holders == set()
