@@ -13,13 +13,24 @@ from typing import TYPE_CHECKING, Any
 import anyio.lowlevel
 import pytest
 
-from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheTask, DataType, LinkError, TransferPriority
+from aiodatadist import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    CacheTask,
+    DataType,
+    LinkError,
+    LinkTimeout,
+    LLMException,
+    TransferPriority,
+)
 from aiodatadist.link.requests_in_line import RequestInLine, RequestLines
 from aiodatadist.testing import Cluster, inside, linked_pair, verify
 from aiodatadist.testing.views import cut_link
 from aiodatadist.values import peer_budget
 from aiodatadist.values.selection import BlockParts, Layers, Selection
 from aiodatadist.wire.messages import KeyName, PartNumbers, Pull, Pulled
+from tests.clock import took
 from tests.held import there_and_back
 from tests.unit.wire.examples import pull
 
@@ -160,29 +171,59 @@ async def test_a_stop_reaches_a_request_in_line(pair: Pair, monkeypatch: pytest.
     assert pair.target().uses == 0
 
 
-@pytest.mark.parametrize("ends", ["cut", "unlinked"])
-async def test_the_end_of_the_link_drops_the_line(ends: str, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their destination is in use no longer. A peer that hears the end as well is told of each."""
+async def test_the_end_of_the_link_drops_the_line(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their destination is in use no longer."""
     sums, target, link = HeldSums(pair.owner, monkeypatch), pair.target(), inside(pair.owner.datadist).links.find(2)
     tasks = pulls(pair, TASKS + 20)
     await sums.have_begun(TASKS)
     await there_and_back(pair.peer, pair.owner)
     assert target.uses == TASKS + 20
-    if ends == "cut":
-        await cut_link(link)
-    else:
-        ending = asyncio.ensure_future(link.disconnect("enough", 20))
-        await anyio.lowlevel.checkpoint()
-        sums.go_on()
-        await ending
+    await cut_link(link)
     await link.wait_closed()
     assert target.uses == 0
     assert sums.begun == TASKS
-    for task in tasks[TASKS:]:
+    for task in tasks:
         with pytest.raises(LinkError):
             await task
-    for task in tasks[:TASKS]:
-        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_an_owner_that_unlinks_serves_its_line_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For their callers they were under way. Further ones are refused."""
+    sums, target, link = HeldSums(pair.owner, monkeypatch), pair.target(), inside(pair.owner.datadist).links.find(2)
+    tasks = pulls(pair, TASKS + 20)
+    await sums.have_begun(TASKS)
+    await there_and_back(pair.peer, pair.owner)
+    ending = asyncio.ensure_future(link.disconnect("enough", 20))
+    await anyio.lowlevel.checkpoint()
+    late = pulls(pair, 1)[0]
+    with pytest.raises(LLMException, match="unlinked"):
+        await late
+    assert target.uses == TASKS + 20
+    sums.go_on()
+    for task in tasks:
+        assert (await task).bytes == 64
+    await ending
+    assert target.uses == 0
+    assert sums.begun == TASKS + 20
+
+
+@pytest.mark.autojump
+async def test_a_line_that_is_not_served_in_time_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums, target, link = HeldSums(pair.owner, monkeypatch), pair.target(), inside(pair.owner.datadist).links.find(2)
+    tasks = pulls(pair, TASKS + 20)
+    await sums.have_begun(TASKS)
+    await there_and_back(pair.peer, pair.owner)
+    with took(3):
+        with pytest.raises(LinkTimeout):
+            await link.disconnect("enough", 3)
+        for task in tasks[TASKS:]:
+            with pytest.raises(LLMException, match="unlinked"):
+                await task
+    assert target.uses == TASKS
+    await link.wait_closed()
+    assert target.uses == 0
+    assert sums.begun == TASKS
+    await asyncio.gather(*tasks[:TASKS], return_exceptions=True)
 
 
 async def test_requests_of_another_priority_do_not_wait_behind_them(

@@ -386,9 +386,11 @@ class Link(Session):
     async def _drain(self, seconds: float) -> None:
         """Let what is under way finish; stop what takes longer."""
         with anyio.move_on_after(seconds):
+            await self._responder.wait_served()
             await self.running.wait_idle()
             await self.channels.wait_opened()
             await self.notification_queue.wait_empty()
+        self._responder.refuse_line()
         self.running.stop()
         await self.running.wait_idle()  # bounded: they answer a cancellation within their grace
 

@@ -7,7 +7,8 @@ tasks, so requests that are less urgent are never in the way.
 
 Who owns what
     :class:`RequestLines` owns the requests in it, and counts tasks. The responder owns a request again when its turn comes,
-    when the peer stops it, or when the link ends. The lines know nothing of what a request keeps in use.
+    when the peer stops it, or when the link ends. A link that ends in good order serves its lines first, if there is time.
+    The lines know nothing of what a request keeps in use.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from aiodatadist.cache.names import Name
 from aiodatadist.cache.plan import plan
 from aiodatadist.concurrency.fair_queue import FairQueue
 from aiodatadist.concurrency.scope import Scope
+from aiodatadist.concurrency.signal import Signal
 from aiodatadist.device import StreamTransfer, TransferReport, TransferState
 from aiodatadist.errors import (
     CacheNotFound,
@@ -83,6 +84,7 @@ class Responder:
         self._shortcuts = shortcuts
         self._running: dict[int, _Stoppable] = {}
         self._in_line = RequestLines()
+        self._moved = Signal()  # a request has left its line
         self._served = ServedRequests()
         self._ended: list[OtherPulled] | None = None  # of the requests of one message
         self._waiting_blocks = 0  # numbers in the requests that have a task, or stand in line
@@ -134,6 +136,7 @@ class Responder:
         if not self._served.is_new(message.call) or self._write_at_once(message):
             return
         try:
+            self._session.check_ready()
             selection = _selection(message)
             self._check_room(selection)
         except LLMException as error:
@@ -157,6 +160,17 @@ class Responder:
         self._waiting_blocks -= blocks
         if target is not None:
             target.release()
+
+    async def wait_served(self) -> None:
+        """Wait until no request stands in line. Only for a link that ends: further requests are refused."""
+        while len(self._in_line):
+            await self._moved.wait()
+
+    def refuse_line(self) -> None:
+        """Refuse the requests in line, because the time for ending the link in good order has passed."""
+        for request in self._in_line.clear():
+            self._drop(request.blocks, request.target)
+            self._say(_refusal(request.call, self._session.copy_of_failure()))
 
     def end(self) -> None:
         """Drop the requests in line, because the link is over. The others end with their tasks and transfers."""
@@ -261,6 +275,7 @@ class Responder:
         if request is not None:
             message = request.message()
             self._start(message, _selection(message), request.target)
+            self._moved.wake()
 
     def _say(self, answer: Pulled) -> None:
         self._served.answered(answer)
@@ -276,6 +291,7 @@ class Responder:
         waiting = self._in_line.remove(call)
         if waiting is not None:
             self._drop(waiting.blocks, waiting.target)
+            self._moved.wake()
             self._say(_refusal(call, TransferError("it was stopped"), stopped=True))
             return
         self._served.is_new(call)
@@ -284,7 +300,8 @@ class Responder:
 
     async def _answer(self, message: Pull, selection: Selection, target: RemoteCache | None) -> Pulled:
         try:
-            self._session.check_ready()
+            if not self._session.is_open:
+                raise self._session.copy_of_failure()
             if target is None:
                 return _unknown(message)
             with self._session.serving_a_request() or nullcontext():
