@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
-
-import anyio
+from collections.abc import Callable
 
 from aiodatadist.cache.names import Key, Name, name_of
 from aiodatadist.concurrency.byte_budget import ByteBudget
@@ -23,8 +23,8 @@ class RemoteCache:
     """
 
     __slots__ = (
-        "_idle",
         "_summing",
+        "_when_idle",
         "addresses",
         "blocks",
         "cache_id",
@@ -52,7 +52,7 @@ class RemoteCache:
         self.uses = 0
         self.is_withdrawn = False
         self.is_of_other_type = False  # True once it was reported that a cache of another data type is here
-        self._idle: anyio.Event | None = None
+        self._when_idle: Callable[[], object] | None = None
         self._summing: ByteBudget | None = None
 
     @property
@@ -81,14 +81,13 @@ class RemoteCache:
     def release(self) -> None:
         """Count a transfer that no longer uses it."""
         self.uses -= 1
-        if not self.uses and self._idle is not None:
-            self._idle.set()
+        if not self.uses and self._when_idle is not None:
+            call, self._when_idle = self._when_idle, None
+            asyncio.get_running_loop().call_soon(call)  # first what the end of the last transfer says to the peer
 
-    async def wait_idle(self) -> None:
-        """Wait until no transfer of this end uses it. For one waiter."""
-        if self.uses:
-            self._idle = anyio.Event()
-            await self._idle.wait()
+    def when_idle(self, call: Callable[[], object]) -> None:
+        """Call back once no transfer of this end uses it, in a later turn of the loop. For one caller; one uses it now."""
+        self._when_idle = call
 
 
 class Catalogue:

@@ -445,6 +445,7 @@ class Link(Session):
             self.running.end_unclean()
             self._end_peer_leases()  # first: callbacks of failed requests may use the blocks again
             self._responder.end()
+            self._reactions.end()
             self.requester.end(self.copy_of_failure())
             self._host.block_leases.peer_gone(self)
             self.layer_events.end(self.copy_of_failure())

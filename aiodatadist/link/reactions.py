@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
+from aiodatadist.concurrency.alarms import Alarms
 from aiodatadist.counting import Incident
 from aiodatadist.link.block_leases import LeaseEnd
 from aiodatadist.link.peer_claim import PeerClaim
@@ -49,6 +50,7 @@ from aiodatadist.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from aiodatadist.cache.catalogue import RemoteCache
     from aiodatadist.link.notifications import IncomingNotifications
     from aiodatadist.link.ownership import Owners
     from aiodatadist.link.questions import Answer, Question
@@ -58,6 +60,23 @@ if TYPE_CHECKING:
     from aiodatadist.link.state import LinkHost
 
 logger = logging.getLogger(__name__)
+
+
+class _Withdrawal:
+    """A cache that the peer takes back, and this end may still use. It has no task: a peer may have thousands.
+
+    Attributes:
+        number: of the revocation.
+        alarm: when transfers that still use it are stopped, or 0.
+    """
+
+    __slots__ = ("alarm", "cache_id", "number", "remote")
+
+    def __init__(self, cache_id: int, number: int, remote: RemoteCache | None) -> None:
+        self.cache_id = cache_id
+        self.number = number
+        self.remote = remote
+        self.alarm = 0
 
 
 class Reactions:
@@ -79,7 +98,8 @@ class Reactions:
         self._host = host
         self._requester = requester
         self._given_back: dict[int, None] = {}  # numbers of the peer's latest revocations
-        self._withdrawing: set[int] = set()  # caches that the peer takes back, and this end still uses
+        self._withdrawing: dict[int, _Withdrawal] = {}  # by cache
+        self._alarms = Alarms(self._take_back)
 
     def at_once(self, message: Message | Unknown) -> bool:
         """React to a message that a transfer waits for, if no task is needed. Return False if it is another message."""
@@ -162,23 +182,41 @@ class Reactions:
             return
         session.questions.revoked(message.cache_id)
         remote = session.catalogue.withdraw(message.cache_id)
-        self._withdrawing.add(message.cache_id)
+        withdrawal = _Withdrawal(message.cache_id, message.number, remote)
+        self._withdrawing[message.cache_id] = withdrawal
+        if remote is not None and remote.uses:
+            withdrawal.alarm = self._alarms.set(asyncio.get_running_loop().time() + message.seconds, withdrawal)
+            remote.when_idle(partial(self._idle, withdrawal))
+        else:
+            self._idle(withdrawal)
 
-        async def answer() -> None:
-            if remote is not None:
-                with anyio.move_on_after(message.seconds):
-                    await remote.wait_idle()
-                session.running.take_back(remote)
-                self._requester.take_back(remote)
-                await remote.wait_idle()
-            self._withdrawing.discard(message.cache_id)
-            if message.number:
-                self._given_back[message.number] = None
-                if len(self._given_back) > KNOWN:
-                    del self._given_back[next(iter(self._given_back))]
-            session.post(Revoked(cache_id=message.cache_id, number=message.number))
+    def _take_back(self, withdrawal: _Withdrawal) -> None:
+        """Stop what still uses the cache."""
+        if withdrawal.remote is not None:
+            self.session.running.take_back(withdrawal.remote)
+            self._requester.take_back(withdrawal.remote)
 
-        session.spawn(answer)
+    def _idle(self, withdrawal: _Withdrawal) -> None:
+        """Answer, unless a transfer that had found the cache before has begun to use it."""
+        cache_id, number, remote = withdrawal.cache_id, withdrawal.number, withdrawal.remote
+        self._take_back(withdrawal)
+        if remote is not None and remote.uses:
+            remote.when_idle(partial(self._idle, withdrawal))
+            return
+        self._alarms.drop(withdrawal.alarm)
+        self._withdrawing.pop(cache_id, None)
+        if number:
+            self._given_back[number] = None
+            if len(self._given_back) > KNOWN:
+                del self._given_back[next(iter(self._given_back))]
+        if self.session.is_open:
+            self.session.post(Revoked(cache_id=cache_id, number=number))
+
+    def end(self) -> None:
+        """Stop no more transfers for what the peer wanted back, because the link is over."""
+        for withdrawal in self._withdrawing.values():
+            self._alarms.drop(withdrawal.alarm)
+        self._withdrawing.clear()
 
 
 REACTIONS: dict[type, Callable[[Reactions, Any], object]] = {

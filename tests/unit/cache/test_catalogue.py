@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 
-import anyio
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from aiodatadist.cache.names import Key, Name, name_of
 from aiodatadist.errors import ProtocolError
 from aiodatadist.values import peer_budget
 from aiodatadist.values.descriptors import UNSET
+from tests.held import turns
 from tests.profiles import examples
 from tests.unit.wire.examples import entry
 
@@ -230,33 +230,17 @@ TestTelling = Telling.TestCase
 # ---- uses ----
 
 
-async def test_cache_is_idle_when_its_last_use_ended() -> None:
-    cache, order = remote(uses=2), []
-
-    async def wait() -> None:
-        await cache.wait_idle()
-        order.append("idle")
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(wait)
-        for _ in range(2):
-            await anyio.wait_all_tasks_blocked()
-            order.append("release")
-            cache.release()
-    assert order == ["release", "release", "idle"]
-
-
-async def test_unused_cache_is_idle_at_once() -> None:
-    await remote().wait_idle()
-
-
-async def test_wait_that_was_given_up_can_be_taken_up_again() -> None:
-    cache = remote(uses=1)
-    with anyio.move_on_after(0) as first:
-        await cache.wait_idle()
-    assert first.cancelled_caught
-    async with anyio.create_task_group() as group:
-        group.start_soon(cache.wait_idle)
-        await anyio.wait_all_tasks_blocked()
+async def test_who_waits_for_a_cache_is_called_in_the_turn_after_its_last_use_ended() -> None:
+    cache, order = remote(uses=2), list[str]()
+    cache.when_idle(lambda: order.append("idle"))
+    for _ in range(2):
+        await turns()
+        order.append("release")
         cache.release()
-    assert cache.uses == 0
+    assert order == ["release", "release"]
+    await turns()
+    assert order == ["release", "release", "idle"]
+    cache.use()
+    cache.release()
+    await turns()
+    assert order.count("idle") == 1
