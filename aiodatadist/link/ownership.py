@@ -89,7 +89,8 @@ class Owners:
         self._owned_heard = message.call
         life = self.session.life
         life.on(Event.PEER_OWNS if message.on else Event.PEER_DISOWNS)
-        if not is_awaited and life.ownership is Ownership.NEITHER:  # its last owner did not wait for this
+        is_unowned = life.ownership is Ownership.NEITHER
+        if not is_awaited and is_unowned and self.session.is_ready:  # its last owner did not wait for this
             self.session.spawn(self._end)
 
     async def _end(self) -> None:

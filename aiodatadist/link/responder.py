@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 MAX_SERVED = 4096
 """Requests of one peer that are under way."""
+MAX_ASKED_EARLY = 4096
+"""Questions of one peer where a cache is that is being taken back: each keeps a message."""
 MAX_DIGESTED = 64
 """Questions for checksums among them: each may name as many blocks, and it takes memory and a processor to answer it."""
 
@@ -83,6 +85,7 @@ class Responder:
         self._registry = registry
         self._shortcuts = shortcuts
         self._running: dict[int, _Stoppable] = {}
+        self._asked_early: dict[Entry, list[Lookup]] = {}  # about a cache that is being taken back
         self._in_line = RequestLines()
         self._moved = Signal()  # a request has left its line
         self._served = ServedRequests()
@@ -106,12 +109,19 @@ class Responder:
             session.peer_leases.told(entry)
             session.post(Found(call=message.call, cache=entry.message(), slot=slot))
             return
+        asked = self._asked_early.setdefault(entry, [])
+        if not asked:
+            session.spawn(partial(self._find_later, entry))
+        if len(asked) < MAX_ASKED_EARLY:
+            asked.append(message)
+        else:
+            session.post(Found(call=message.call, cache=None))
 
-        async def later() -> None:
-            await session.peer_leases.wait_settled(entry)
+    async def _find_later(self, entry: Entry) -> None:
+        """Answer what was asked about a cache while it was being taken back."""
+        await self._session.peer_leases.wait_settled(entry)
+        for message in self._asked_early.pop(entry):
             self.find(message)
-
-        session.spawn(later)
 
     def begin_each(self, message: Pull) -> None:
         """Serve the requests of a message. Those that have ended by then are answered together."""

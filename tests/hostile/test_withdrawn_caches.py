@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from aiodatadist import CacheDesc, DataType, Placement
+from aiodatadist import BlocksCacheKey, CacheDesc, DataType, Placement
+from aiodatadist.cache.names import Name
+from aiodatadist.link.responder import MAX_ASKED_EARLY
 from aiodatadist.testing import inside, linked_pair
 from aiodatadist.values.peer_budget import REQUEST_TASKS
-from aiodatadist.wire.messages import CacheEntry, Grant, KeyName, Pull, Revoke, Stop
+from aiodatadist.wire.messages import CacheEntry, Grant, KeyName, Lookup, Owned, Pull, Revoke, Stop
 from tests.held import there_and_back, turns
 
 DESC = CacheDesc(2, (8, 64), DataType.DT_UINT8, Placement.HOST)
@@ -18,7 +20,7 @@ MANY = 500
 
 
 def grant(cache_id: int) -> Grant:
-    """A cache that no channel reaches."""
+    """Return what tells of a cache that no channel reaches."""
     addresses = [2**40, 2**41]
     return Grant(
         cache=CacheEntry(
@@ -73,3 +75,46 @@ async def test_a_cache_that_is_taken_back_while_requests_use_it_needs_no_task(
         assert sorted(given_back) == list(caches)
         assert link.is_ready
         assert len(link.catalogue) == 0
+
+
+async def test_questions_about_a_cache_that_is_being_taken_back_have_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with linked_pair(DESC) as (prompt, decoder, _, target):
+        link, liars = (inside(each.datadist).links.current[0] for each in (prompt, decoder))
+        await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), target, [0], [0])
+        found = inside(prompt.datadist).registry.offered(Name("blocks", 0, 0))
+        assert found is not None
+        nothing: Any = lambda *_: None  # noqa: E731
+        with monkeypatch.context() as patch:
+            patch.setattr(link.peer_leases, "on_revoked", nothing)
+            link.peer_leases.revoke(found[0])
+            await there_and_back(decoder, prompt)
+        before, late = len(asyncio.all_tasks()), inside(decoder.datadist).totals.answers_late
+        many = MAX_ASKED_EARLY + 100
+        for number in range(many):
+            liars.post(Lookup(call=2**40 + number, name=KeyName(kind="blocks", id=0, model_id=0)))
+            if not number % 500:
+                await there_and_back(decoder, prompt)
+        await there_and_back(decoder, prompt)
+        assert len(asyncio.all_tasks()) <= before + 2
+        assert inside(decoder.datadist).totals.answers_late == late + 100, "for which there is no room"
+        link.peer_leases.on_revoked(found[0].cache_id)
+        await turns()
+        await there_and_back(prompt, decoder)
+        assert inside(decoder.datadist).totals.answers_late == late + many
+
+
+async def test_a_link_that_belongs_to_no_end_is_ended_once_however_often_the_peer_says_so() -> None:
+    async with linked_pair(DESC, transfer_backend="hixl") as (prompt, decoder, _, _):
+        link, liars = (inside(each.datadist).links.current[0] for each in (prompt, decoder))
+        ends = 0
+
+        async def disconnect(reason: str) -> None:
+            nonlocal ends
+            ends += 1
+            await true(reason)
+
+        true, link.owners.disconnect = link.owners.disconnect, disconnect
+        for number in range(2**40, 2**40 + 1000):
+            liars.post(Owned(call=number, on=False))
+        await link.wait_closed()
+        assert 1 <= ends <= 2
