@@ -187,7 +187,7 @@ aclError aclrtGetDeviceInfo(uint32_t deviceId, aclrtDevAttr attr, int64_t *value
     case ACL_DEV_ATTR_SUPER_POD_DEVIDE_ID:   *value = deviceId; break;
     case ACL_DEV_ATTR_SUPER_POD_SERVER_ID:   /* one machine is one server in one pod */
     case ACL_DEV_ATTR_SUPER_POD_ID:          *value = 0; break;
-    default: return soft_error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "device attribute %d: not known to softnpu", (int)attr);
+    default: return soft_error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "device attribute %d: softnpu does not have it", (int)attr);
     }
     return ACL_SUCCESS;
 }

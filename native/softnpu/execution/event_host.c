@@ -50,7 +50,7 @@ aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus *statu
 static aclError wait(soft_fence *fence, int32_t timeout)
 {
     if (soft_fence_wait(fence, NULL, timeout) == 0)
-        return soft_error(ACL_ERROR_RT_EVENT_SYNC_TIMEOUT, "the event was not complete within %d ms; the work before it goes on", timeout);
+        return soft_error(ACL_ERROR_RT_EVENT_SYNC_TIMEOUT, "the event was not complete within %d ms; the work before it continues", timeout);
     if (soft_fence_get(fence) == SOFT_LOST)
         return soft_error(ACL_ERROR_RT_STREAM_ABORT, "the event will not complete: its record was dropped with the rest of its stream");
     return ACL_SUCCESS;

@@ -213,7 +213,7 @@ static aclError check_eventfd(int fd)
     name[length < 0 ? 0 : length] = '\0';
     if (!strcmp(name, "anon_inode:[eventfd]") && fcntl(fd, F_GETFL) & O_NONBLOCK)
         return ACL_SUCCESS;
-    return soft_error(ACL_ERROR_RT_PARAM_INVALID, "what the peer sent is no notify");
+    return soft_error(ACL_ERROR_RT_PARAM_INVALID, "the peer sent something else than a notify");
 }
 
 aclError aclrtNotifyImportByKey(aclrtNotify *notify, const char *key, uint64_t flags)

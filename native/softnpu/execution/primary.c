@@ -29,7 +29,7 @@ static aclError reset_device(soft_device *device, bool force)
     }
     pthread_mutex_unlock(&device->set_lock);                /* not held while waiting for work: others may set the device anew */
     if (!was_set)
-        return soft_error(ACL_ERROR_RT_CONTEXT_NULL, "device %d is not set: every aclrtSetDevice was taken back already", device->id);
+        return soft_error(ACL_ERROR_RT_CONTEXT_NULL, "device %d is not set: there was an aclrtResetDevice for every aclrtSetDevice", device->id);
     if (ended)
         soft_context_close(ended, force);
     return ACL_SUCCESS;

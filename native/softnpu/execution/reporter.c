@@ -138,7 +138,7 @@ static aclError subscribe(uint64_t thread, soft_stream *stream)
     else if (!reporter)
         code = soft_error(ACL_ERROR_BAD_ALLOC, "no host memory for a subscription");
     else if (reporter->streams && reporter->device != device)
-        code = soft_error(ACL_ERROR_RT_THREAD_SUBSCRIBE, "the thread serves device %d; it cannot serve device %d, too", reporter->device,
+        code = soft_error(ACL_ERROR_RT_THREAD_SUBSCRIBE, "the thread serves device %d: it cannot also serve device %d", reporter->device,
                           device);
     if (code == ACL_SUCCESS) {
         reporter->device = device;
@@ -214,7 +214,7 @@ static aclError process(soft_reporter *reporter, int32_t timeout)         /* loc
     soft_deadline(&deadline, timeout);
     for (bool late = false; !reporter->head; late = pthread_cond_timedwait(&reporter->wake, &lock, &deadline) != 0) {
         if (!reporter->streams)
-            return soft_error(ACL_ERROR_RT_THREAD_SUBSCRIBE, "no stream is subscribed to this thread any more");
+            return soft_error(ACL_ERROR_RT_THREAD_SUBSCRIBE, "no stream is subscribed to this thread any longer");
         if (late)
             return soft_error(ACL_ERROR_RT_REPORT_TIMEOUT, "no callback within %d ms", timeout);
     }

@@ -38,7 +38,7 @@ aclError soft_queue_await(soft_stream *stream, uint64_t number, uint64_t aborts,
         if (!ended && stream->finished >= number)
             return ACL_SUCCESS;
         if (late)
-            return soft_error(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT, "stream %d: %llu of %llu tasks not finished in time; they go on",
+            return soft_error(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT, "stream %d: %llu of %llu tasks not finished in time; they continue",
                               stream->id, (unsigned long long)(stream->submitted - stream->finished), (unsigned long long)stream->submitted);
     }
 }

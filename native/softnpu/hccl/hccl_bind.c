@@ -78,7 +78,7 @@ static HcclResult bind_locked(const char *function, hccl_comm *comm, hccl_region
     if (comm->setting_up)
         return soft_hccl_error(HCCL_E_AGAIN, "%s: the communicator is being prepared", function);
     if (comm->prepared)
-        return soft_hccl_error(HCCL_E_PARA, "%s: bind before HcclCommPrepare; the peers have been told about memory",
+        return soft_hccl_error(HCCL_E_PARA, "%s: bind before HcclCommPrepare: peers learn of memory only there",
                                function);
     if (contains(&comm->bound, region))
         return soft_hccl_error(HCCL_E_PARA, "%s: the region is already bound to this communicator", function);

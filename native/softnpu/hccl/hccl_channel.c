@@ -103,7 +103,7 @@ static aclError broken(const hccl_op *op, int error)
     if (error == EFAULT)
         return soft_error(ACL_ERROR_RT_PARAM_INVALID, "local memory at %p was freed before the transfer ran",
                           (void *)op->buffer);
-    return soft_error(ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, "%s rank %u: the peer ended, gave up, or destroyed the communicator",
+    return soft_error(ACL_ERROR_RT_SUSPECT_REMOTE_ERROR, "%s rank %u: the peer ended, stopped the transfer, or destroyed the communicator",
                       op->sending ? "send to" : "receive from", op->rank);
 }
 

@@ -44,7 +44,7 @@ static HcclResult rdma_from_environment(const char *function, const rdma_rule *r
 {
     long number = rule->fallback;
     if (!number_from_environment(rule->variable, 0, rule->high, &number) || number % rule->step)
-        return soft_hccl_error(HCCL_E_PARA, "%s: %s=%s: it has to be in [0, %ld] and a multiple of %ld", function,
+        return soft_hccl_error(HCCL_E_PARA, "%s: %s=%s: must be in [0, %ld] and a multiple of %ld", function,
                                rule->variable, getenv(rule->variable), rule->high, rule->step);
     *value = (uint32_t)number;
     return HCCL_SUCCESS;
@@ -55,7 +55,7 @@ static HcclResult read_rdma(const char *function, const rdma_rule *rule, uint32_
     if (given == UINT32_MAX)                            /* HCCL_COMM_..._CONFIG_NOT_SET, of both */
         return rdma_from_environment(function, rule, value);
     if (given > rule->high || given % rule->step)
-        return soft_hccl_error(HCCL_E_PARA, "%s: %s is %u: it has to be in [0, %ld] and a multiple of %ld", function,
+        return soft_hccl_error(HCCL_E_PARA, "%s: %s is %u: must be in [0, %ld] and a multiple of %ld", function,
                                rule->name, given, rule->high, rule->step);
     *value = given;
     return HCCL_SUCCESS;
@@ -155,7 +155,7 @@ static bool seconds_from_environment(const char *variable, int fallback, int *se
 HcclResult hccl_connect_deadline(const char *function, int seconds, int64_t *deadline)
 {
     if (seconds < -1)
-        return soft_hccl_error(HCCL_E_PARA, "%s: timeout %d; -1 means forever", function, seconds);
+        return soft_hccl_error(HCCL_E_PARA, "%s: timeout %d: must be at least 0 seconds, or -1 for no limit", function, seconds);
     HcclResult code = seconds ? HCCL_SUCCESS : check_connect_limit(function, &seconds);
     if (code)
         return code;

@@ -171,8 +171,8 @@ static HcclResult destroy(const char *function, hccl_comm *comm)
         return code;
     uint32_t writer = await_writers(comm);
     if (writer != NOT_A_RANK)
-        return soft_hccl_error(HCCL_E_AGAIN, "%s: rank %u (process %d) is in the middle of writing into memory of this process, "
-                               "and does not come out of it; has it been stopped?", function, writer,
+        return soft_hccl_error(HCCL_E_AGAIN, "%s: rank %u (process %d) stopped in the middle of writing into memory of this "
+                               "process; has that process been suspended?", function, writer,
                                comm->peers[writer].pid);
     return end_comm(function, comm);
 }

@@ -157,7 +157,7 @@ HcclResult HcclRemapRegistedMemory(HcclComm *comm, CommMem *memInfoArray, uint64
     if (!comm || !memInfoArray)
         return soft_hccl_error(HCCL_E_PTR, "%s: %s is NULL", __func__, comm ? "memInfoArray" : "comm");
     if (!commSize || !arraySize || commSize > HCCL_REGIONS_MAX || arraySize > HCCL_REGIONS_MAX)
-        return soft_hccl_error(HCCL_E_PARA, "%s: %llu communicators and %llu ranges; 1 to %d are possible", __func__,
+        return soft_hccl_error(HCCL_E_PARA, "%s: %llu communicators and %llu ranges: must be 1 to %d", __func__,
                                (unsigned long long)commSize, (unsigned long long)arraySize, HCCL_REGIONS_MAX);
     for (uint64_t i = 0; i < commSize; i++) {
         HcclResult code = hccl_comm_find(__func__, comm[i], &found);
@@ -167,7 +167,7 @@ HcclResult HcclRemapRegistedMemory(HcclComm *comm, CommMem *memInfoArray, uint64
     }
     for (uint64_t i = 0; i < arraySize; i++)
         if (!memInfoArray[i].size || !soft_span_of(memInfoArray[i].addr, memInfoArray[i].size, &span))
-            return soft_hccl_error(HCCL_E_PARA, "%s: range %llu is not known memory", __func__, (unsigned long long)i);
+            return soft_hccl_error(HCCL_E_PARA, "%s: range %llu is not memory that the device knows", __func__, (unsigned long long)i);
     return HCCL_SUCCESS;
 }
 

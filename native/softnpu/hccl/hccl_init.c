@@ -24,7 +24,7 @@ static HcclResult check_ranks(const char *function, uint32_t ranks, uint32_t ran
 {
     if (ranks >= 1 && ranks <= HCCL_RANKS_MAX && rank < ranks)
         return HCCL_SUCCESS;
-    return soft_hccl_error(HCCL_E_PARA, "%s: rank %u of %u; 1 to %d ranks are possible", function, rank, ranks,
+    return soft_hccl_error(HCCL_E_PARA, "%s: rank %u of %u: there must be 1 to %d ranks, and the rank below their number", function, rank, ranks,
                            HCCL_RANKS_MAX);
 }
 

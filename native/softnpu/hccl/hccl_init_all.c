@@ -9,7 +9,7 @@ static HcclResult check_devices(const char *function, uint32_t count, const int3
 {
     uint64_t seen = 0;
     if (count < 1 || count > HCCL_RANKS_MAX)
-        return soft_hccl_error(HCCL_E_PARA, "%s: %u devices; 1 to %d are possible", function, count, HCCL_RANKS_MAX);
+        return soft_hccl_error(HCCL_E_PARA, "%s: %u devices: must be 1 to %d", function, count, HCCL_RANKS_MAX);
     for (uint32_t i = 0; i < count; i++) {
         if (devices[i] < 0 || devices[i] >= soft_device_count())
             return soft_hccl_error(HCCL_E_PARA, "%s: there is no device %d", function, devices[i]);

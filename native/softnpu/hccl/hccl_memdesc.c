@@ -214,7 +214,7 @@ HcclResult HcclExchangeMemDesc(HcclComm handle, uint32_t remoteRank, HcclMemDesc
     if (!local || !remote || !actualNum || (local->arrayLength && !local->array) || (remote->arrayLength && !remote->array))
         return soft_hccl_error(HCCL_E_PTR, "%s: local, remote, actualNum or an array is NULL", __func__);
     if (local->arrayLength > HCCL_REGIONS_MAX || remote->arrayLength > HCCL_REGIONS_MAX)
-        return soft_hccl_error(HCCL_E_PARA, "%s: %u and %u descriptors; at most %d are possible", __func__,
+        return soft_hccl_error(HCCL_E_PARA, "%s: %u and %u descriptors: must be at most %d", __func__,
                                local->arrayLength, remote->arrayLength, HCCL_REGIONS_MAX);
     HcclResult code = hccl_connect_deadline(__func__, timeout, &wait.deadline);
     if (!code)
@@ -241,7 +241,7 @@ static HcclResult find_described(const char *function, hccl_comm *comm, const Hc
         return soft_hccl_error(HCCL_E_PARA, "%s: this is not a descriptor of a peer of this communicator", function);
     hccl_remote *entry = hccl_remote_find(&comm->peers[text.owner].remotes, text.base, text.size);
     if (!entry || entry->id != text.id || entry->base != text.base || entry->size != text.size || entry->type != text.type)
-        return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: rank %u has not told about such a region; exchange descriptors first",
+        return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: rank %u has not described such a region: exchange descriptors first",
                                function, text.owner);
     *remote = entry;
     return HCCL_SUCCESS;

@@ -18,7 +18,7 @@ static HcclResult check_call(const batch_call *call, const hccl_comm *comm)
         return soft_hccl_error(HCCL_E_PARA, "%s: remote rank %u; we are rank %u of %u", call->function, call->rank,
                                comm->rank, comm->size);
     if (call->count > HCCL_BATCH_MAX)
-        return soft_hccl_error(HCCL_E_PARA, "%s: %u items; at most %d are possible", call->function, call->count,
+        return soft_hccl_error(HCCL_E_PARA, "%s: %u items: must be at most %d", call->function, call->count,
                                HCCL_BATCH_MAX);
     if (call->count && !call->desc)
         return soft_hccl_error(HCCL_E_PTR, "%s: desc is NULL", call->function);

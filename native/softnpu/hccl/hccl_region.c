@@ -34,7 +34,7 @@ static HcclResult check_range(const char *function, const CommMem *mem)
     if (!mem->addr)
         return soft_hccl_error(HCCL_E_PTR, "%s: addr is NULL", function);
     if (mem->size == 0 || mem->size > limit || (uintptr_t)mem->addr > UINTPTR_MAX - mem->size)
-        return soft_hccl_error(HCCL_E_PARA, "%s: %llu bytes at %p; at least 1 and at most %llu are possible", function,
+        return soft_hccl_error(HCCL_E_PARA, "%s: %llu bytes at %p: must be 1 to %llu", function,
                                (unsigned long long)mem->size, mem->addr, (unsigned long long)limit);
     return HCCL_SUCCESS;
 }

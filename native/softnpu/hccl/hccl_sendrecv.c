@@ -250,7 +250,7 @@ HcclResult HcclBatchSendRecv(HcclSendRecvItem *sendRecvInfo, uint32_t itemNum, H
     if (!sendRecvInfo)
         return soft_hccl_error(HCCL_E_PTR, "%s: sendRecvInfo is NULL", __func__);
     if (itemNum == 0 || itemNum > ITEMS_MAX)
-        return soft_hccl_error(HCCL_E_PARA, "%s: %u items; 1 to %d are possible", __func__, itemNum, ITEMS_MAX);
+        return soft_hccl_error(HCCL_E_PARA, "%s: %u items: must be 1 to %d", __func__, itemNum, ITEMS_MAX);
     return start(__func__, &fault, sendRecvInfo, itemNum, comm, stream);
 }
 

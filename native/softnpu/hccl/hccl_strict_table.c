@@ -74,7 +74,7 @@ static bool take(hccl_json *json, const char *key, size_t length, const field *f
     for (; fields->name; fields++)
         if (is((word){ key, length }, fields->name))
             return hccl_json_string(json, &fields->value->text, &fields->value->length)
-                || refuse(table, "version, status, server_count, server_id, device_id, device_ip and device_port are strings");
+                || refuse(table, "version, status, server_count, server_id, device_id, device_ip and device_port must be strings");
     return hccl_json_skip(json);
 }
 
@@ -99,12 +99,12 @@ static bool device(hccl_json *json, const char *key, size_t length, void *contex
         return false;
     const device_entry *entry = &walk.entry;
     if (number(entry->id) < 0)
-        return refuse(server->table, "each device has a device_id, a physical id in decimal digits");
+        return refuse(server->table, "each device must have a device_id, a physical id in decimal digits");
     if (entry->ip.length && !add(&server->table->device_ips, entry->ip))
         return refuse(server->table, "two devices have the same device_ip");
     server->table->lacks_ip |= !entry->ip.length;
     if (entry->port.text && (number(entry->port) < 1 || number(entry->port) > UINT16_MAX))
-        return refuse(server->table, "a device_port is 1 to 65535, in decimal digits");
+        return refuse(server->table, "device_port must be 1 to 65535, in decimal digits");
     if (number(entry->rank) == server->table->rank) {
         server->table->own_device = entry->id;
         server->table->own_port = entry->port;
@@ -131,7 +131,7 @@ static bool server(hccl_json *json, const char *key, size_t length, void *contex
     if (!hccl_json_object(json, server_member, &entry))
         return false;
     if (!entry.id.length || !entry.devices)
-        return refuse(entry.table, "each server has a server_id and at least one device");
+        return refuse(entry.table, "each server must have a server_id and at least one device");
     if (!add(&entry.table->server_ids, entry.id))
         return refuse(entry.table, "two servers have the same server_id");
     entry.table->servers++;
@@ -153,13 +153,13 @@ static bool table_member(hccl_json *json, const char *key, size_t length, void *
 static void check_whole(strict_table *table)
 {
     if (!is(table->version, "1.0") && !is(table->version, "1.2"))
-        refuse(table, "version has to be 1.0 or 1.2");
+        refuse(table, "version must be 1.0 or 1.2");
     if (!is(table->status, "completed"))
-        refuse(table, "status has to be completed");
+        refuse(table, "status must be completed");
     if (table->server_count.text && number(table->server_count) != table->servers)
-        refuse(table, "server_count is not the number of servers in server_list");
+        refuse(table, "server_count must be the number of servers in server_list");
     if (table->lacks_ip && (!soft_is_hccs() || table->servers > 1))
-        refuse(table, "each device has a device_ip where links are RoCE, or go to another server");
+        refuse(table, "each device must have a device_ip if links are RoCE, or go to another server");
 }
 
 HcclResult hccl_strict_table(const char *function, const char *text, size_t length, uint32_t rank, uint32_t *port)
@@ -171,7 +171,7 @@ HcclResult hccl_strict_table(const char *function, const char *text, size_t leng
     if (hccl_json_object(&json, table_member, &table))
         check_whole(&table);
     else
-        refuse(&table, "server_list, server or device is not what it should be");
+        refuse(&table, "server_list and device must be arrays, each server and each device an object");
     if (table.wrong)
         return soft_hccl_error(HCCL_E_PARA, "%s: rank table: %s", function, table.wrong);
     if (number(table.own_device) != soft_current_device())

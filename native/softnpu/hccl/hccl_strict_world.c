@@ -11,7 +11,7 @@ HcclResult hccl_strict_world_take(const char *function, int device)
     if (!(atomic_fetch_or(&worlds, bit) & bit) || !soft_is_strict())
         return HCCL_SUCCESS;
     return soft_hccl_error(HCCL_E_UNAVAIL, "%s: device %d has a communicator made from a rank table in this process already, and "
-                           "there can be one", function, device);
+                           "can have only one", function, device);
 }
 
 void hccl_strict_world_give(int device)

@@ -128,7 +128,7 @@ static aclError call(int32_t pid, unsigned number, int *out)
     soft_share_limit(socket_fd, ANSWER_MS);
     aclError code = ACL_SUCCESS;
     if (connect(socket_fd, (struct sockaddr *)&address, length))
-        code = unreachable(pid, "it has ended, or taken back all it exported");
+        code = unreachable(pid, "it has ended, or withdrawn all it exported");
     else if (soft_share_peer(socket_fd) != pid)
         code = unreachable(pid, "someone else answers in its name");
     if (code)
