@@ -1,4 +1,4 @@
-/* heartbeats.c: a table of lines, the turns of the thread, and what is to be told. */
+/* heartbeats.c: a table of lines, the turns of the thread, and the queue of news. */
 #pragma GCC visibility push(default)
 #include "heartbeats.h"
 #pragma GCC visibility pop

@@ -2,7 +2,7 @@
  *
  * A process whose interpreter is held inside a call of an extension is alive, and its peers must see that. So this thread sends
  * one byte per interval on each connection, reads what the peers send, and notes when a peer's last byte came. It knows nothing
- * of links: what it finds is news, which the owner reaps and decides about.
+ * of links: it reports its findings as news, which the owner reaps and acts on.
  *
  *   call                  from                     blocks
  *   heartbeats_open       any thread               no
@@ -19,7 +19,7 @@
  * A line whose connection ended is closed at once; its number stays taken until heartbeats_stop().
  *
  * A line is silent if no byte came for its `silence`, nor a packet whose bytes wait for a lost one. That is news, not an end: the
- * thread goes on sending and reading, and news of a silence that ended before it was reaped is dropped. Time in which this thread
+ * thread continues to send and read, and news of a silence that ended before it was reaped is dropped. Time in which this thread
  * did not run does not count against a peer if it is more than half of the peer's `silence`: peers may have been stopped together
  * with it, and their bytes may still be on the way. The clock is CLOCK_MONOTONIC, which steps of the wall clock do not move and
  * which stands still during a suspend.
@@ -39,18 +39,18 @@ typedef struct heartbeats_news {
     int64_t  silent_ns;                   /* SILENT: since the last byte, or since bytes were due */
 } heartbeats_news;
 
-/* Each gives 0 or a negative errno, unless it says otherwise. */
+/* Each returns 0 or a negative errno, unless stated otherwise. */
 int heartbeats_open(int64_t interval_ns, heartbeats **out);
-int heartbeats_start(heartbeats *h);      /* the thread; once */
+int heartbeats_start(heartbeats *h);      /* starts the thread; call it once */
 
-/* Takes a connected stream socket, unless it fails. `patience_ns`: so much more time for the peer's first byte. */
+/* Takes over a connected stream socket, unless the call fails. The peer's first byte has `patience_ns` more time. */
 int heartbeats_watch(heartbeats *h, int fd, int64_t silence_ns, int64_t patience_ns, uint64_t *line);
-void heartbeats_stop(heartbeats *h, uint64_t line);       /* no more news of it; nothing if there is no such line */
-/* The peer gave a sign of life elsewhere, so long ago: count its silence from then. */
+void heartbeats_stop(heartbeats *h, uint64_t line);       /* ends its news; no effect if there is no such line */
+/* Counts the peer's silence from `ago_ns` before now, because it gave a sign of life elsewhere then. */
 void heartbeats_excuse(heartbeats *h, uint64_t line, int64_t ago_ns);
 int heartbeats_reap(heartbeats *h, heartbeats_news *out); /* 1: there is news; 0: there is none */
 int heartbeats_fd(const heartbeats *h);   /* readable when there may be news */
 void heartbeats_close(heartbeats *h);
 
-/* One turn as the thread takes it, at this time. Gives when the next one is due, or INT64_MAX. */
+/* Takes one turn at this time, as the thread does. Returns the time of the next turn, or INT64_MAX. */
 int64_t heartbeats_turn(heartbeats *h, int64_t now_ns);

@@ -1,4 +1,4 @@
-/* mapped.c: the kernel knows. */
+/* mapped.c: asks the kernel, which knows every mapping of this process. */
 #include "mapped.h"
 #include <errno.h>
 #include <fcntl.h>

@@ -1,10 +1,10 @@
-/* mapped.h: whether memory can be touched, so that a wild pointer is an error and no crash. */
+/* mapped.h: checks whether memory can be touched, so that a wild pointer is an error instead of a crash. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
 
-/* All of the range is memory of this process now, which says nothing of access rights. About 0.2 us. */
+/* Returns true if all of the range is memory of this process now, whatever its access rights. Takes about 0.2 us. */
 bool memory_is_mapped(uint64_t address, uint64_t bytes);
 
-/* And its two ends can be read, or written. About 1 us. */
+/* Returns true if, in addition, both ends of the range can be read, or written. Takes about 1 us. */
 bool memory_is_usable(uint64_t address, uint64_t bytes, bool writes);

@@ -1,4 +1,4 @@
-/* plain_copy.h: what a transfer is compared with. One thread, one memcpy per range, nothing else. */
+/* plain_copy.h: the copy that transfers are compared with: one thread, one memcpy per range, nothing else. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

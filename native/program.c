@@ -1,4 +1,4 @@
-/* program.c: says one program to the device, step by step, and waits until the device let go of its memory. */
+/* program.c: issues one program to the device, step by step, and waits until the device has let go of its memory. */
 #include "ring_internal.h"
 
 #include <stdio.h>

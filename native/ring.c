@@ -1,4 +1,4 @@
-/* ring.c: queues, the worker, and who owns a program when. How a program is issued is in program.c. */
+/* ring.c: queues, the worker, and the owner of a program at each time. program.c issues programs. */
 #include "ring_internal.h"
 
 #include <errno.h>

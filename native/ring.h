@@ -2,36 +2,38 @@
  *
  * A ring owns one device stream. A transfer is one *program*: a few steps, each of which may name thousands of ranges.
  * ring_submit() takes it; one worker thread issues it to the stream and waits for the device, without any lock, any
- * Python or any event loop; its completion goes to the completion queue and the eventfd becomes readable. Programs of
- * one ring and priority run one after the other, in order of submission, and their ends are told in that order, but for what is
- * cancelled while it waits.
+ * Python or any event loop; then its completion is queued and the eventfd becomes readable. Programs of
+ * one ring and priority run one after the other, in order of submission, and their ends are reported in that order. Only a program
+ * that is cancelled while it waits may end earlier.
  *
- * A more urgent program does not wait for the end of a less urgent one. That one gives way between two windows: what it has issued
- * lands, then the urgent one runs, alone on the stream, and then it goes on. So an abort or a failure of either does not touch the
- * other, and what gave way ends at once when it is cancelled. Its time limit stands still meanwhile. What waits for a gate or an
- * event does not give way: behind that the stream takes nothing; who has urgent work has another ring for what waits.
+ * A more urgent program does not wait for the end of a less urgent one, which gives way between two windows: its issued work lands,
+ * the urgent program runs alone on the stream, and then the other one continues. So an abort or a failure of either leaves the
+ * other untouched, and a program that has given way ends at once if it is cancelled. Its time limit is paused meanwhile. A program
+ * that waits for a gate or an event does not give way, because the stream accepts nothing behind the wait. A caller with urgent
+ * work needs another ring for programs that wait.
  *
  * Small programs on an idle ring run in the submitting call (waking another core costs more than copying 256 KiB), if all
  * completions have been reaped.
- * Ranges are handed to the device in windows, two of them at a time, of so many bytes and at most 192 ranges: so a cancelled
- * program stops after at most two windows, and no call has to wait for room in a connection's queue, not behind a shut gate
- * either. A program that misses its time limit is aborted; the limit counts from when the program begins to run, and again
- * from each group of layers that has landed, or that has its last gate behind it. Gates have a limit of their own, each.
+ * Ranges are handed to the device in windows, two at a time, each of at most window_bytes and 192 ranges. So a cancelled program
+ * stops after at most two windows, and no call waits for room in a connection's queue, not even behind a shut gate. A program
+ * that misses its time limit is aborted. The limit counts from the start of the program, and again from each group of layers
+ * that has landed, or whose last gate has opened. Each gate has its own limit.
  *
- * What is passed keeps a share: when eight times as many bytes passed as the first of a priority moves in a window, it has its turn,
- * and gives way again behind that. So a ninth of all bytes is left for background work, however much is urgent; who is more urgent
- * waits for one such window at most, and for none if it waited for less urgent work just now.
+ * A program that is passed keeps a share. Once eight times as many bytes have passed as the first program of its priority moves in
+ * a window, that program has its turn, and then gives way again. So a ninth of all bytes is left for background work, however much
+ * is urgent. A more urgent program waits for at most one such window, and for none if it has just waited for less urgent work.
  *
- * What is said to have landed has: only synchronizing the stream tells of work that failed. Bytes are known to have landed
- * at the end and, in a long program, every 16 windows; layers when their group has, and the next group is issued then.
- * A failure that is told so may be that of another stream of the same context: the vendor does not tell them apart.
+ * Bytes are reported as landed only if they have: only synchronizing the stream reports work that failed. Bytes are known to have
+ * landed at the end and, in a long program, every 16 windows; layers once their group has, and then the next group is issued.
+ * A failure that is reported so may belong to another stream of the same context: the vendor does not tell them apart.
  *
- * A wait that runs out of time is an error record at the vendor. A program that waits for a gate or an event is asked for
- * instead, with naps of a sixteenth of what it has waited, 10 ms at most; any other is after its first 20 ms of standing still.
+ * A wait that times out leaves an error record at the vendor. So a program that waits for a gate or an event is polled instead. The
+ * pause between polls is a sixteenth of the time waited so far, at most 10 ms. Any other program is polled once it has stood still
+ * for 20 ms.
  *
- * A step may move its grid layer by layer, each behind a gate on the device. Who wants to know how far it is asks with
- * ring_watch(): from then on the eventfd becomes readable when more layers have landed, and ring_reap() gives a completion
- * RING_UNDER_WAY with their number. The last such news counts, not each one. An unwatched program wakes no thread.
+ * A step may move its grid layer by layer, each behind a gate on the device. To follow its progress, call ring_watch(): from then
+ * on the eventfd becomes readable when more layers have landed, and ring_reap() returns a completion RING_UNDER_WAY with their
+ * number. Only the latest number counts. An unwatched program wakes no thread.
  *
  *   call                  from                     blocks
  *   ring_open             any thread               no
@@ -46,16 +48,16 @@
  *   ring_free             any thread, last         no
  *
  * Steps, grids and index arrays stay the caller's: they must not move or change until the completion is reaped. The
- * memory that a program names belongs to the device until then, also when it was cancelled. After RING_STUCK it does
- * for ever: the ring cannot know when the device will let go of it. The ring is of no more use: what comes behind is refused as
- * RING_REFUSED, because nothing of it is on the device.
+ * memory that a program names belongs to the device until then, even if the program was cancelled. After RING_STUCK it belongs to
+ * the device for ever: the ring cannot know when the device will let go of it. The ring can then no longer be used: later programs
+ * end as RING_REFUSED, because nothing of them is on the device.
  *
- * A serial ring is for a communicator that a program may leave unclean: its owner has to do away with it before anything else is
- * carried out. So all that is queued then is given back as RING_GIVEN_BACK, before that program's end is told, also what gave way,
- * of which what was issued has landed; and the ring is full until that end is reaped.
+ * A serial ring is for a communicator that a program may leave unclean: its owner must destroy it before any other work is carried
+ * out. So all queued programs end as RING_GIVEN_BACK before the end of the unclean one is reported. This includes programs that
+ * gave way, whose issued work has landed. The ring is full until the end of the unclean program is reaped.
  *
- * A call of the vendor's that does not return holds the worker, and no completion comes: ring_overdue() says so when the time
- * limit or the patience, the abort's own time and three times the grace have passed. The program counts as stuck then.  */
+ * A vendor call that does not return holds the worker, and no completion comes. ring_overdue() reports this once the time limit or
+ * the patience, the abort's own time and three times the grace have passed. The program then counts as stuck.            */
 #pragma once
 #include "acl.h"
 #include "hccl.h"
@@ -88,8 +90,8 @@ typedef struct ring_driver {
 } ring_driver;
 
 typedef struct ring_options {
-    uint32_t depth;                       /* programs submitted and not yet reaped, at most; an eighth of them has to be urgent,
-                                           * and another one at least normal, but for the first of each priority             */
+    uint32_t depth;                       /* programs submitted and not yet reaped, at most. An eighth is reserved for urgent ones and
+                                           * another eighth for those at least normal; the first of each priority is exempt  */
     uint64_t window_bytes;                /* handed to the device between two looks at the cancel flag */
     uint64_t inline_bytes;                /* run in the submitting call up to this much; 0: always on the worker */
     int64_t  grace_ms;                    /* for the device to let go after an abort */
@@ -119,7 +121,7 @@ typedef struct ring_layers {
 } ring_layers;
 
 enum { RING_GET = 1, RING_PUT, RING_COPY, RING_WAIT, RING_RECORD };
-enum { RING_EVENT = 0, RING_NOTIFY };     /* an event has to be recorded before a wait is issued, a notify need not */
+enum { RING_EVENT = 0, RING_NOTIFY };     /* an event must be recorded before a wait is issued, a notify need not be */
 typedef struct ring_step {
     int32_t  op;                          /* GET and COPY write the local side, PUT writes the remote side */
     int32_t  kind;                        /* COPY: an aclrtMemcpyKind; WAIT, RECORD: RING_EVENT or RING_NOTIFY */

@@ -1,4 +1,4 @@
-/* ring_copy.c: what needs no device: memory of the host, which the processor copies, and lists of numbers. */
+/* ring_copy.c: work that needs no device: copies in memory of the host, and lists of numbers. */
 #include "ring_internal.h"
 
 #include "big_copy.h"

@@ -1,4 +1,4 @@
-/* ring_internal.h: between ring.c (queues and threads) and program.c (what is said to the device). */
+/* ring_internal.h: the border between ring.c (queues and threads) and program.c (calls to the device). */
 #pragma once
 #include <stdatomic.h>
 #include <stdbool.h>

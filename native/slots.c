@@ -1,4 +1,4 @@
-/* slots.c: checks slot numbers, remembers who uses which, and cuts values into pieces that make few grids. */
+/* slots.c: checks slot numbers, records their users, and cuts values into pieces that make few grids. */
 #pragma GCC visibility push(default)
 #include "slots.h"
 #pragma GCC visibility pop

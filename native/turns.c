@@ -1,4 +1,4 @@
-/* turns.c: what is passed keeps a share of the device, of bytes; and its windows are as long as urgent work may wait, in time. */
+/* turns.c: a program that is passed keeps a share of the bytes, and its windows take no longer than urgent work may wait. */
 #include "ring_internal.h"
 
 /* Bytes that pass for each byte of what waits: so a ninth of all is left for it, a tenth and something to spare. */
