@@ -114,6 +114,20 @@ def test_a_chinese_paragraph_is_one_line(page: Path) -> None:
 
 BROKEN = re.compile(r"^.*[\u3000-\u9fff\uff00-\uffef]\n[ ]*(?![-#|>!<\s]|\d+\. ).+$", flags=re.MULTILINE)
 
+# ---- the site's menu ----
+
+
+def test_every_page_is_in_the_menu_and_every_title_has_a_chinese_one() -> None:
+    text = text_of(pages.ROOT / "mkdocs.yml")
+    (menu,) = re.findall(r"^nav:\n((?: .*\n)+)", text, flags=re.MULTILINE)
+    (chinese,) = re.findall(r"^ +nav_translations:\n((?: {12}.*\n)+)", text, flags=re.MULTILINE)
+    entries = re.findall(r"^ +- (.+?):(?: (\S+))?$", menu, flags=re.MULTILINE)
+    in_docs = {page.name for page in pages.ENGLISH if page.parent.name == "docs"}
+    assert in_docs - {path for _, path in entries} == set()
+    titles = {title for title, path in entries if not title.startswith("aiodatadist")}
+    assert titles == set(re.findall(r"^ {12}(.+?): ", chinese, flags=re.MULTILINE))
+
+
 # ---- the instruments ----
 
 SAMPLE = """# One
