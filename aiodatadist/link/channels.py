@@ -426,9 +426,8 @@ class Channels:
         """Close an old channel, and forget it. If the peer may still write through it, keep it until the link ends."""
         is_closed = True
         try:
-            with anyio.CancelScope(
-                shield=True
-            ):  # the call cannot be interrupted anyway, and transfers wait for its end
+            # shielded: the call cannot be interrupted anyway, and transfers wait for its end
+            with anyio.CancelScope(shield=True):
                 await link_channel.channel.aclose()
         except StillWritten as error:
             self._incidents.add(

@@ -1,10 +1,10 @@
-"""The life of a link as tables: what can happen to it, and what it is afterwards. No I/O and no clock.
+"""The life of a link as tables of events and states, without I/O or clock.
 
 A link has five aspects that change independently. Each is one value, and only :meth:`Lifecycle.on` changes it:
 
 ========= ===================================================================== =============================================
-reach     how far the link was made; it only grows                              OPENING -> AGREED -> FILED -> MUTUAL
-end       how the link ends, and who has said so                                RUNNING -> ... -> CLOSED or BROKEN
+reach     how far the link has been made; it only grows                         OPENING -> AGREED -> FILED -> MUTUAL
+end       how the link ends, and which end has said so                          RUNNING -> ... -> CLOSED or BROKEN
 service   whether the peer is listened to, and what became of the channels      UP -> STOPPED -> DEAF -> SHUT or WITHHELD
 ownership which ends the link belongs to                                        BOTH, OURS, PEERS, NEITHER
 sequel    what follows if the link breaks                                       NONE, RELINK
@@ -21,12 +21,14 @@ from typing import Final
 
 from aiodatadist.errors import InternalError, LinkClosed, LinkError, PeerLost, ProtocolError
 
-AWAIT_LINK: Final = "it is being made again: await wait_linked()"
+AWAIT_LINK: Final = "the link is being made again: await wait_linked()"
 """The hint of errors that a lost link causes."""
 
 
 class LinkState(Enum):
-    """The state of a link, as callers and metrics see it::
+    """The state of a link, as callers and metrics see it.
+
+    ::
 
     OPENING -> READY -> CLOSING -> CLOSED
                  |         |
@@ -50,11 +52,11 @@ class Cause(Enum):
     DEVICE_ERROR = "device_error"
     OTHER = "other"
     REFUSED = "refused"
-    """The peer ended the link before it had it: no call unlinked the clusters. Metrics count it as unlinked."""
+    """The peer ended the link before it was ready there: no call unlinked the clusters. Metrics count it as unlinked."""
 
     @property
     def word(self) -> str:
-        """The cause, as metrics count it."""
+        """The name of the cause in metrics."""
         return Cause.UNLINKED.value if self is Cause.REFUSED else self.value
 
 
@@ -62,7 +64,7 @@ LINK_CAUSES: Final = tuple(dict.fromkeys(cause.word for cause in Cause))
 
 
 class Reach(Enum):
-    """How far a link was made."""
+    """How far a link has been made."""
 
     OPENING = "opening"
     """The ends are shaking hands."""
@@ -212,13 +214,13 @@ _END: Mapping[Aspect, Mapping[Event, Aspect]] = {
         Event.GIVE_BACK: End.UNANSWERED_CLOSED,
     },
     End.UNANSWERED_BROKEN: {
-        Event.LAST_WORD: End.BROKEN,  # it had arrived, and is read before the tasks of the link end
+        Event.LAST_WORD: End.BROKEN,  # it had arrived before, and is read before the tasks of the link end
         Event.GIVE_BACK: End.UNANSWERED_BROKEN,
     },
     End.UNANSWERED_CLOSED: {},
     End.BROKEN: {
         Event.LAST_WORD: End.BROKEN,
-        Event.CLOSE: End.CLOSED,  # it was never filed
+        Event.CLOSE: End.CLOSED,  # a link that was never filed
         Event.GIVE_BACK: End.BROKEN,
     },
     End.CLOSED: {
@@ -231,7 +233,7 @@ _SERVICE: Mapping[Aspect, Mapping[Event, Aspect]] = {
     Service.UP: {
         Event.STOP: Service.STOPPED,
         Event.STOP_LISTENING: Service.DEAF,
-        Event.SHUT: Service.SHUT,  # it was never served
+        Event.SHUT: Service.SHUT,  # a link that was never served
         Event.WITHHOLD: Service.WITHHELD,
     },
     Service.STOPPED: {
@@ -284,7 +286,7 @@ TABLE: Final[Mapping[Aspect, Mapping[Event, Aspect]]] = {**_REACH, **_END, **_SE
 class Lifecycle:
     """The life of one link. Any code may read its attributes; only :meth:`on` changes them.
 
-    They are plain attributes because every transfer asks for them, and a property costs a call.
+    They are plain attributes because every transfer reads them, and a property costs a call.
 
     Attributes:
         state: the state of the link, as callers see it.

@@ -1,4 +1,4 @@
-"""One peer: the connection that carries control messages, the channels that carry bytes, and what is under way."""
+"""The link to one peer: its life, from the handshake until everything has been released."""
 
 from __future__ import annotations
 
@@ -73,23 +73,23 @@ T = TypeVar("T")
 DRAIN_TIMEOUT = 5.0
 """Seconds that a peer has for ending its transfers when a link is closed in good order."""
 PORTION_BYTES = 64 << 20
-"""Of a pull of leased blocks, which are known to be here even if a later portion fails."""
+"""The size of one portion of a leased pull. Portions that have landed stay valid if a later one fails."""
 LAST_WORD_SECONDS = 1.0
-"""Seconds for hearing what a peer said before its connection broke."""
+"""Seconds for receiving what a peer sent before its connection broke."""
 
 
 class Link(Session):
     """A link to one peer, from the handshake to the end.
 
     Attributes:
-        heartbeat_token: what a connection for this link's heartbeats has to say.
-        owners: which ends the link belongs to.
-        requester: transfers for which the peer has to be asked.
-        shortcuts: for small transfers that are made again and again.
-        generation: how many times the link to this peer was made, from 1; 0 until it is.
-        peer_links: how many links with this cluster the peer had had before.
-        dialled: where this end asked for the link, as its caller named the place; None if the peer asked.
-        place: address and port of the other end of the connection.
+        heartbeat_token: the token that a connection for this link's heartbeats must present.
+        owners: the ends that own the link.
+        requester: the transfers for which the peer must be asked.
+        shortcuts: the short way for small transfers that are repeated.
+        generation: how many times the link to this peer has been made, this one included; 0 until it is filed.
+        peer_links: the number of links with this cluster that the peer had before.
+        dialled: the place where this end asked for the link, as its caller named it; None if the peer asked.
+        place: the address and port of the other end of the connection.
     """
 
     def __init__(self, wire: Wire, device: Device, transport: Transport, host: LinkHost) -> None:
@@ -128,12 +128,13 @@ class Link(Session):
         """Agree with the peer and open the channel. The caller sets the deadline.
 
         Args:
-            connect: makes us the client.
-            first: what the client said already.
-            attach: the client's: bring heartbeats, given what a connection for them has to say. Raises LinkError.
+            connect: the introduction to send if this end is the client; None if it is the server.
+            first: the message that the client has sent already, if any.
+            admit: called with the peer's proved hello. It may wait, and may raise LinkError to refuse the peer.
+            attach: called at the client with the token for heartbeats, to make a connection for them. Raises LinkError.
 
         Raises:
-            LinkError: it cannot be; the peer was told, if it was our doing.
+            LinkError: if there can be no link. The peer has been told if this end refused.
         """
 
         async def met(peer: Hello) -> None:
@@ -154,10 +155,10 @@ class Link(Session):
     # ---- transfers ----
 
     def start(self, spec: TransferSpec, what: str) -> StreamTransfer | RemoteOperation:
-        """Start a transfer. Whatever goes wrong with it, the completion tells it.
+        """Start a transfer. Never raises for what goes wrong with it: the completion reports that.
 
-        When all is known and within reach it is on the stream when this returns. Else a task of the link's talks to the
-        peer first.
+        If the peer's cache is known and within reach, the transfer is on its stream when this returns. Otherwise the peer is
+        asked first.
         """
         if spec.is_request or spec.checksum:
             return self.requester.begin(spec, what)
@@ -178,11 +179,11 @@ class Link(Session):
         return transfer
 
     def begin(self, spec: TransferSpec, what: str, notify: bytes | None) -> StreamTransfer | RemoteOperation:
-        """As :meth:`start`, and notifies the peer when it has succeeded.
+        """Start a transfer, as :meth:`start` does, and notify the peer if it succeeds.
 
         Raises:
-            TypeError, ParamInvalid: there is no such payload.
-            FeatureNotEnabled: the peer knows no checksums.
+            TypeError, ParamInvalid: if ``notify`` cannot be a notification's payload.
+            FeatureNotEnabled: if the peer is too old for checksums.
         """
         self._check_knows(spec)
         pending = None if notify is None else self.notification_queue.reserve(check_payload(notify))
@@ -194,13 +195,13 @@ class Link(Session):
         return transfer
 
     def start_leased(self, spec: TransferSpec, kept: KeptBlocks, seconds: float, what: str) -> LeasedPull:
-        """Start a pull of blocks that the peer keeps, and claim them. ``seconds``: for all of it.
+        """Start a pull of blocks that the peer keeps, and claim them. ``seconds`` is the limit for both together.
 
-        In one-sided mode the claim costs no time: this end reads meanwhile, and uses nothing that is not confirmed. A peer
-        that writes is asked only once it has confirmed the claim, and so are parts that are made then.
+        In one-sided mode the claim costs no time: this end reads meanwhile, and uses nothing before it is confirmed. The
+        transfer starts only after the confirmation if the peer writes, or if ``kept.parts`` names the parts then.
 
         Raises:
-            FeatureNotEnabled: the peer knows no checksums, or cannot compare the prompt.
+            FeatureNotEnabled: if the peer is too old for checksums, or for comparing the prompt.
         """
         self._check_knows(spec)
         self._check_compares(kept.digests)
@@ -210,7 +211,7 @@ class Link(Session):
             return [(self.start(portion, what), len(portion.selection.dst_blocks)) for portion in portions]
 
         pull = LeasedPull(self, kept, seconds, what, start)
-        if spec.is_request or kept.parts is not None:  # the destination stays until then
+        if spec.is_request or kept.parts is not None:  # no transfer leases the destination until the claim is confirmed
             spec.entry.lease()
             pull.add_done_callback(lambda _: spec.entry.release())
         else:
@@ -218,7 +219,7 @@ class Link(Session):
         return pull
 
     def _check_compares(self, digests: LeaseDigests) -> None:
-        """Raises FeatureNotEnabled: the peer's version has no digests, and the caller's prompt is to be compared."""
+        """Raise FeatureNotEnabled if the caller's prompt must be compared, and the peer's version has no digests."""
         if self.peer_minor >= DIGESTS_SINCE:
             return
         version = f"{PROTOCOL}.{self.peer_minor}"
@@ -226,7 +227,7 @@ class Link(Session):
             raise FeatureNotEnabled(
                 f"cluster {self.cluster_id} cannot compare prompts: its protocol has version {version}, and digests came "
                 f"with {PROTOCOL}.{DIGESTS_SINCE}",
-                hint="update it",
+                hint="update that cluster",
             )
         self._host.block_leases.warn_of(self.cluster_id, version)
 
@@ -239,25 +240,28 @@ class Link(Session):
             self._wire.post(message)
 
     def release_lease(self, lease: str, digests: LeaseDigests = UNSAID) -> None:
-        """Blocks that the peer keeps are not wanted."""
+        """Tell the peer that this end does not want the blocks of a lease."""
         blocks, prompt = digests
         self._wire.post(Unclaim(call=0, lease=lease, end="released", blocks_digest=blocks, prompt_digest=prompt))
 
     # ---- words ----
 
     async def ping(self, seconds: float = math.inf) -> None:
-        """Until the peer has heard what was said before. Raises LinkTimeout: no answer in time; or what ended the link."""
+        """Wait until the peer has received everything that was sent before.
+
+        Raises LinkTimeout if there is no answer in time, or what ended the link.
+        """
         with anyio.move_on_after(seconds) as limit:
             await self.while_it_lasts(lambda: self.questions.ask(lambda call: Ping(call=call), Pong))
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:g} s", peer=self.cluster_id)
 
     async def announce(self, receiver: LayerReceiver) -> None:
-        """Until the peer knows that it is to tell of layers. Raises what ended the link."""
+        """Wait until the peer knows that the receiver's layers are watched. Raises what ended the link."""
         await self.while_it_lasts(lambda: self.layer_events.announce(receiver))
 
     async def notify(self, payload: bytes) -> None:
-        """Behind everything that was asked for before. If cancelled, it is sent or not."""
+        """Send a notification behind all earlier ones, and wait until it is sent. If cancelled, it may be sent or not."""
         self.check_ready()
         pending = self.notification_queue.reserve(payload)
         pending.ready()
@@ -268,7 +272,7 @@ class Link(Session):
                 pending.drop()
 
     async def _or_the_end(self, event: Signal) -> None:
-        """Until it is set. Raises what ended the link."""
+        """Wait until the event is set. Raises what ended the link, if that comes first."""
         async with anyio.create_task_group() as group:
 
             async def end() -> None:
@@ -284,7 +288,10 @@ class Link(Session):
     # ---- until it ends ----
 
     async def serve(self) -> None:
-        """Until the link is over: listen to the peer and, when asked to, part from it. Then give everything back."""
+        """Serve the link until it ends, then release everything.
+
+        This end listens to the peer and, when asked to, parts from it.
+        """
         try:
             async with anyio.create_task_group() as group:
                 self._tasks, self._scope = Spawner(group), group.cancel_scope
@@ -318,7 +325,7 @@ class Link(Session):
             await self._wire.pump()
         except PeerLost as error:
             with anyio.move_on_after(LAST_WORD_SECONDS):
-                await self._is_heard_out.wait()  # the peer may have said before why it goes: the link ends with that
+                await self._is_heard_out.wait()  # the peer may have sent before why it leaves: the link ends with that
                 return
             self.lost(str(error.args[0]))
 
@@ -333,7 +340,7 @@ class Link(Session):
                 self.life.on(Event.FALL_SILENT)
 
     async def _hear(self) -> None:
-        """Until one end has had the last word."""
+        """Listen until one end has sent its last word."""
         while True:
             message = await self._wire.receive()
             if (react := REACTIONS.get(type(message))) is not None:
@@ -357,7 +364,7 @@ class Link(Session):
             if not (isinstance(message, Disconnect) and self.life.is_open):
                 state = self.life.state.value
                 raise ProtocolError(f"cluster {self.cluster_id} said {message.type!r} on a {state} link")
-            if is_news:  # the peer repeats it until it hears our last word
+            if is_news:  # the peer repeats the message until it hears our last word
                 if self.is_ready:
                     why = f"cluster {self.cluster_id} unlinked: {printable(message.reason)}"
                     self._end(Event.LAST_WORD, LinkClosed(why))
@@ -365,7 +372,7 @@ class Link(Session):
             await give_way()
 
     async def _say_bye(self) -> None:
-        """The peer leaves: it hears on while our transfers end."""
+        """Answer a peer that leaves, once our transfers have ended. It listens until then."""
         await self._drain(DRAIN_TIMEOUT)
         self._wire.post(Bye())
         with anyio.move_on_after(DRAIN_TIMEOUT):
@@ -373,8 +380,10 @@ class Link(Session):
         self._end_serving()
 
     async def _part(self) -> None:
-        """Drain, and tell the peer, which may not hear it, now and then again. In a task of the link's own, so that no caller
-        can be cancelled half-way."""
+        """Let transfers end, then tell the peer that this end leaves, and repeat that in case a message is lost.
+
+        This runs in the link's own task, so that it does not stop half-way when a caller is cancelled.
+        """
         await self._drain(self._patience)
         self._wire.post(Disconnect(reason=self._reason))
         pause = AGAIN_SECONDS
@@ -384,7 +393,7 @@ class Link(Session):
             pause = min(2 * pause, MOST_AGAIN_SECONDS)
 
     async def _drain(self, seconds: float) -> None:
-        """Let what is under way finish; stop what takes longer."""
+        """Let what is under way finish for ``seconds``, then stop the rest."""
         with anyio.move_on_after(seconds):
             await self._responder.wait_served()
             await self.running.wait_idle()
@@ -395,13 +404,13 @@ class Link(Session):
         await self.running.wait_idle()  # bounded: they answer a cancellation within their grace
 
     async def disconnect(self, reason: str, timeout: float) -> None:
-        """End it in good order: no new transfers, those under way end, the peer agrees.
+        """End the link in good order: no transfer starts, those under way end, and the peer agrees.
 
         If cancelled, the link is ended all the same.
 
         Raises:
-            LinkTimeout: the peer did not answer in time; the link stays half closed until it does, or is abandoned.
-            PeerLost: the peer was gone already. Our half is ended.
+            LinkTimeout: if the peer did not answer in time. The link stays half closed until it does, or is abandoned.
+            PeerLost: if the peer went away without an answer. Our half has ended.
         """
         if self.is_ready:
             why = f"the link to cluster {self.cluster_id} was unlinked: {reason}"
@@ -416,7 +425,7 @@ class Link(Session):
             raise PeerLost(f"cluster {self.cluster_id} went away without a word", peer=self.cluster_id)
 
     async def abandon(self, failure: LinkError) -> None:
-        """End this half at once, without waiting for the peer, which may or may not hear of it."""
+        """End this half at once, without waiting for the peer. It is told, but may not receive the message."""
         if self.failure is None:
             self._wire.post(Disconnect(reason=str(failure.args[0])))
             self._wire.hurry()
@@ -427,7 +436,7 @@ class Link(Session):
         await self._closed.wait()
 
     async def _give_back(self) -> None:
-        """Streams, channels, connection, in this order; each in bounded time. Runs once, also when cancelled."""
+        """Release streams, channels and connection, in this order, in bounded time. Runs once, also when cancelled."""
         has_failed = self.failure is not None
         self._end(Event.GIVE_BACK, LinkClosed(f"the link to cluster {self.cluster_id} was closed"))
         self.running.stop()
@@ -443,7 +452,7 @@ class Link(Session):
                 await self._quietly(self._wire)
         finally:
             self.running.end_unclean()
-            self._end_peer_leases()  # first: callbacks of failed requests may use the blocks again
+            self._end_peer_leases()  # before the requests fail, because their callbacks may use the blocks again
             self._responder.end()
             self._reactions.end()
             self.requester.end(self.copy_of_failure())
@@ -459,7 +468,7 @@ class Link(Session):
         try:
             await self.channels.aclose()
         except StillWritten as error:
-            told = "link to cluster %d: what it held is withheld until it lets go: %s", self.cluster_id, error
+            told = "link to cluster %d: caches that it held are withheld until it lets go: %s", self.cluster_id, error
             self.incidents.add(Incident.MEMORY_WITHHELD, logger, *told)
             self.life.on(Event.WITHHOLD)
         except LLMException as error:
@@ -470,7 +479,10 @@ class Link(Session):
             self.life.on(Event.SHUT)
 
     def _end_peer_leases(self) -> None:
-        """Free what the peer held, withhold it while the peer may be writing there, or give it up for lost."""
+        """Free the caches that the peer held.
+
+        They are withheld while the peer may still write there, and lost if it is not known when that ends.
+        """
         written: list[Entry] = []
         if self.life.service is Service.WITHHELD:
             self.peer_leases.end(written.append)
@@ -479,7 +491,7 @@ class Link(Session):
             self.peer_leases.end(None if self.life.is_shut else self.running.lose)
 
     async def _quietly(self, part: Any) -> bool:
-        """Close a part; False when it may still be in use."""
+        """Close a part of the link. Return False if it may still be in use."""
         try:
             await part.aclose()
         except LLMException as error:
@@ -499,32 +511,32 @@ class Link(Session):
         self.incidents.add(Incident.DEFECT, logger, *told, level=logging.ERROR, exc_info=True)
 
     async def refuse(self, why: LinkError) -> None:
-        """Tell the peer, which may take the link for made, that there is none. It may have been told before."""
+        """Tell the peer that there is no link, because it may believe that there is one. It may have been told before."""
         await refuse(self._wire, why)
 
     async def discard(self) -> None:
-        """Give back a link that never became ready."""
+        """Release what a link holds that never became ready."""
         self.life.on(Event.CLOSE, LinkClosed("the link was never made"))
         await self._give_back()
 
     @property
     def is_closed(self) -> bool:
-        """Everything was given back."""
+        """True once all resources have been released."""
         return self._closed.is_set()
 
     def call_when_mutual(self, call: Callable[[], object]) -> None:
-        """When the peer is heard on it for the first time, before that has an effect; ``call`` must not raise."""
+        """Call ``call`` when the peer's first message comes, before this end reacts to it. ``call`` must not raise."""
         self._when_mutual = call
 
     def file(self, generation: int) -> None:
-        """Note that the link is in this end's table. Where links have owners, it belongs to the end that asked for it."""
+        """Note that the link is in this end's table. If links have owners, it belongs to the end that asked for it."""
         self.generation = generation
         self.life.on(Event.FILE)
         if self._host.links_have_owners:
             self.life.on(Event.DISOWN if self.dialled is None else Event.PEER_DISOWNS)
 
     def remake_if_lost(self, is_wanted: bool) -> None:
-        """Say whether this end makes the link again if it breaks: the errors of its transfers are retryable then."""
+        """Set whether this end makes the link again if it breaks. If so, the errors of its transfers are retryable."""
         self.life.on(Event.WANT if is_wanted else Event.STOP_WANTING)
 
     def heard(self) -> None:
@@ -535,11 +547,11 @@ class Link(Session):
                 self._when_mutual()
 
     def call_when_closed(self, call: Callable[[], object]) -> None:
-        """When everything was given back; ``call`` must not raise. For a link that is not closed yet."""
+        """Call ``call``, which must not raise, once all resources have been released. The link must not be closed yet."""
         self._at_end.append(call)
 
     async def wait_closed(self) -> LinkError:
-        """Until everything was given back; why it ended."""
+        """Wait until all resources have been released, and return why the link ended."""
         await self._closed.wait()
         return self.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
 

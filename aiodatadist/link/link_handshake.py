@@ -1,4 +1,4 @@
-"""How a link begins: two ends agree, and open their channel together."""
+"""The beginning of a link: two ends agree, and open their channel together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REASON_SECONDS = 0.1
-"""Seconds that the peer's own reason has for arriving when the channel could not be opened."""
+"""Seconds to wait for the peer's own reason if the channel could not be opened."""
 
 
 async def refuse(wire: Wire, error: LinkError) -> None:
@@ -37,8 +37,12 @@ async def refuse(wire: Wire, error: LinkError) -> None:
 
 
 class LinkHandshake:
-    """One handshake over a connection. ``check`` is called with the peer's hello as soon as it comes, before an end
-    opens anything, and may raise; ``admit`` as soon as it is proved, and may wait, too."""
+    """One handshake over a connection.
+
+    Args:
+        check: called with the peer's hello as soon as it comes, before either end opens anything. It may raise.
+        admit: called with the peer's hello once that is proved. It may raise, and may wait.
+    """
 
     def __init__(
         self,
@@ -63,19 +67,19 @@ class LinkHandshake:
         heartbeat_token: str,
         attach: Callable[[str], Awaitable[None]] | None,
     ) -> Ready:
-        """To the end: both halves of the channel are open, and heartbeats come. The caller sets the deadline.
+        """Shake hands until both halves of the channel are open, and heartbeats come. The caller sets the deadline.
 
         Args:
-            connect: makes us the client.
-            first: what a client said after its introduction.
-            heartbeat_token: what a connection for heartbeats has to say to us.
-            attach: the client's: make such a connection, given what the server wants to hear on it. Raises LinkError.
+            connect: the introduction to send if this end is the client; None if it is the server.
+            first: the message that a client has sent after its introduction, if any.
+            heartbeat_token: the token that a connection for heartbeats must present to this end.
+            attach: called at the client with the server's token, to make such a connection. Raises LinkError.
 
         Returns:
-            The peer's last word.
+            The peer's last message of the handshake.
 
         Raises:
-            LinkError: it cannot be; the peer was told, if it was our doing.
+            LinkError: if there can be no link. The peer has been told if this end refused.
         """
         handshake = self._handshake
         try:
@@ -96,14 +100,14 @@ class LinkHandshake:
             raise failure from error
 
     async def _hear_ready(self) -> Ready:
-        """The peer's last word, which may have come already."""
+        """Return the peer's last message of the handshake, which may have come already."""
         while self._handshake.ready is None:
             self._handshake.receive(await self._wire.receive())
         return self._handshake.ready
 
     async def _converse(self, first: Message | Unknown | None) -> tuple[Hello, Connect]:
-        """Until both ends know who the other is and what the channel is called."""
-        if self._handshake.peer is not None:  # a client, which was heard before there was a link
+        """Exchange messages until each end knows the other and the name of the channel."""
+        if self._handshake.peer is not None:  # a client whose hello came before there was a link
             self._wire.meet(self._handshake.peer)
             self._check(self._handshake.peer)
         while True:
@@ -120,7 +124,7 @@ class LinkHandshake:
                 return agreed
 
     async def _open_channel(self, peer: Hello, connect: Connect) -> None:
-        """Open our half, but do not wait for a peer that says that it cannot."""
+        """Open our half; stop waiting if the peer says that it cannot open its half."""
         theirs, mine = (
             Endpoint(**peer.endpoint.model_dump(include=set(EndpointInfo.model_fields))),
             self._transport.endpoint,

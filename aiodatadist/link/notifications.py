@@ -1,4 +1,4 @@
-"""Notifications: on their way out, in the order in which they were asked for; and those that came in."""
+"""Notifications: those on their way to the peer, in the order of their calls, and those that came from it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from aiodatadist.values import checks
 from aiodatadist.wire.messages import MAX_NOTE, Message, Note, Taken
 
 WINDOW = 64
-"""Notifications that the peer's user has not taken yet; further ones wait here."""
+"""The most notifications that the peer's user has not taken yet. Further ones wait here."""
 
 
 def check_payload(payload: bytes) -> bytes:
-    """Raises TypeError, ParamInvalid: it is no notification's payload."""
+    """Return the payload of a notification. Raises TypeError if it is not bytes, and ParamInvalid if it is too long."""
     checks.instance(payload, "notify", bytes)
     if len(payload) > MAX_NOTE:
         raise ParamInvalid(f"a notification of {len(payload)} bytes: the limit is {MAX_NOTE}")
@@ -29,7 +29,10 @@ def check_payload(payload: bytes) -> bytes:
 
 
 class PendingNotification:
-    """One notification's place in the queue. It goes out when it is ready and everything before it is out or dropped."""
+    """A notification's place in the queue.
+
+    The notification is sent when it is ready and everything before it has been sent or dropped.
+    """
 
     __slots__ = ("_queue", "is_dropped", "is_ready", "payload", "sent")
 
@@ -41,18 +44,24 @@ class PendingNotification:
         self.sent = Signal()
 
     def ready(self) -> None:
-        """What it speaks of is in place."""
+        """Let the notification go: the data it announces is in place."""
         self.is_ready = True
         self._queue.advance()
 
     def drop(self) -> None:
-        """What it speaks of will not be. Nothing happens if it is out already."""
+        """Discard the notification: the data it announces will not arrive. No effect if it has been sent."""
         self.is_dropped = True
         self._queue.advance()
 
 
 class NotificationQueue:
-    """What a link's peer is to be notified of."""
+    """The notifications that a link's peer is to receive.
+
+    Args:
+        post: sends a message to the peer.
+        is_numbered: returns True if the peer numbers notifications, and says which it has received.
+        post_again: repeats a message that the peer may have missed; ``post`` if it is None.
+    """
 
     def __init__(
         self,
@@ -60,7 +69,6 @@ class NotificationQueue:
         is_numbered: Callable[[], bool] = lambda: False,
         post_again: Callable[[Message], None] | None = None,
     ) -> None:
-        """``is_numbered``: the peer says which it heard, and is told of the others by ``post_again``."""
         self._post = post
         self._post_again = post_again or post
         self._is_numbered = is_numbered
@@ -74,18 +82,21 @@ class NotificationQueue:
         self._emptied = Signal()
 
     async def wait_empty(self) -> None:
-        """Until all that were reserved are out, or dropped."""
+        """Wait until every notification has been sent or dropped."""
         while self._pending:
             await self._emptied.wait()
 
     def reserve(self, payload: bytes) -> PendingNotification:
-        """A place behind all that were reserved before."""
+        """Return a place in the queue, behind all that were reserved before."""
         pending = PendingNotification(self, payload)
         self._pending.append(pending)
         return pending
 
     def on_taken(self, message: Taken) -> None:
-        """The peer's user took one; or how many by now, and how many the peer heard. What it said earlier may come late."""
+        """Note how many notifications the peer has received, and how many its user has taken.
+
+        An older peer only says that its user took another one. Messages may come out of order.
+        """
         if not self._is_numbered():
             message = Taken(count=self._taken + 1, heard=self._sent)
         if not message.count <= message.heard <= self._sent:
@@ -94,16 +105,16 @@ class NotificationQueue:
         while self._unheard and self._unheard[0].number <= message.heard:
             self._unheard.popleft()
         if self._repeated and self._unheard and self._unheard[0].number > self._repeated:
-            self._repeat()  # there is more that it did not hear
+            self._repeat()  # the peer received the repeated one, but has missed more
         self.advance()
 
     @property
     def _window(self) -> int:
-        """How many may be sent now."""
+        """The number of notifications that may be sent now."""
         return WINDOW - (self._sent - self._taken)
 
     def advance(self) -> None:
-        """Send what can be sent."""
+        """Send the notifications that can be sent."""
         while self._pending:
             head = self._pending[0]
             if not head.is_dropped:
@@ -125,26 +136,30 @@ class NotificationQueue:
     # ---- what the peer did not hear ----
 
     def _look_again(self) -> None:
-        """In a while, unless that is to happen already."""
+        """Set the timer that looks for notifications that the peer missed, unless it is set."""
         if self._timer is None and not self._is_over:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._pause, self._look, self._oldest, self._taken)
 
     @property
     def _oldest(self) -> int:
-        """The number of the first one that the peer may not have heard; 0: it heard all."""
+        """The number of the first notification that the peer may have missed; 0 if it has received all."""
         return self._unheard[0].number if self._unheard else 0
 
     def _look(self, oldest: int, taken: int) -> None:
-        """``oldest``, ``taken``: when the timer was set. The peer says nothing until its user takes one, so that what was
-        said once more is no sign of anything."""
+        """Repeat a notification if the peer has received and taken none since the timer was set.
+
+        ``oldest`` and ``taken`` are the values of that time. The peer answers only when its user takes one, so its silence
+        alone does not mean that the notification was lost.
+        """
         self._timer = None
         self._repeated = 0
         stands_still = self._oldest == oldest and self._taken == taken
         if stands_still and self._unheard:
             self._repeat()
-        elif stands_still and self._pending:  # the room for them may have been told of
-            self._post_again(Note(payload="", number=self._sent))  # which was heard: it is answered, and nothing else
+        elif stands_still and self._pending:  # the message that made room for them may have been lost
+            # The peer has received this number before: it answers, and ignores the payload.
+            self._post_again(Note(payload="", number=self._sent))
         self._pause = min(2 * self._pause, MOST_AGAIN_SECONDS) if stands_still else AGAIN_SECONDS
         if self._unheard or (self._pending and not self._window):
             self._look_again()
@@ -154,7 +169,7 @@ class NotificationQueue:
         self._post_again(self._unheard[0])
 
     def end(self) -> None:
-        """The link is over: nothing is said any more."""
+        """Send nothing more, because the link has ended."""
         self._is_over = True
         self._unheard.clear()
         if self._timer is not None:
@@ -162,20 +177,24 @@ class NotificationQueue:
 
 
 class IncomingNotifications:
-    """What a link's peer sends: each once and in their order, whatever became of the messages on the way.
+    """The notifications that a link's peer sends. Each is delivered once and in order, even if messages are lost.
 
     Args:
-        post: say something to the peer while it listens.
-        deliver: takes one, and what is to be called when the user took it.
+        post: sends a message to the peer while it listens.
+        deliver: called with a payload, and with a function to call when the user has taken the notification.
     """
 
     def __init__(self, post: Callable[[Message], None], deliver: Callable[[bytes, Callable[[], None]], object]) -> None:
         self._post = post
         self._deliver = deliver
         self._heard = self._taken = 0
-        self._early: dict[int, bytes] = {}  # behind one that has not come
+        self._early: dict[int, bytes] = {}  # those behind one that has not come
 
     def on_note(self, message: Note) -> None:
+        """Deliver a notification and those that waited for it; keep it if an earlier one has not come.
+
+        Raises ProtocolError if the peer sends more than this end's user takes.
+        """
         number = message.number or self._heard + 1
         if number > self._taken + WINDOW:
             raise ProtocolError("the peer sends notifications faster than they are taken")
@@ -200,12 +219,13 @@ class IncomingNotifications:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """What a peer had to say, with ``notify=`` of a transfer or with ``notify()``.
+    """A notification that a peer sent, with ``notify=`` of a transfer or with ``notify()``.
 
     Attributes:
-        cluster_id: whose.
+        cluster_id: the peer.
         payload: its bytes, at most 64 KiB.
-        generation: of the link over which it came: how many times the link to that cluster was made, from 1.
+        generation: the generation of the link over which it came: how many times the link to that cluster had been made,
+            from 1.
     """
 
     cluster_id: int
@@ -214,21 +234,25 @@ class Notification:
 
 
 class NotificationInbox:
-    """What all peers sent, until it is taken."""
+    """The notifications of all peers, until they are taken.
+
+    Args:
+        check_here: raises if its caller is not on the cluster's event loop.
+    """
 
     def __init__(self, check_here: Callable[[], None] = lambda: None) -> None:
-        """``check_here`` raises where a taker is not on the cluster's event loop."""
         self._check_here = check_here
         self._notes: deque[tuple[Notification, Callable[[], None]]] = deque()
         self._came = Signal()
         self._is_closed = False
 
     def put(self, note: Notification, taken: Callable[[], None]) -> None:
+        """Add a notification. ``taken`` is called when a caller takes it."""
         self._notes.append((note, taken))
         self._wake()
 
     def close(self) -> None:
-        """Nothing comes any more. What is there can still be taken."""
+        """Note that no more notifications come. Those that are here can still be taken."""
         self._is_closed = True
         self._wake()
 
@@ -236,7 +260,7 @@ class NotificationInbox:
         self._came.wake()
 
     async def take(self) -> AsyncIterator[Notification]:
-        """One after the other; ends when nothing can come any more. Several takers share them."""
+        """Yield the notifications one after the other, until no more can come. Several takers share them."""
         while True:
             self._check_here()
             while not self._notes:
@@ -250,7 +274,7 @@ class NotificationInbox:
 
 
 def decode(note: Note) -> bytes:
-    """Raises ProtocolError: it is not base64."""
+    """Return the payload of a message. Raises ProtocolError if it is not base64."""
     try:
         return base64.b64decode(note.payload, validate=True)
     except binascii.Error as error:

@@ -1,4 +1,4 @@
-"""Which end owns a link, and what the ends tell each other about that.
+"""Owners: which ends own a link, and what the ends tell each other about that.
 
 Only some backends have links with owners. Such a link first belongs to the end that asked for it, and the other end may
 come to own it, too. A link without an owner is ended.
@@ -35,7 +35,10 @@ class Owners:
         self._own_heard = self._owned_heard = 0  # the number of the latest message of its kind
 
     async def own(self) -> None:
-        """Make this end an owner of the link, too. Raises what ended the link. If cancelled, it is none."""
+        """Make this end an owner of the link, too. If that is cancelled, or the link ends, this end owns nothing.
+
+        Raises what ended the link.
+        """
         try:
             await self._tell(True)
         except BaseException:
@@ -60,7 +63,7 @@ class Owners:
         return not self.session.life.ownership.is_peers
 
     async def _tell_of_none(self) -> None:
-        """Tell the peer that this end owns nothing, unless the link ends first: that tells it, too."""
+        """Tell the peer that this end owns nothing. If the link ends first, the end tells it."""
         with suppress(LinkError):
             await self._tell(False)
 
@@ -72,8 +75,8 @@ class Owners:
     def on_own(self, message: Own) -> None:
         """Note that the peer owns the link, or no longer does, and answer.
 
-        A link that is being ended gets no new owner: the peer hears of the end instead of an answer. A message that is older
-        than the last one heard is out of date.
+        A link that is being ended gets no new owner: the peer hears of the end instead of an answer. A message older than the
+        last one that came is out of date.
         """
         life = self.session.life
         if message.call >= self._own_heard:

@@ -9,18 +9,19 @@ from aiodatadist.values.digests import UNSAID, LeaseDigests, Refusal
 
 
 class PeerClaim:
-    """A peer that pulls, or wants to.
+    """The claim of a peer that pulls leased blocks, or is about to.
 
     Args:
-        peer, call: its link, and its number for this.
-        seconds: that its pull may take; the owner's limit, from when that is known and less.
-        answer: is told whether the blocks are kept for it.
-        takers: peers that share the blocks.
-        is_limited: it can be told that they are not kept as long as it asked.
-        digests: of the blocks that it was told of, and of its prompt.
+        peer: the link to the peer.
+        call: the peer's number for the claim.
+        seconds: how long the pull may take. If the owner's limit is less, the lease sets it once it accepts the claim.
+        answer: called with True if the blocks are kept for the peer, otherwise with False.
+        takers: the number of peers that share the blocks.
+        is_limited: True if the peer's version can be told that the blocks are kept for less time than it asked.
+        digests: digests of the blocks that the peer was told of, and of its prompt.
 
     Attributes:
-        why: set before the answer if the digests are not the lease's.
+        why: the reason if the digests are not the lease's, set before the answer; otherwise None.
     """
 
     def __init__(
@@ -40,10 +41,11 @@ class PeerClaim:
         self.timer: asyncio.TimerHandle | None = None
 
     def within(self, seconds: float, then: Callable[[], object]) -> None:
-        """``then`` is called after so long, unless it is settled, or there is another limit."""
+        """Call ``then`` after so many seconds, unless the claim is settled or gets another limit first."""
         self.settled()
         self.timer = asyncio.get_running_loop().call_later(seconds, then)
 
     def settled(self) -> None:
+        """Stop the timer: the claim has ended, or no longer waits."""
         if self.timer is not None:
             self.timer.cancel()

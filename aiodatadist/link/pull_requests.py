@@ -1,14 +1,14 @@
-"""Pulls of request/response mode, as the end that asks for them sees them: the peer writes.
+"""Pulls of request/response mode, at the end that asks for them: the peer writes.
 
-Who owns what
-    :class:`PullRequests` owns the requests of one link, and forgets each when it has ended. Until the peer has said that it
-    is done, or has stopped, the destination is not free.
+Ownership
+    :class:`PullRequests` owns the requests of one link, and forgets each when it has ended. The destination is in use until
+    the peer has said that it is done, or that it has stopped.
 
-How a request goes on
-    In callbacks: of the event loop's next turn, of the peer's answer, of an alarm. A task for each would cost more than all
-    else. It gets one only while something else has to be waited for::
+Life of a request
+    A request continues in callbacks: of the event loop's next turn, of the peer's answer, of an alarm. A task for each would
+    cost more than everything else. A request gets a task only while it must wait for something else::
 
-        IN_TASK   its destination is being made known to the transport, or is being taken back
+        IN_TASK   its destination is being made known to the transport, or is being revoked
            |
         WAITING   in line: the peer has been asked for ``WINDOW`` others, and has not answered
            |
@@ -18,12 +18,12 @@ How a request goes on
            |                |
            the request ends
 
-    The peer is asked for few at a time. So one that is cancelled in line is never asked for, a stop is not heard behind
-    thousands of requests, and the peer has few under way, however many callers wait here.
+    The peer is asked for few requests at a time. So a request that is cancelled in line is never asked for, a stop does not
+    wait behind thousands of requests, and the peer has few under way, however many callers wait here.
 
-What cancellation means
-    In line nothing has begun, and the request ends at once. Later it ends with the peer's answer. If no answer comes, or the
-    link ends before it, the request is doubtful: it ends with the channels.
+Cancellation
+    A request in line ends at once, because nothing has begun. Later, a request ends with the peer's answer. If no answer
+    comes, or the link ends first, the request is doubtful: it ends with the channels.
 """
 
 from __future__ import annotations
@@ -63,22 +63,24 @@ if TYPE_CHECKING:
     from aiodatadist.link.session import Session
 
 WINDOW: Final = 256
-"""Requests of one priority that the peer is asked for at a time. Those of all priorities are fewer than the 4096 at which a
-peer ends the link."""
+"""The most requests of one priority that the peer is asked for at a time.
+
+Those of all priorities together are fewer than the 4096 at which a peer ends the link.
+"""
 MOST_BLOCKS: Final = 256
-"""Block numbers in a message of several requests: it is small, whatever the numbers, and the peer reads it at one go."""
+"""The most block numbers in a message of several requests. The message stays small, and the peer reads it in one piece."""
 STOP_TIMEOUT = 5.0
-"""Seconds without any answer of the peer's in which it has to answer that it stopped writing, before it loses its link."""
+"""Seconds that a peer has for answering that it stopped writing. If it answers nothing at all meanwhile, the link ends."""
 STOPS = 5
-"""How often it is asked within that time: what was said, or its answer, may have been lost."""
+"""How often the peer is told within that time, because the message or its answer may have been lost."""
 MOST_STOP_SECONDS = 60.0
-"""The same in all, for a peer that answers everything else meanwhile."""
+"""The same limit for a peer that answers everything else meanwhile."""
 CLOSE_TIMEOUT = 10.0
-"""Seconds that the end of a link may take, at which what the peer may still write is known to be over."""
+"""Seconds that the end of a link may take. Only then is it known that the peer no longer writes."""
 
 
 class Stage(Enum):
-    """See above."""
+    """The stages of a request's life, as the module's docstring shows them."""
 
     IN_TASK = "in a task"
     WAITING = "waiting"
@@ -88,14 +90,15 @@ class Stage(Enum):
 
 
 class PullRequest(RemoteOperation):
-    """One of them.
+    """A pull for which the peer is asked to write.
 
     Attributes:
-        spec: what its caller wants.
-        seconds: that it may take from when it stands in line.
-        asked: how many times the peer was asked.
-        question: the last time, until it is answered.
-        alarm: when its time is over; 0 if it neither stands in line nor is asked for.
+        spec: what the caller wants.
+        seconds: the time limit, from when the request stands in line.
+        stage: the stage of its life.
+        asked: how many times the peer has been asked.
+        question: the last question to the peer, until it is answered.
+        alarm: the number of the alarm that ends the request's time; 0 if the request is neither in line nor asked for.
     """
 
     __slots__ = ("_requests", "alarm", "asked", "question", "seconds", "spec", "stage")
@@ -104,14 +107,14 @@ class PullRequest(RemoteOperation):
         super().__init__(name, patience)
         self._requests = requests
         self.spec = spec
-        self.seconds = 2 * spec.seconds if spec.checksum else spec.seconds  # for the peer to sum up what it sent
+        self.seconds = 2 * spec.seconds if spec.checksum else spec.seconds  # so that the peer can compute checksums
         self.stage = Stage.IN_TASK
         self.asked = self.alarm = 0
         self.question: Question | None = None
 
     @property
     def is_over(self) -> bool:
-        """Return True if its bytes are no longer wanted."""
+        """True if the bytes of the request are no longer wanted."""
         return self.stage is Stage.LATE or self.scope.cancel_called
 
     def _interrupt(self) -> None:
@@ -119,17 +122,17 @@ class PullRequest(RemoteOperation):
 
 
 class _Together:
-    """Requests that differ in their blocks alone, on their way into one message. Older peers get one in each."""
+    """Requests that differ only in their blocks, on their way into one message. An older peer gets a message for each."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._spec: TransferSpec | None = None  # of the first
+        self._spec: TransferSpec | None = None  # of the first request
         self._message: Pull | None = None
         self._also: list[tuple[int, list[int], list[int]]] = []
         self._room = 0  # for blocks
 
     def add(self, number: int, spec: TransferSpec) -> None:
-        """Say one, at the latest with :meth:`post`. Raises ProtocolError: it is too long to be said."""
+        """Add a request. It is sent now or with :meth:`post`. Raises ProtocolError if it is too long for a message."""
         src, dst = spec.selection.src_blocks, spec.selection.dst_blocks
         count = len(src) + len(dst)
         if self._spec is not None and count <= self._room and self._spec.is_like(spec):
@@ -140,16 +143,15 @@ class _Together:
             return
         self.post()
         message = spec.message(number)
-        is_alone = (
-            count > MOST_BLOCKS or spec.selection.parts is not None
-        )  # it may be too long, which is its own failure
+        # Sent alone, a request that is too long fails alone.
+        is_alone = count > MOST_BLOCKS or spec.selection.parts is not None
         if is_alone or self._session.peer_minor < TOGETHER_SINCE:
             self._session.post(message)
         else:
             self._spec, self._message, self._room = spec, message, MOST_BLOCKS - count
 
     def post(self) -> None:
-        """Say what was added."""
+        """Send the requests that were added."""
         message, also = self._message, self._also
         if message is not None:
             self._spec = self._message = None
@@ -158,7 +160,7 @@ class _Together:
 
 
 class PullRequests:
-    """Those of one link."""
+    """The pull requests of one link."""
 
     def __init__(self, session: Session, checks: Checks) -> None:
         self._session = session
@@ -168,21 +170,21 @@ class PullRequests:
         self._together = _Together(session)
         self._alarms = Alarms(self._too_late)
         self._next_turn: asyncio.Handle | None = None
-        self._when_ended = self._forget  # one for all of them: each would keep one of its own
+        self._when_ended = self._forget  # bound once, otherwise each request would keep its own bound method
 
     @property
     def patience(self) -> float:
-        """Return the seconds from a cancellation until it is known that no byte can land, or that it is not known."""
+        """The most seconds from a cancellation until its outcome is known: no byte can land, or that cannot be known."""
         clean = CLEAN_SECONDS if self._session.channels.has_one_queue else 0.0
         return STOP_TIMEOUT + CLOSE_TIMEOUT + 2 * self._session.quiesce_seconds + clean
 
     def begin(self, request: PullRequest) -> None:
-        """Ask for a pull as soon as it is its turn. Whatever goes wrong, the request tells it."""
+        """Ask for a pull as soon as it is its turn. If something goes wrong, the request fails."""
         request.add_done_callback(self._when_ended)
         request.attempt(partial(self._prepare, request))
 
     def end(self) -> None:
-        """Mark what the peer may still write, because the link is over."""
+        """Mark the requests that the peer may still write, because the link has ended."""
         if self._next_turn is not None:
             self._next_turn.cancel()
         for requests in self._open:
@@ -207,7 +209,7 @@ class PullRequests:
         self._line_up(request)
 
     def _line_up(self, request: PullRequest) -> None:
-        if request.scope.cancel_called:  # in the tick in which it went on
+        if request.scope.cancel_called:  # in the tick in which the request continued
             request.finish(TransferState.CANCELLED)
             return
         spec = request.spec
@@ -218,7 +220,10 @@ class PullRequests:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Ask in the next turn of the loop: what is cancelled in this one is not asked for, and the rest is sent together."""
+        """Ask in the next turn of the loop.
+
+        Then a request that is cancelled in this turn is not asked for, and the others are sent together.
+        """
         if self._next_turn is None and any(self._lines):
             self._next_turn = asyncio.get_running_loop().call_soon(self._ask_in_turn)
 
@@ -236,9 +241,9 @@ class PullRequests:
         self._together.post()
 
     def _in_turn(self) -> Iterator[PullRequest]:
-        """Take some of each line after the other: the peer decides how they pass each other, and has to know of them.
+        """Yield some requests of each line in turn. The peer decides which priority goes first, so it must know of them.
 
-        Meanwhile the caller's callbacks may cancel those that still stand in line.
+        Meanwhile callbacks may cancel requests that still stand in line.
         """
         lines = tuple(zip(self._lines, self._open, strict=True))
         while any(line and len(asked) < WINDOW for line, asked in lines):
@@ -251,13 +256,13 @@ class PullRequests:
     def _ask(self, request: PullRequest) -> None:
         session, spec = self._session, request.spec
         entry = spec.entry
-        if not session.peer_leases.is_settled(entry):  # the peer is to forget it first
+        if not session.peer_leases.is_settled(entry):  # the peer must release the cache first
             self._let_go(request)
             self._prepare(request)
             return
         if not entry.is_live:
-            raise CacheNotFound(f"cache {entry.cache_id} is being given up")
-        if session.peer_leases.told(entry) or request.asked:  # or it did not hear it
+            raise CacheNotFound(f"cache {entry.cache_id} is being released")
+        if session.peer_leases.told(entry) or request.asked:  # asked again: the peer may have missed the first grant
             session.post(Grant(cache=entry.message()))
         checksums = spec.pieces if spec.checksum else 0
         request.question = session.questions.expect(Pulled, partial(self._answered, request), checksums)
@@ -273,15 +278,18 @@ class PullRequests:
 
     def _answered(self, request: PullRequest) -> None:
         question = request.question
-        if question is None or not isinstance(question.answer, Pulled):  # the peer says that it knows no requests
+        if question is None or not isinstance(question.answer, Pulled):  # the peer's version knows no requests
             self._stop_asking(request, Stage.STOPPING)
             return
         self._let_go(request)
-        request.is_doubtful = False  # also where the link broke in the tick in which the answer came
+        request.is_doubtful = False  # it was set if the link broke in the tick in which the answer came
         request.attempt(partial(self._take, request, question.answer))
 
     def _take(self, request: PullRequest, answer: Pulled) -> None:
-        """It is over; or, the first time, the peer was not told of the destination, and is asked once more."""
+        """End the request with the peer's answer.
+
+        If the peer did not know the destination, and the answer is the first one, ask once more.
+        """
         if request.asked == 1 and answer.is_unknown and not request.is_over:
             self._prepare(request)
             return
@@ -291,8 +299,10 @@ class PullRequests:
             self._session.spawn(partial(request.run, partial(self._compare, request, answer)))
 
     def _conclude(self, request: PullRequest, answer: Pulled) -> None:
-        """It ends here in every case, but for a success with checksums, which have to be compared. After any other answer no
-        byte lands; of a peer that stopped, or that knew no destination, none was wanted any more."""
+        """End the request, unless it succeeded and its checksums must be compared.
+
+        After the answer no more bytes can land. If the peer stopped, or knew no destination, the bytes were no longer wanted.
+        """
         is_late = request.stage is Stage.LATE
         request.nbytes, request.ranges = answer.nbytes, answer.ranges
         request.queue_seconds, request.transfer_seconds = answer.queue_seconds, answer.transfer_seconds
@@ -313,7 +323,9 @@ class PullRequests:
                 f"cluster {peer} offers no cache for {request.spec.key}",
                 hint="has it been made there, or has its key been consumed by a pull?",
             )
-        if answer.status == LLMStatusCode.LLM_NOT_YET_LINK:  # it heard the request when it had begun to end the link
+        if (
+            answer.status == LLMStatusCode.LLM_NOT_YET_LINK
+        ):  # the peer had begun to end the link before the request came
             return LinkClosed(
                 f"cluster {peer} has ended the link, and said: {printable(answer.reason)}", peer=peer, hint="link again"
             )
@@ -328,6 +340,7 @@ class PullRequests:
     # ---- an end before the answer ----
 
     def stop(self, request: PullRequest) -> None:
+        """Cancel a request."""
         request.scope.cancel()
         if request.stage is Stage.WAITING:
             request.finish(TransferState.CANCELLED)
@@ -349,20 +362,19 @@ class PullRequests:
             self._doubt(request)
 
     async def _stop(self, request: PullRequest) -> None:
-        """Wait until the peer says that it stopped, or the link ends."""
+        """Wait until the peer says that it stopped, or the link ends. End the link if the peer stays silent for too long."""
         session, question = self._session, request.question
         if question is None or question.answer is not None:  # in the tick in which it was to stop
             return
-        seconds = STOP_TIMEOUT + (
-            BROKEN_TIMEOUT if session.channels.has_one_queue else 0.0
-        )  # it has to close a channel with us
+        # If the channel has one queue, the peer must close it with us before it answers.
+        seconds = STOP_TIMEOUT + (BROKEN_TIMEOUT if session.channels.has_one_queue else 0.0)
         session.post(Stop(call=question.number))
         silent, heard = 0, session.questions.heard
         for _ in range(round(STOPS * MOST_STOP_SECONDS / STOP_TIMEOUT)):
             await session.questions.insist(question, seconds / STOPS)
             if question.answer is not None or session.questions.is_over:
                 break
-            if session.questions.heard != heard:  # it is busy with what it was told before
+            if session.questions.heard != heard:  # the peer is busy with earlier messages
                 silent, heard = 0, session.questions.heard
                 continue
             silent += 1
@@ -376,24 +388,24 @@ class PullRequests:
                 session.break_off(LinkError(why, hint="link_clusters() again"))
 
     def _doubt(self, request: PullRequest) -> None:
-        """The peer may still write: it ends when the channel is closed, and not before."""
+        """Mark a request that the peer may still write. It ends when the channel is closed."""
         request.is_doubtful = True
         self._session.running.check_idle()
 
     # ---- what is kept of it ----
 
     def _let_go(self, request: PullRequest) -> None:
-        """The peer has answered, or is not asked: the next one in line is."""
+        """Release a request's alarm and question, because the peer has answered or is not asked; ask for the next in line."""
         self._alarms.drop(request.alarm)
         request.alarm = 0
         if request.question is not None:
             self._session.questions.close(request.question)
-            request.question = None  # which leads to the request: it is not left to the garbage collector
+            request.question = None  # a cycle, which is not left to the garbage collector
             self._open[request.spec.priority].discard(request)
             self._go_on()
 
     def _forget(self, request: PullRequest) -> None:
-        """It has ended."""
+        """Forget a request that has ended."""
         if request.stage is Stage.WAITING:
             self._lines[request.spec.priority].pop(request, None)
         if request.alarm or request.question is not None:

@@ -306,7 +306,7 @@ MUTANTS = (
         "answered-and-doubtful",
         "the cache of a request that was answered is not lost with its link",
         "aiodatadist/link/pull_requests.py",
-        "        request.is_doubtful = False  # also where the link broke in the tick in which the answer came\n",
+        "        request.is_doubtful = False  # it was set if the link broke in the tick in which the answer came\n",
         "",
         (HELD,),
     ),
@@ -338,7 +338,7 @@ MUTANTS = (
         "failed-before-withheld",
         "a request fails when its destination is withheld",
         "aiodatadist/link/link.py",
-        "            self._end_peer_leases()  # first: callbacks of failed requests may use the blocks again\n"
+        "            self._end_peer_leases()  # before the requests fail, because their callbacks may use the blocks again\n"
         "            self._responder.end()\n            self.requester.end(self.copy_of_failure())\n",
         "            self._responder.end()\n            self.requester.end(self.copy_of_failure())\n"
         "            self._end_peer_leases()\n",
@@ -916,7 +916,7 @@ MUTANTS = (
         "asked-before-claimed",
         "an owner that writes is asked only once it has confirmed the claim",
         "aiodatadist/link/link.py",
-        "  # the destination stays until then\n            spec.entry.lease()\n",
+        "  # no transfer leases the destination until the claim is confirmed\n            spec.entry.lease()\n",
         "\n            pull.begin()\n            spec.entry.lease()\n",
         (f"{CLAIMS}::test_an_owner_that_writes_is_asked_for_nothing_before_it_confirmed",),
     ),
