@@ -339,9 +339,10 @@ MUTANTS = (
         "a request fails when its destination is withheld",
         "aiodatadist/link/link.py",
         "            self._end_peer_leases()  # before the requests fail, because their callbacks may use the blocks again\n"
-        "            self._responder.end()\n            self.requester.end(self.copy_of_failure())\n",
-        "            self._responder.end()\n            self.requester.end(self.copy_of_failure())\n"
-        "            self._end_peer_leases()\n",
+        "            self._responder.end()\n            self._reactions.end()\n"
+        "            self.requester.end(self.copy_of_failure())\n",
+        "            self._responder.end()\n            self._reactions.end()\n"
+        "            self.requester.end(self.copy_of_failure())\n            self._end_peer_leases()\n",
         (f"{STOPPED_WRITERS}::test_a_request_fails_when_its_destination_is_withheld_and_not_before",),
     ),
     Mutant(
