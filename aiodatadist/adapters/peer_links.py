@@ -390,10 +390,7 @@ class PeerLinks:
     def _begin(self, key: tuple[int, str, int], peer: PeerAddress, link: Link | None, attempt: _Attempt) -> None:
         """Start an attempt's task, at once or when there is room for its dial."""
         dial, start = attempt.dial, partial(self._tasks.start_soon, self._try, key, peer, link, attempt)
-        is_first = (
-            link is not None or self._engine.links.peek(peer.cluster_id) is None
-        )  # it waits for no earlier link's end
-        if dial.stage is Stage.FREE or not is_first or not is_address(peer.host):
+        if dial.stage is Stage.FREE or not self._is_first(peer, link) or not is_address(peer.host):
             start()
             return
         clock = asyncio.get_running_loop().time  # also in a callback, where no task is
