@@ -246,7 +246,9 @@ async def test_a_deadline_counts_from_the_call(one_sided: bool) -> None:
 
 async def test_without_the_option_it_does_not_wait() -> None:
     async with lost(relink={"wait": 0}) as state:
-        with pytest.raises(NotLinked, match=r"the last link ended: .*the link is being made again: await wait_linked\(\)"):
+        with pytest.raises(
+            NotLinked, match=r"the last link ended: .*the link is being made again: await wait_linked\(\)"
+        ):
             state.fan.blocks(Immediate())
         assert state.fan.entry.leases == 0
 

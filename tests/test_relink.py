@@ -448,7 +448,9 @@ async def test_pushes_and_leased_pulls_wait_too() -> None:
 
 async def test_what_does_not_wait_says_that_the_link_is_being_made_again() -> None:
     async with waiting_pair() as (_, decoder, _, _, door, changes):
-        with pytest.raises(NotLinked, match=r"the last link ended: .*the link is being made again: await wait_linked\(\)"):
+        with pytest.raises(
+            NotLinked, match=r"the last link ended: .*the link is being made again: await wait_linked\(\)"
+        ):
             await decoder.datadist.notify(1, b"x")
         await door.open()
         await until(changes, LINKED)
