@@ -50,7 +50,7 @@ def report(title: str, rows: Table, into: Path | None) -> None:
 
 
 def report_all(tables: Mapping[str, Table], into: Path | None) -> None:
-    """Several tables, by their titles, in one file."""
+    """Print several tables, by their titles, and write them into one file."""
     host = machine()
     for title, rows in tables.items():
         _print(title, host, rows)
@@ -60,7 +60,7 @@ def report_all(tables: Mapping[str, Table], into: Path | None) -> None:
 
 
 def shown(value: object) -> str:
-    """For people: two decimals, and three digits of what is smaller than one."""
+    """Format a value for people: two decimals, or three digits if it is smaller than one."""
     if value is None:
         return "-"
     if isinstance(value, float):

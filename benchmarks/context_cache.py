@@ -45,12 +45,12 @@ Work = Callable[[], Awaitable[object]]
 
 
 def layers(blocks: int, token: int, tensors: int) -> list[list[NDArray[np.uint8]]]:
-    """K and V of each layer; every page has been touched."""
+    """Return K and V of each layer. Every page has been touched."""
     return [[np.ones((blocks, BLOCK, token), np.uint8) for _ in range(2)] for _ in range(tensors // 2)]
 
 
 class Ranges:
-    """The ranges of the cache that travel, and as many of a plain buffer that stands for the pool's memory."""
+    """Ranges of the cache that travel, and the same number of ranges of a plain buffer that stands for the pool's memory."""
 
     def __init__(self, cache: list[list[NDArray[np.uint8]]], blocks: list[int]) -> None:
         self._values = np.ones(TOTAL, np.uint8)
@@ -60,7 +60,7 @@ class Ranges:
 
 
 async def compare(name: str, prepare: Work, work: Work, memcpy: Callable[[], float], repeats: int) -> dict[str, Any]:
-    """Both in turns."""
+    """Measure the work and a memcpy of the same ranges, in turns."""
     seconds, copies, late = [], [], []
     for turn in range(repeats + 1):
         await prepare()

@@ -53,7 +53,7 @@ def ranges_of(source: int, target: int, pairs: Sequence[tuple[int, int]], block:
 
 
 def _scattered(count: int) -> list[int]:
-    """Every other number, in any order."""
+    """Return every other number, in random order."""
     return random.sample(range(0, 2 * count, 2), count)
 
 
@@ -72,14 +72,14 @@ class Copies:
             self._parts[block] = [ranges_of(source, target, pairs[i::THREADS], block) for i in range(THREADS)]
 
     def run(self, block: int) -> float:
-        """Seconds."""
+        """Copy blocks of this size and return the seconds."""
         began = now()
         list(self._threads.map(lambda part: ring.ring_copy(part, len(part), TOTAL), self._parts[block]))
         return now() - began
 
 
 class Pulls:
-    """From another process."""
+    """Pulls from another process."""
 
     def __init__(self, hub: Cluster, peer: int) -> None:
         self._manager, self._peer = hub.datadist.cache_manager, peer
@@ -90,7 +90,7 @@ class Pulls:
         self._caches = await _caches(self._manager, 1)
 
     async def run(self, block: int, *, user: bool) -> float:
-        """Seconds."""
+        """Pull blocks of this size and return the seconds."""
         numbers, model = self._numbers[block], 2 * BLOCKS.index(block) + user
         began = now()
         await self._manager.pull_blocks(BlocksCacheKey(self._peer, model), self._caches[model], numbers, numbers[::-1])
@@ -98,7 +98,7 @@ class Pulls:
 
 
 async def _caches(manager: CacheManager, cluster_id: int) -> list[Cache]:
-    """Two for each size of blocks, twice as large as what is moved: of the pool, and of arrays."""
+    """Make two caches for each size of blocks, of the pool and of arrays, each twice as large as what is moved."""
     caches: list[Cache] = []
     for block in BLOCKS:
         desc = CacheDesc(TENSORS, [2 * TOTAL // block // TENSORS, block], DataType.DT_UINT8)

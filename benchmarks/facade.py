@@ -156,7 +156,7 @@ def submissions(ends: Ends, count: int) -> Iterator[dict[str, Any]]:
 
 
 def beside(ends: Ends, submit: Callable[[], object], settle: Callable[[], object], count: int) -> list[float]:
-    """Seconds of those that began while a pull of 64 MiB was under way, which is more than submitted."""
+    """Return the seconds of the submissions that began while a pull of 64 MiB was under way. All count as submitted."""
     seconds: list[float] = []
     for _ in range(max(1, count // BESIDE)):
         large = ends.submit(list(range(32)), 1)
@@ -173,7 +173,7 @@ def beside(ends: Ends, submit: Callable[[], object], settle: Callable[[], object
 
 
 def work(seconds: float) -> None:
-    """For so long at least."""
+    """Compute for at least this time."""
     own, end = np.ones(8 << 20, np.uint8), now() + seconds
     while now() < end:
         own.sum()

@@ -82,7 +82,7 @@ def by_case(rows: Sequence[Row]) -> Iterator[dict[str, Row]]:
 
 
 def user_of_pool(rows: Sequence[Row]) -> list[Goal]:
-    """Memory of the caller's against a pool's, in the table of many blocks at a time."""
+    """Compare memory of the caller's with a pool's, in the table of many blocks at a time."""
     speeds = {
         (row.case.op, row.case.memory, row.case.block): row.gigabytes_per_second for row in rows if row.by == OURS
     }
@@ -126,7 +126,7 @@ def pool_of_copies(shares: Sequence[Share]) -> list[Goal]:
 
 
 def times_nixl(rows: Sequence[Row]) -> list[Goal]:
-    """On private memory: of each operation the size of blocks where it is least."""
+    """Compare with NIXL on private memory, for each operation at the size of blocks where the ratio is least."""
     goals = []
     for op in (Op.PULL, Op.PUSH):
         found = [
@@ -144,7 +144,7 @@ def times_nixl(rows: Sequence[Row]) -> list[Goal]:
 
 
 def latencies(row: Row) -> tuple[Spread, Spread]:
-    """Median and 99th percentile in microseconds, over the windows."""
+    """Return the median and the 99th percentile in microseconds, over the windows."""
     assert row.p50_us is not None
     assert row.p99_us is not None
     return row.p50_us, row.p99_us

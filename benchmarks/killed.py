@@ -73,7 +73,7 @@ KINDS: dict[str, tuple[bool, Wait]] = {
 
 
 async def one(one_sided: bool, wait: Wait) -> tuple[float, float]:
-    """Seconds until the call has raised, and until the cache is given back."""
+    """Kill a peer once. Return the seconds until the call has raised, and until the cache is given back."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=host_peer, args=(one_sided, theirs), daemon=True)
     process.start()

@@ -58,7 +58,7 @@ def targets(count: int, layers: int) -> list[TransferWithCacheKeyConfig]:
 
 
 async def gated(source: Cluster, cache: Cache, device: Device, compute: Stream) -> tuple[float, float]:
-    """Seconds of the loop's thread for one transfer, and of those the call itself."""
+    """Make one transfer. Return the seconds of the loop's thread, and of these the seconds of the call itself."""
     synchronizer = EventLayerSynchronizer(device, LAYERS)
     before = time.thread_time()
     task = source.datadist.cache_manager.transfer_cache_async(
@@ -75,7 +75,7 @@ async def gated(source: Cluster, cache: Cache, device: Device, compute: Stream) 
 
 
 async def awaitable(source: Cluster, cache: Cache) -> float:
-    """Seconds of the loop's thread per layer and destination."""
+    """Make one transfer. Return the seconds of the loop's thread per layer and destination."""
     synchronizer = AwaitableLayerSynchronizer(LAYERS)
     before = time.thread_time()
     task = source.datadist.cache_manager.transfer_cache_async(
@@ -131,7 +131,7 @@ def row(what: str, values: list[float], scale: float) -> dict[str, Any]:
 
 
 async def as_they_come(source: Cluster, cache: Cache, layers: int, pause: float, moves: Moves = FEW) -> float:
-    """Seconds from the start of compute until the last byte is there."""
+    """Send layers as they are computed. Return the seconds from the start of compute until the last byte has landed."""
     synchronizer = AwaitableLayerSynchronizer(layers)
     started = now()
     task = source.datadist.cache_manager.transfer_cache_async(cache, synchronizer, targets(1, layers), *moves)
@@ -148,7 +148,7 @@ async def at_the_end(source: Cluster, cache: Cache, layers: int, pause: float, m
 
 
 async def compute(layers: int, pause: float, ready: Any) -> None:
-    """Layers that take ``pause`` seconds each, of which the loop sees only the ends."""
+    """Compute layers that take ``pause`` seconds each. The loop sees only their ends."""
     begin = now()
     for layer in range(layers):
         while (left := begin + (layer + 1) * pause - now()) > 0:  # noqa: ASYNC110 - a clock, not a condition

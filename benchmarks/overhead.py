@@ -107,7 +107,7 @@ def observers() -> list[tuple[str, Observer | None]]:
 
 @asynccontextmanager
 async def linked(ends: list[Place]) -> AsyncIterator[tuple[LLMDataDist, Cache]]:
-    """Two clusters of this process, on two devices, with a cache of pool memory each; of the one that pulls."""
+    """Link two clusters of this process, on two devices, each with a cache of pool memory. Yield the one that pulls."""
     options: dict[str, Any] = {"listen_ip_info": "127.0.0.1:0", "mem_pool_cfg": POOL}
     prefill_at, decode_at = [await place_options(place) for place in ends]
     async with (

@@ -85,7 +85,7 @@ async def decode(pipe: Connection, place: Place) -> None:
 
 
 async def by_timer(seconds: float, ready: Ready) -> float:
-    """Each layer takes its share of device time, and no CPU."""
+    """Compute layers with a timer: each takes its share of device time, and no CPU."""
     loop, started = asyncio.get_running_loop(), now()
     done = asyncio.Event()
 
@@ -102,7 +102,7 @@ async def by_timer(seconds: float, ready: Ready) -> float:
 
 
 class Gemm:
-    """A product of two matrices, repeated for as long as a layer takes; it holds one core and not the interpreter lock."""
+    """A product of two matrices, repeated for as long as a layer takes. It holds one core but not the interpreter lock."""
 
     def __init__(self) -> None:
         self._a = np.random.default_rng(0).random((256, 256), np.float32)
@@ -144,7 +144,7 @@ class Run:
 
 
 class Sender:
-    """The prefill's side of it."""
+    """The prefill side of the transfer."""
 
     def __init__(self, datadist: LLMDataDist, cache: Cache) -> None:
         self._datadist = datadist
@@ -153,7 +153,7 @@ class Sender:
         self._target = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(LAYERS), range(LAYERS))
 
     async def alone(self) -> float:
-        """X: seconds of all layers at once."""
+        """Return X, the seconds of all layers at once."""
         started = now()
         await self._datadist.cache_manager.push_blocks(BlocksCacheKey(2), self._cache, self._blocks, self._blocks)
         return now() - started
@@ -235,7 +235,7 @@ async def measure(
 
 
 def row(name: str, values: list[tuple[float, float, Run]]) -> dict[str, Any]:
-    """Medians; the ratios are those of single rounds, because the machine is not the same in all of them."""
+    """Return the medians as a row. Ratios are taken within rounds, because the machine changes between rounds."""
     c, x = statistics.median(v[0] for v in values), statistics.median(v[1] for v in values)
     runs = [run for _, _, run in values]
     beside, total = statistics.median(run.beside for run in runs), statistics.median(run.total for run in runs)

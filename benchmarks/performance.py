@@ -227,7 +227,7 @@ Medians decide, of windows, rounds or turns; their quartiles are in parentheses.
 
 
 def page(large: BenchReport, small: BenchReport, others: Others | None = None) -> str:
-    """Without the goals if the others were not measured."""
+    """Write the page, without the goals if the other results were not measured."""
     machine, ran = large.machine, large.ran
     large_head = ["what", "block", "GB/s", "of memcpy on one thread", *PEERS, "CPU s per GB"]
     small_head = ["what", "bytes", "median", "p99", "per second", *(f"{name}, median / p99" for name in PEERS)]
@@ -292,7 +292,7 @@ def shortened(options: BenchOptions, seconds: float | None) -> BenchOptions:
 
 
 def measured_others(seconds: float | None, rounds: int) -> Others:
-    """Each on an event loop of its own, which none has while the facade is measured."""
+    """Measure the other results, each on its own event loop. No loop runs while the facade is measured."""
     return Others(
         shares=asyncio.run(copies.shares(seconds or 2.0)),
         batched=asyncio.run(measured(shortened(BATCHED, seconds))).rows[0],
@@ -306,7 +306,10 @@ def measured_others(seconds: float | None, rounds: int) -> Others:
 
 
 def slowed_with_one_copier(rounds: int) -> Spread:
-    """Percent, of a matrix product. In a process of its own: how many copiers there are is read once."""
+    """Return the percent by which one copier slows a matrix product.
+
+    This needs its own process: the number of copiers is read once.
+    """
     with TemporaryDirectory() as folder:
         into = Path(folder) / "overlap.json"
         command = [sys.executable, "-m", "benchmarks.overlap", "--rounds", str(rounds), "--json", str(into)]

@@ -56,7 +56,7 @@ class Link:
         return self._manager.pull_blocks(BlocksCacheKey(1, 1), self._small, blocks, blocks, priority=priority)
 
     async def pull_small(self, nbytes: int, priority: TransferPriority) -> float:
-        """Seconds from the call to the end."""
+        """Pull a small block and return the seconds from the call to the end."""
         start = now()
         await self.small(nbytes, priority)
         return now() - start
@@ -87,7 +87,7 @@ async def behind(link: Link, nbytes: int, large: TransferPriority, small: Transf
 
 
 async def throughput(link: Link, large: TransferPriority, pulls: int, *, passed: bool) -> float:
-    """GB/s of large pulls, from their reports: this end hears of their end only between two small ones."""
+    """Return the GB/s of large pulls, from their reports: this end sees their end only between two small ones."""
     seconds = 0.0
     for _ in range(pulls):
         under_way = link.pull_large(large)

@@ -25,7 +25,7 @@ WINDOWS = 9
 
 
 async def idle_late() -> Spread:
-    """Milliseconds, 99th percentile, when nothing moves."""
+    """Return the 99th percentile of the loop's lateness in milliseconds when nothing moves."""
     each = []
     for _ in range(WINDOWS):
         with ticking() as late:

@@ -27,7 +27,7 @@ ORDER = sorted(MEASURES, key=lambda row: int(row[1:]))
 
 
 def measure(rows: Sequence[str], short: bool) -> list[Figure]:
-    """Each of them, one after the other."""
+    """Measure the rows, one after the other."""
     found = []
     for row in rows:
         print(f"{row} ...", end="\r", file=sys.stderr, flush=True)

@@ -69,7 +69,7 @@ async def _host_peer(port: Connection) -> None:
 
 @asynccontextmanager
 async def process_of(host: Callable[..., None], *words: object) -> AsyncIterator[tuple[int, Any]]:
-    """``host(port, *words)`` in a process of its own, until this ends, which kills it: its pid, and what it says first."""
+    """Run ``host(port, *words)`` in its own process, which is killed at the end. Yield its pid and its first message."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=host, args=(theirs, *words), daemon=True)
     process.start()
@@ -102,7 +102,7 @@ async def link(cluster: Cluster, info: LLMClusterInfo) -> LLMStatusCode:
 
 
 async def stopped(short: bool) -> Figure:
-    """R2."""
+    """Measure row R2."""
     seconds: list[float] = []
     for _ in range(2 if short else 10):
         async with peer_process() as (pid, info), open_cluster(2, device_id=1, heartbeat_interval=HEARTBEAT,
@@ -125,7 +125,7 @@ async def stopped(short: bool) -> Figure:
 
 
 async def slow(short: bool) -> Figure:
-    """R3."""
+    """Measure row R3."""
     rounds, calls = (2, 20) if short else (8, 200)
     shares: list[float] = []
     async with AsyncExitStack() as stack:
@@ -173,7 +173,7 @@ def _options(one_sided: bool) -> dict[str, Any]:
 
 
 async def _between(stack: AsyncExitStack, one_sided: bool) -> tuple[ChaosProxy, Cluster]:
-    """Cluster 2, which is linked to cluster 3, and what is between them."""
+    """Link cluster 2 to cluster 3 through a proxy. Return the proxy and cluster 2."""
     enter = stack.enter_async_context
     far = await enter(open_cluster(3, **_options(one_sided)))
     puller = await enter(open_cluster(2, device_id=1, **_options(one_sided)))
@@ -187,7 +187,7 @@ async def _between(stack: AsyncExitStack, one_sided: bool) -> tuple[ChaosProxy, 
 
 
 async def late_deadlines(one_sided: bool, rounds: int) -> list[float]:
-    """Seconds from the deadline of a pull to its end, where each message takes a while."""
+    """Return the seconds from the deadline of pulls to their end, if each message takes a while."""
     seconds: list[float] = []
     async with AsyncExitStack() as stack:
         proxy, puller = await _between(stack, one_sided)
@@ -202,7 +202,7 @@ async def late_deadlines(one_sided: bool, rounds: int) -> list[float]:
 
 
 async def answered(address: tuple[str, int], data: bytes) -> float:
-    """Seconds until a client that says this is disconnected."""
+    """Send this as a client and return the seconds until it is disconnected."""
     async with await anyio.connect_tcp(*address) as stream:
         began = now()
         await stream.send(data)
@@ -229,7 +229,7 @@ async def _host_peers(port: Connection, cluster_ids: Sequence[int]) -> None:
 
 
 async def broken(short: bool) -> Figure:
-    """R4."""
+    """Measure row R4."""
     rounds, hosts, each = (2, 1, 4) if short else (20, 4, 5)
     count, half, whole = hosts * each, list[float](), list[float]()
     async with AsyncExitStack() as stack:
@@ -276,7 +276,7 @@ async def _pull_of_each(cluster: Cluster, cache: Cache, count: int) -> None:
 
 
 async def linked_at(changes: LinkChanges, count: int) -> list[float]:
-    """When so many links became ready, in that order."""
+    """Return the times at which ``count`` links became ready, in that order."""
     times: list[float] = []
     async for change in changes:
         if change.state is LinkPhase.LINKED:
@@ -304,7 +304,7 @@ async def _host_again(port: Connection, number: int, listen: int, one_sided: boo
 
 
 async def started_again(short: bool) -> Figure:
-    """R16."""
+    """Measure row R16."""
     rounds = 2 if short else 10
     seconds: list[float] = []
     right = refused = 0
@@ -328,7 +328,7 @@ async def started_again(short: bool) -> Figure:
 
 
 async def _restarts(cluster: Cluster, one_sided: bool, rounds: int) -> tuple[list[float], int, int]:
-    """Seconds from when the peer listens to the link; pulls that had its bytes; uses of the old one's names refused."""
+    """Restart peers. Return the seconds from listening to the link, the good pulls, and the refused uses of old names."""
     seconds: list[float] = []
     right = refused = 0
     datadist, cache, port = cluster.datadist, await cluster.blocks(DESC), free_port()
@@ -376,7 +376,7 @@ async def _refuses(cluster: Cluster, cache: Cache, number: int, ticket: LeaseTic
 
 
 async def other_version(short: bool) -> Figure:
-    """R17."""
+    """Measure row R17."""
     body = json.dumps({"type": "hello", "protocol": 10_000, "minor": 3, "cluster_id": 9}).encode()
     hello = HEAD.pack(MAGIC, VERSION, len(body)) + body
     async with open_cluster(1) as cluster:
@@ -394,7 +394,7 @@ async def other_version(short: bool) -> Figure:
 
 
 async def strangers(short: bool) -> Figure:
-    """R19."""
+    """Measure row R19."""
     count = 20 if short else 200
     async with open_cluster(1, auth_key=b"right") as cluster, open_cluster(2, device_id=1, auth_key=b"wrong") as other:
         info, seconds = cluster_info(cluster), []
@@ -432,7 +432,7 @@ async def strangers(short: bool) -> Figure:
 
 
 async def busy(short: bool) -> Figure:
-    """R22."""
+    """Measure row R22."""
     seconds, hog = (1.0 if short else 6.0), Hog()
     async with peer_process() as (_, info), open_cluster(2, device_id=1, heartbeat_interval=HEARTBEAT,
                                                          heartbeat_misses=MISSES) as cluster:  # fmt: skip
@@ -462,7 +462,7 @@ async def busy(short: bool) -> Figure:
 
 
 async def parting(short: bool) -> Figure:
-    """R26."""
+    """Measure row R26."""
     pulls, notes = (20, 20) if short else (1000, 1000)
     async with linked_pair(DESC, sync_kv_timeout=60_000) as (prompt, decoder, _, cache):
         reading = asyncio.ensure_future(_heard(decoder, notes))
@@ -511,7 +511,7 @@ async def _closed_at(cluster: Cluster) -> float:
 
 
 async def economy(short: bool) -> Figure:
-    """R28."""
+    """Measure row R28."""
     count = 200 if short else 10_000
     async with linked_pair(DESC) as (_, decoder, _, cache):
         manager = decoder.datadist.cache_manager
@@ -532,7 +532,7 @@ async def economy(short: bool) -> Figure:
 
 
 async def clock(short: bool) -> Figure:
-    """R24."""
+    """Measure row R24."""
     count, late, real = (10 if short else 100), list[float](), time.time
     async with linked_pair(DESC, heartbeat_interval=HEARTBEAT) as (prompt, decoder, source, cache):
         manager = decoder.datadist.cache_manager

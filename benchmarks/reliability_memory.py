@@ -48,7 +48,7 @@ KEY, BLOCKS = BlocksCacheKey(1), list(range(64))
 
 
 async def full_pool(short: bool) -> Figure:
-    """R10: the pool has room for two caches; more are asked for, and wait for those that are given back in turn."""
+    """Measure row R10: a pool has room for two caches; further ones wait until caches are given back, in turn."""
     waiters, told = (10 if short else 100), list[float]()
     async with open_cluster(1, mem_pool_cfg=POOL) as cluster:
         manager = cluster.datadist.cache_manager
@@ -86,7 +86,7 @@ async def full_pool(short: bool) -> Figure:
 
 
 async def misuse(short: bool) -> Figure:
-    """R11."""
+    """Measure row R11."""
     rounds, refused, tried = (2 if short else 50), 0, 0
     async with open_cluster(1, mem_pool_cfg=POOL) as cluster, open_cluster(2, device_id=1, mem_pool_cfg=POOL) as other:
         manager = cluster.datadist.cache_manager
@@ -129,7 +129,7 @@ async def _is_refused(call: Callable[[], Any]) -> bool:
 
 
 async def key_races(short: bool) -> Figure:
-    """R12: tasks save, remove and load the same eight keys; what is saved under a key is another version each time."""
+    """Measure row R12: tasks save, remove and load the same eight keys, each time with another version."""
     turns, tokens, row = (20 if short else 300), 16, 1024
     whole = missed = mixed = 0
     desc = CacheDesc(2, [64, tokens * row], DataType.DT_UINT8)
@@ -190,7 +190,7 @@ def _child(cluster: Cluster, manager: CacheManager, cache: Cache) -> int:
 
 
 async def forked(short: bool) -> Figure:
-    """R20."""
+    """Measure row R20."""
     children, told, moved = (2 if short else 20), 0, 0
     async with linked_pair(DESC) as (_, decoder, source, cache):
         manager, ledger = decoder.datadist.cache_manager, BlockLedger(cache, 2)
@@ -212,7 +212,7 @@ async def forked(short: bool) -> Figure:
 
 
 async def ten_thousand(short: bool) -> Figure:
-    """R21."""
+    """Measure row R21."""
     links, pulls = (20, 500) if short else (300, 50_000)
     async with open_cluster(1) as owner, open_cluster(2, device_id=1) as puller:
         await owner.blocks(DESC)
@@ -244,7 +244,7 @@ async def ten_thousand(short: bool) -> Figure:
 
 
 async def elsewhere(short: bool) -> Figure:
-    """R23: from a thread without a loop, and from another loop."""
+    """Measure row R23: from a thread without a loop, and from another loop."""
     count, told = (10 if short else 1000), 0
     seconds: list[float] = []
     async with linked_pair(DESC) as (_, decoder, _source, cache):
@@ -283,7 +283,7 @@ def _filled(hard: int) -> list[int]:
 
 
 async def no_descriptors(short: bool) -> Figure:
-    """R25: a transfer goes on without, and what is opened is told."""
+    """Measure row R25: a transfer goes on without, and opening reports the error."""
     rounds, told = (2 if short else 20), 0
     seconds: list[float] = []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -74,12 +74,12 @@ def usual(seconds: Sequence[float]) -> Seconds:
 
 
 def resident() -> int:
-    """Bytes of memory."""
+    """Return this process's resident memory in bytes."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def descriptors() -> int:
-    """Files that are open."""
+    """Count the open files."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 

@@ -36,7 +36,7 @@ BEYOND = (64, 65, 2**31, 2**32, 2**32 + 1, 2**48, 2**62, 2**63, 2**64 - 1)
 
 
 async def garbage(short: bool) -> Figure:
-    """R5."""
+    """Measure row R5."""
     count, chance = (50 if short else 2000), random.Random(1)
     async with open_cluster(1) as cluster, open_cluster(2, device_id=1) as friend:
         address = cluster.datadist.listen_address
@@ -58,7 +58,7 @@ async def garbage(short: bool) -> Figure:
 
 
 async def damaged(short: bool) -> Figure:
-    """R6."""
+    """Measure row R6."""
     count, chance = (20 if short else 500), random.Random(1)
     found, wrong = 0, 0
     async with linked_pair(DESC, transfer_checksum=True) as (_, decoder, source, cache):
@@ -93,7 +93,7 @@ def _is_right(ledger: BlockLedger, block: int) -> bool:
 
 
 async def cancelled(short: bool) -> Figure:
-    """R7: in both modes a pull is cancelled at a random moment, what it wrote into is written over, and watched."""
+    """Measure row R7: cancel pulls at random moments in both modes, overwrite their destinations, and watch these."""
     count, chance = (50 if short else 1000), random.Random(1)
     strays = compared = 0
     seconds: list[float] = []
@@ -132,7 +132,7 @@ async def cancelled(short: bool) -> Figure:
 
 
 async def reused(short: bool) -> Figure:
-    """R13: a transfer is aborted on a device that hangs, or at its end, and its cache's memory goes to another one."""
+    """Measure row R13: abort transfers, hanging or at their end, and give their cache's memory to another one."""
     count, chance = (10 if short else 150), random.Random(1)
     strays = compared = 0
     async with linked_pair(DESC, mem_pool_cfg=POOL, sync_kv_timeout=1000) as (_, decoder, source, _cache):
@@ -190,7 +190,7 @@ def mishaps(chance: random.Random, share: float) -> Iterator[list[int]]:
 
 
 async def lost_messages(short: bool) -> Figure:
-    """R14."""
+    """Measure row R14."""
     count, wrong, failed = (40 if short else 600), 0, 0
     seconds: list[float] = []
     async with linked_pair(DESC, enable_remote_cache_accessible=False, sync_kv_timeout=300) as (
@@ -224,7 +224,7 @@ async def lost_messages(short: bool) -> Figure:
 
 
 async def outlived(short: bool) -> Figure:
-    """R15: the owner writes its blocks anew when a lease ends; a reader comes before that, after it, or just then."""
+    """Measure row R15: the owner overwrites its blocks when a lease ends; readers come before, after, or just then."""
     count, chance = (20 if short else 400), random.Random(1)
     good = refused = wrong = 0
     async with linked_pair(DESC) as (prompt, decoder, source, cache):
@@ -255,7 +255,7 @@ async def outlived(short: bool) -> Figure:
 
 
 async def out_of_range(short: bool) -> Figure:
-    """R18."""
+    """Measure row R18."""
     count, chance, refused = (100 if short else 5000), random.Random(1), 0
     seconds: list[float] = []
     for one_sided in (True, False):
@@ -284,7 +284,7 @@ async def out_of_range(short: bool) -> Figure:
 
 
 async def storm(short: bool) -> Figure:
-    """R8."""
+    """Measure row R8."""
     late: list[str] = []
     holds = True
     for count, limit in ((100, 0.1),) if short else ((1000, 0.1), (10_000, 0.5)):
@@ -303,7 +303,7 @@ async def storm(short: bool) -> Figure:
 
 
 async def _storm(manager: CacheManager, cache: object, count: int) -> float:
-    """Seconds after the common deadline until the last of them has ended."""
+    """Return the seconds after the common deadline until the last transfer has ended."""
     soft_fault("HcclBatchGet:hang@*")
     began, seconds = now(), 2 + count / 1000
     tasks = []

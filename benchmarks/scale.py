@@ -38,7 +38,7 @@ Operation = Callable[[], Awaitable[object]]
 
 
 async def compare(operations: list[Operation], rounds: int, batch: int) -> list[Spread]:
-    """Seconds of one operation of each, taken in turns: of the rounds' medians."""
+    """Return the seconds of one operation of each kind, taken in turns: the spread of the rounds' medians."""
     medians: list[list[float]] = [[] for _ in operations]
     order = list(range(len(operations)))
     gc.collect()
@@ -170,7 +170,7 @@ async def measure_links(rounds: int, batch: int) -> list[dict[str, Any]]:
 
 
 async def seconds_to_link(count: int) -> float:
-    """To make so many links at once."""
+    """Return the seconds in which ``count`` links are made at once."""
     with hosted(count) as addresses:
         async with open_cluster(1, heartbeat_interval=5000) as hub:
             await hub.blocks(SMALL)

@@ -56,7 +56,7 @@ def reference_page(module: str) -> str:
 
 @event_priority(50)
 def on_files(files: Any, config: Any) -> Any:
-    """Before the plug-in for languages looks at them."""
+    """Add the pages before the plug-in for languages looks at the files."""
     for page in (*FROM_THE_TOP, *map(reference_page, MODULES)):
         files.append(File(page, config.docs_dir, config.site_dir, config.use_directory_urls))
     return files
@@ -116,7 +116,7 @@ def with_site_links(markdown: str, source: str, repository: str | None) -> str:
 
 
 def title_of(page: Path) -> str:
-    """On GitHub a link shows the file that it leads to, here its title."""
+    """Return the title of a page, which the site shows where GitHub shows the file's name."""
     title = re.search(r"^# (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     if title is None:
         raise ValueError(f"{page} has no title")
@@ -183,7 +183,7 @@ SEVERAL = re.compile(r"^( +)(\w+(?:, \w+)+): (.*(?:\n\1 +.*)*)", flags=re.MULTIL
 
 
 def as_markdown(docstring: str) -> str:
-    """Docstrings are written with the few marks of reStructuredText that editors understand."""
+    """Convert a docstring to Markdown. It has the few marks of reStructuredText that editors understand."""
     first, gap, more = docstring.partition("\n\n")  # the first line stands in lists of members, so it has to be whole
     text = TABLE.sub(_table, " ".join(first.split()) + gap + more)
     text = ROLE.sub(lambda match: f"`{match[2].rpartition('.')[2] if match[1] else match[2]}`", text)
@@ -194,7 +194,7 @@ def as_markdown(docstring: str) -> str:
 
 
 def _table(match: re.Match[str]) -> str:
-    """Columns are where the rulers are."""
+    """Convert a table whose columns are where the rulers are."""
     lines = match[0].splitlines()
     starts = [found.start() for found in re.finditer(r"=+", lines[0])]
     ends = [*starts[1:], None]

@@ -21,7 +21,7 @@ Pieces = AsyncGenerator[bytes, None]
 
 
 class Refused(Exception):
-    """The request is not answered. Raised before the first piece.
+    """A request that is not answered. Raised before the first piece.
 
     Args:
         status: of HTTP.
@@ -35,7 +35,7 @@ class Refused(Exception):
 
 
 class Answer(Response):
-    """Runs a request's generator, sends what it yields, and cancels it when the client goes.
+    """A response that runs a request's generator, sends what it yields, and cancels it when the client goes.
 
     The status is decided by the first piece: before it the generator may raise :class:`Refused`. However this ends, the
     generator has ended as well.

@@ -18,14 +18,14 @@ class _Message(BaseModel):
 
 
 class Keep(_Message):
-    """Router to prefill: keep the blocks for a decode service, under this name."""
+    """A message from the router to prefill: keep the blocks for a decode service, under this name."""
 
     do_remote_decode: Literal[True] = True
     lease: LeaseName
 
 
 class Kept(_Message):
-    """Prefill through the router to decode: what is kept, and the first token of the answer."""
+    """A message from prefill through the router to decode: the kept blocks, and the first token of the answer."""
 
     ticket: LeaseTicket
     first_token: Annotated[int, Field(ge=0, le=255)]
@@ -39,7 +39,7 @@ class _Completion(_Message):
 
     @property
     def tokens(self) -> bytes:
-        """The model's tokens are bytes."""
+        """Return the prompt's bytes, which are the model's tokens."""
         return self.prompt.encode()
 
 
@@ -52,7 +52,7 @@ class DecodeJob(_Completion):
 
 
 def completion(text: str, kept: Kept | None = None) -> bytes:
-    """All of an answer."""
+    """Encode a whole answer."""
     answer: dict[str, object] = {"choices": [{"index": 0, "text": text, "finish_reason": "length"}]}
     if kept is not None:
         answer["kv_transfer_params"] = kept.model_dump(mode="json")
@@ -65,5 +65,5 @@ def event(text: str) -> bytes:
 
 
 def failure(reason: str) -> bytes:
-    """In the place of the rest of a streamed answer: DONE does not follow."""
+    """Encode a failure in place of the rest of a streamed answer. DONE does not follow."""
     return b"data: " + json.dumps({"error": {"message": reason}}).encode() + b"\n\n"

@@ -16,9 +16,9 @@ class Blocks:
     """Numbers of blocks, for requests in the order in which they came.
 
     Args:
-        count: of the cache.
+        count: number of blocks in the cache.
         longest_line: requests that may wait at once; further ones are refused.
-        seconds: that one may wait.
+        seconds: time for which a request may wait.
     """
 
     def __init__(self, count: int, longest_line: int, seconds: float) -> None:
@@ -54,7 +54,7 @@ class Blocks:
         raise Refused(503, f"{count} blocks were not free within {self._seconds:g} s", RETRY_AFTER)
 
     def give(self, blocks: Sequence[int]) -> None:
-        """Back, from the loop. Nothing may land in them any more."""
+        """Give blocks back, from the loop. Nothing may land in them any longer."""
         self._free.extend(blocks)
         self._given_back.set()
 

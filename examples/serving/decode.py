@@ -37,7 +37,7 @@ class Decode:
         self._tokens = metrics.counter("serving_tokens", "Tokens written")
 
     async def answer(self, job: DecodeJob) -> Pieces:
-        """Events of one token each, or all of the text at once."""
+        """Yield events of one token each, or all of the text at once."""
         ticket, position = job.kv_transfer_params.ticket, len(job.tokens)
         if len(ticket.blocks) != blocks_for(position):
             raise Refused(400, f"the ticket is for {len(ticket.blocks)} blocks, the prompt has {blocks_for(position)}")
@@ -69,10 +69,10 @@ class Decode:
                 await self._release(ticket, prompt)
 
     async def _pull(self, ticket: LeaseTicket, table: list[int], prompt: bytes) -> None:
-        """When it has returned prefill keeps the blocks no longer. Failed or cancelled, no byte lands in ours any more.
+        """Pull the blocks; prefill then no longer keeps them. After failure or cancellation nothing more lands in ours.
 
         Raises:
-            Refused: 410, the prompt has to be computed again.
+            Refused: 410 if the prompt must be computed again.
         """
         try:
             blocks = table[: len(ticket.blocks)]
@@ -83,7 +83,7 @@ class Decode:
             raise Refused(410, str(error)) from error
 
     async def _release(self, ticket: LeaseTicket, prompt: bytes) -> None:
-        """Prefill may use the blocks for another request at once. Where it cannot be told, the lease ends by itself."""
+        """Release the lease, so that prefill can reuse the blocks at once. If prefill cannot be told, the lease expires."""
         with anyio.move_on_after(TELL_SECONDS, shield=True):
             try:
                 await self._kv.manager.release_lease(ticket, prompt_digest=prompt)
@@ -125,7 +125,7 @@ def app_of(arguments: Namespace) -> FastAPI:
 
 
 def peer(text: str) -> LLMClusterInfo:
-    """``1@127.0.0.1:26001``: a cluster id, and where it listens."""
+    """Parse ``1@127.0.0.1:26001``: a cluster id, and the address at which it listens."""
     number, _, address = text.partition("@")
     host, _, port = address.rpartition(":")
     try:

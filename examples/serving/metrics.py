@@ -23,7 +23,7 @@ class Metrics:
         return Counter(name, what, labels, registry=self.registry)
 
     def gauge(self, name: str, what: str, look: Callable[[], float]) -> None:
-        """``look`` is called when the metrics are asked for."""
+        """Add a gauge. ``look`` is called when the metrics are asked for."""
         Gauge(name, what, registry=self.registry).set_function(look)
 
     def ended(self, outcome: str) -> None:

@@ -33,7 +33,7 @@ class Prefill:
     """Requests of one service, and the leases that they have become.
 
     Args:
-        lease_seconds: that blocks are kept for a decode service to begin its pull.
+        lease_seconds: time within which a decode service must begin to pull the kept blocks.
     """
 
     def __init__(self, kv: Kv, metrics: Metrics, lease_seconds: float) -> None:
@@ -85,7 +85,7 @@ class Prefill:
         return lease
 
     def _over(self, lease: BlockLease) -> None:
-        """Taken, not wanted, late, or its peer is lost: in each case nothing reads the blocks any more."""
+        """Reuse the blocks of an ended lease: taken, unwanted, late or with a lost peer, nothing reads them any longer."""
         del self._leases[lease.name]
         self._kv.blocks.give(lease.blocks)
         self._ended.labels(str(lease.ended)).inc()

@@ -37,11 +37,11 @@ Job = dict[str, Any]
 
 
 class Gone(Exception):
-    """The blocks are not kept any more: the prompt has to be computed again."""
+    """A request whose blocks are no longer kept: the prompt must be computed again."""
 
 
 class Transport(httpx.AsyncHTTPTransport):
-    """httpx's own. A service that is killed while it is being connected to is a ConnectError, too."""
+    """A transport that raises ConnectError even if a service is killed during the connection attempt."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         try:
@@ -51,11 +51,11 @@ class Transport(httpx.AsyncHTTPTransport):
 
 
 class Router:
-    """Holds nothing of a request but its connections.
+    """A router that keeps nothing of a request but its connections.
 
     Args:
         prefills, decodes: addresses, taken in turn.
-        seconds: that a request may be tried again when a service ended or is not there.
+        seconds: time for which a request may be retried if a service ended or is not there.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Router:
         return response.json()["kv_transfer_params"]
 
     async def _take_back(self, prefill: str, lease: str) -> None:
-        """Also where prefill's answer is on its way to us. Where it cannot be told, the lease ends by itself."""
+        """Tell prefill to give the blocks up, even if its answer is on its way. If that fails, the lease expires."""
         with anyio.move_on_after(TELL_SECONDS, shield=True):
             try:
                 await self._client.delete(f"{prefill}/v1/leases/{lease}")
@@ -128,7 +128,7 @@ class Router:
                 return
 
     async def health(self) -> dict[str, Any]:
-        """``ok`` when there is a service of each kind that is."""
+        """Return the status: ``ok`` if at least one service of each kind is ``ok``."""
         found: dict[str, bool] = {}
 
         async def look(service: str) -> None:

@@ -23,7 +23,7 @@ EVENTS = "text/event-stream"
 
 
 def add_routes(app: FastAPI, metrics: Metrics, health: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
-    """``health``: its ``status`` is ``ok`` when the service can answer requests just now."""
+    """Add the routes. The ``status`` of ``health`` must be ``ok`` if the service can answer requests just now."""
 
     @app.exception_handler(RequestValidationError)
     async def refuse(_: Request, error: RequestValidationError) -> Response:

@@ -41,7 +41,7 @@ def asking(service: str) -> Iterator[dict[str, str]]:
 
 @asynccontextmanager
 async def spans_to(path: Path | None, service: str) -> AsyncIterator[None]:
-    """Append spans to a file until the end of the block, one per line. None: leave it to the SDK that there is, if any."""
+    """Append spans to a file until the end of the block, one per line. If it is None, leave them to the SDK, if any."""
     if path is None:
         yield
         return

@@ -39,7 +39,7 @@ def parse(parser: ArgumentParser, needed: str | None = None) -> Namespace:
 
 
 def command_of(arguments: Namespace, others: list[str]) -> list[str]:
-    """``vllm serve``, by the module behind it."""
+    """Return the command of ``vllm serve``, by the module behind it."""
     transfer = {
         "kv_connector": "AioDataDistConnector",
         "kv_connector_module_path": "aiodatadist.adapters.vllm",
