@@ -1,15 +1,15 @@
-/* softnpu.h: what the software NPU offers beyond the vendor's ABI: fault switches, adopted memory, counters.
- * Only tests, diagnosis and aiodatadist's device layer use it, and only when softnpu is the runtime in use.
+/* softnpu.h: the software NPU's calls beyond the vendor's ABI: fault switches, adopted memory, counters.
+ * Only tests, diagnosis and aiodatadist's device layer use them, and only if softnpu is the runtime in use.
  * Every call may be made from any thread.
  *
  * Environment, read by the first aclInit; a bad value makes it fail:
- *   SOFTNPU_DEVICES        how many devices there are: 1 to 64, default 8
- *   SOFTNPU_DEVICE_MEMORY  bytes of one device; only counted, nothing is reserved: default 64 GiB
- *   SOFTNPU_MAX_STREAMS    of one device, default streams included: default 1984
- *   SOFTNPU_INLINE_BYTES   work up to this size runs in the submitting thread when its stream is idle: default 256 KiB
- *   SOFTNPU_STRICT         `hccs`, `roce` or `aicpu`: refuse what HCCL refuses, and do otherwise what it does otherwise, between
- *                          two cards of one A2 server, between two servers, or between two cards of an A3 super pod; default:
- *                          take whatever makes sense
+ *   SOFTNPU_DEVICES        number of devices: 1 to 64, default 8
+ *   SOFTNPU_DEVICE_MEMORY  bytes of one device, which are only counted, not reserved: default 64 GiB
+ *   SOFTNPU_MAX_STREAMS    most streams of one device, default streams included: default 1984
+ *   SOFTNPU_INLINE_BYTES   work up to this size runs in the submitting thread if its stream is idle: default 256 KiB
+ *   SOFTNPU_STRICT         `hccs`, `roce` or `aicpu`: refuse what HCCL refuses, and behave as it does between two cards of one A2
+ *                          server, between two servers, or between two cards of an A3 super pod. Default: accept whatever
+ *                          makes sense
  *                          all:  - a batch is walked item by item: a bad one ends the call, those before it run (roce: are posted)
  *                                - an item has at least 1 byte (HCCL_E_PARA), and local memory that is registered and bound
  *                                  (HCCL_E_INTERNAL)
@@ -20,8 +20,8 @@
  *                                - two processes on one device listen on two ports: device_port of the rank table, or 16666, unless
  *                                  HCCL_NPU_SOCKET_PORT_RANGE is set (HCCL_E_UNAVAIL)
  *                                - HcclRegisterGlobalMem is not counted; an unknown handle is HCCL_E_PARA
- *                                - aclrtStreamQuery tells no failure, but in a context that stops on failures
- *                                - HCCL_CONNECT_TIMEOUT is 120 to 7200 (HCCL_E_PARA); SOFTNPU_CONNECT_TIMEOUT may say less
+ *                                - aclrtStreamQuery reports failures only in a context that stops on failures
+ *                                - HCCL_CONNECT_TIMEOUT is 120 to 7200 (HCCL_E_PARA); SOFTNPU_CONNECT_TIMEOUT may be less
  *                          hccs: - HOST memory of a peer is out of reach (HCCL_E_INTERNAL)
  *                                - a DEVICE region starts on a page: of 2 MiB, or of its aclrtMalloc allocation
  *                                  (HcclCommPrepare: HCCL_E_RUNTIME)
@@ -34,29 +34,29 @@
  *                          only rings a doorbell, which starts whatever was posted before it. One flag per connection
  *                          tells that a batch ended; an abort takes nothing back that was posted; a failed request ends
  *                          the connection, and wakes no stream that waits (HCCL_EXEC_TIMEOUT); 510 unanswered requests make the next call wait (HCCL_CONNECT_TIMEOUT)
- *   SOFTNPU_COPIERS        threads that share a copy of some hundred KiB and more: 1 to 64; without it four, or the processors
- *                            that this process may use, if they are fewer
- *   SOFTNPU_RENDEZVOUS     a folder of at most 50 characters in which processes meet that are in several network namespaces,
- *                            as containers are; they still have to see each other's process ids
- *   SOFTNPU_CONNECT_TIMEOUT  seconds for which peers and room in queues are waited for instead of HCCL_CONNECT_TIMEOUT: for tests
+ *   SOFTNPU_COPIERS        threads that share a copy of some hundred KiB and more: 1 to 64. Default: four, or the number of
+ *                            processors that this process may use, if that is less
+ *   SOFTNPU_RENDEZVOUS     a folder of at most 50 characters in which processes of several network namespaces meet, for
+ *                            instance of containers; they must still see each other's process ids
+ *   SOFTNPU_CONNECT_TIMEOUT  seconds to wait for peers and room in queues, instead of HCCL_CONNECT_TIMEOUT: for tests
  *   SOFTNPU_FAULTS         faults from the start, see below                                                      */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 
-/* Faults. A spec is `function:action`, several are separated by `;`:
+/* Faults. A spec is `function:action`; several specs are separated by `;`:
  *   fail=CODE[@N]    the N-th call from now (default 1) returns CODE and does nothing;  @* = every call
  *   exec=CODE[@N]    the N-th call is accepted, and its task ends with CODE when it runs
- *   delay=MS[@N]     the task takes MS milliseconds longer (a call without a task: the call does)
+ *   delay=MS[@N]     the task takes MS milliseconds longer; so does a call without a task
  *   flip=BYTE[@N]    of HcclBatchGet and HcclBatchPut: a bit of the BYTE-th byte that the call moved, counted through its items
- *                    from 0, or from -1 backwards, arrives wrong, and nothing says so; beyond the first or the last it is that one
+ *                    from 0, or from -1 backwards, arrives wrong without a report; a BYTE beyond the first or the last means that one
  *   hang[@N]         the task never completes by itself; a stream abort ends it
  *   drop[@N]         a host callback is not run
- *   hold=NAME[@N]    the task stands still before it runs, and a call without a task before it does anything, until the hold is
+ *   hold=NAME[@N]    the task waits before it runs, and a call without a task waits before it does anything, until the hold is
  *                    released. An abort does not end it: a task that was aborted meanwhile ends aborted when it is released
- *   half=NAME[@N]    a task that moves or fills memory stands still in the middle: about half of its bytes have arrived, and more
+ *   half=NAME[@N]    a task that moves or fills memory waits in the middle: about half of its bytes have arrived, and more
  *                    arrive as soon as the hold is released, even if the task was aborted meanwhile
- * A call without a task is late before it does anything: `aclrtStreamAbort:delay=MS` is an abort as slow as the vendor's may be.
+ * A call without a task is delayed before it does anything: `aclrtStreamAbort:delay=MS` is an abort as slow as the vendor's can be.
  * The function is the exported name, e.g. `HcclBatchGet:exec=507057@3`. The environment variable SOFTNPU_FAULTS holds
  * a spec that is applied at aclInit.                                                                            */
 int  softnpu_fault(const char *spec);              /* 0, or -1: bad spec, nothing applied */
@@ -64,34 +64,34 @@ void softnpu_fault_clear(void);                    /* and releases every hold */
 
 /* Holds. A NAME has 1 to 31 letters, digits, '-' and '_'. It exists from the spec that mentions it until it is released; several
  * faults may share one. At most 64 exist at a time. A child that was forked has none.                            */
-int  softnpu_hold_arrivals(const char *name);      /* an eventfd, softnpu's, that counts those that came to stand there; -1: no such hold */
+int  softnpu_hold_arrivals(const char *name);      /* an eventfd of softnpu's that counts the arrivals; -1: no such hold */
 int  softnpu_hold_release(const char *name);       /* all pass, now and later; 0, or -1: no such hold */
 int  softnpu_set_memory_limit(uint64_t bytes);     /* per device; also SOFTNPU_DEVICE_MEMORY at aclInit */
 
-/* Ordinary memory of this process taken for device (placement 1) or pinned host (0) memory. Adopting one range twice
- * counts references; overlapping another known range in part is an error.                                         */
+/* Treats ordinary memory of this process as device memory (placement 1) or pinned host memory (0). A range may be adopted
+ * several times: references are counted. To overlap another known range in part is an error.                       */
 int softnpu_adopt(void *addr, uint64_t size, int placement);   /* 0, or an ACL error code */
 int softnpu_release(void *addr, uint64_t size);
 
-/* As which hardware it behaves, as SOFTNPU_STRICT said at aclInit: 0 as none, 1 `hccs`, 2 `roce`, 3 `aicpu`. */
+/* Returns the hardware that softnpu imitates, from SOFTNPU_STRICT at aclInit: 0 none, 1 `hccs`, 2 `roce`, 3 `aicpu`. */
 int softnpu_strictness(void);
 
-/* How many threads share a large copy, as SOFTNPU_COPIERS said at aclInit, or without it. */
+/* Returns the number of threads that share a large copy, from SOFTNPU_COPIERS at aclInit or its default. */
 int softnpu_copiers(void);
 
-/* The vendor's library cannot be told to stop waiting for a peer, nor can softnpu when it is strict. Else this ends an
- * HcclCommPrepare or HcclExchangeMemDesc of the communicator with HCCL_E_NOT_FOUND, the one under way and any later one;
- * it can only be destroyed from then on. 0, or -1: it is strict, or there is no such communicator. */
+/* Ends an HcclCommPrepare or HcclExchangeMemDesc of the communicator with HCCL_E_NOT_FOUND, the one under way and any later
+ * one. From then on the communicator can only be destroyed. Returns 0, or -1 if there is no such communicator or softnpu is
+ * strict: the vendor's library cannot be told to stop waiting for a peer, so a strict softnpu cannot either. */
 int softnpu_comm_cancel(void *comm);
 
-/* HcclCommDestroy says HCCL_E_AGAIN while a peer is in the middle of writing into memory of this process, and does not come out
- * of it: it was stopped. Then this is a file descriptor that becomes readable when destroying it is worth another try,
- * because the peer has let go or has ended. It is the communicator's, and closed with it. -1: nothing is waited for. */
+/* Returns a file descriptor that becomes readable when HcclCommDestroy is worth another try, or -1 if nothing is waited for.
+ * HcclCommDestroy returns HCCL_E_AGAIN while a peer was stopped in the middle of writing into memory of this process. The
+ * descriptor tells that the peer has let go or has ended. It belongs to the communicator and is closed with it. */
 int softnpu_comm_awaited(void *comm);
-/* Destroys it without waiting: the caller has seen to it that memory which the peer may still write is not used again.
- * 0, or -1: it is not one that HcclCommDestroy refused for that reason. */
+/* Destroys the communicator without waiting. The caller must make sure that memory which the peer may still write is not used
+ * again. Returns 0, or -1 if HcclCommDestroy has not refused the communicator for that reason. */
 int softnpu_comm_abandon(void *comm);
-/* The RDMA traffic class and service level that a communicator was made with. 0, or -1: there is no such communicator. */
+/* Gets the RDMA traffic class and service level of a communicator. Returns 0, or -1 if there is no such communicator. */
 int softnpu_comm_rdma(void *comm, uint32_t *traffic_class, uint32_t *service_level);
 
 typedef struct softnpu_counters {

@@ -1,4 +1,4 @@
-/* counters.c: what is alive, and what was done. */
+/* counters.c: counts live objects and finished work. */
 #include "runtime.h"
 
 soft_counts soft_count;

@@ -1,5 +1,5 @@
-/* error.c: what went wrong, said to the thread it went wrong in. Asking for it never fails on request (fault.c): it must
- * stay possible to read what another call reported. */
+/* error.c: keeps each thread's last error for that thread. Reading it never fails on request (fault.c), so that the report of
+ * another call can always be read. */
 #include "runtime.h"
 #include <stdarg.h>
 #include <stdio.h>

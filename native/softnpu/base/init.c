@@ -1,4 +1,4 @@
-/* init.c: aclInit to aclFinalize, and what can be asked about the runtime itself. */
+/* init.c: aclInit to aclFinalize, and queries about the runtime itself. */
 #include "runtime.h"
 #include <stdio.h>
 #include <string.h>

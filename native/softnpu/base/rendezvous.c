@@ -1,6 +1,6 @@
-/* rendezvous.c: the names under which processes of one machine find each other's sockets. They are abstract: no file is left behind,
- * and a name is gone with its process. But each network namespace, so each container, has abstract names of its own: with
- * SOFTNPU_RENDEZVOUS they are files in that folder, for processes that share nothing else. */
+/* rendezvous.c: the names under which processes of one machine find each other's sockets. They are abstract: no file is left,
+ * and a name ends with its process. But each network namespace, and so each container, has its own abstract names. With
+ * SOFTNPU_RENDEZVOUS the names are files in that folder, for processes that share nothing else. */
 #include "rendezvous.h"
 #include <errno.h>
 #include <stdarg.h>

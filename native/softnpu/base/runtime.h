@@ -1,9 +1,9 @@
-/* runtime.h: what the files of the aclrt half share among themselves. soft.h is what they offer to the HCCL half.
+/* runtime.h: declarations that the files of the aclrt half share among themselves. soft.h declares what the HCCL half may use.
  *
- *   error, time, thread, handle, fault, counters, settings    tools: they know nothing of devices
- *   sorted, arena, map, backing, import     which addresses exist, and what is behind them
+ *   error, time, thread, handle, fault, counters, settings    tools that know nothing of devices
+ *   sorted, arena, map, backing, import     addresses, and the memory behind them
  *   memory, host                            aclrtMalloc and relatives; ordinary memory the device may use
- *   device, context, primary                who owns streams, and which of them a thread talks to
+ *   device, context, primary                owners of streams, and the streams that a thread uses
  *   queue, stream_wait, task, stream        FIFO execution; the stream calls
  *   capture                                 streams whose tasks become part of a graph
  *   fence, event, event_host, reporter, callback, host_func   waiting for one another
@@ -45,8 +45,8 @@ aclError soft_count_timeout(aclError code);                 /* of a synchronize;
 
 /* ---- settings.c: what the environment says, read by the first aclInit ---- */
 enum { SOFT_MAX_DEVICES = 64 };
-/* As which hardware softnpu behaves where the vendor's differs from link to link: FREE takes whatever makes sense, HCCS is
- * two cards of one A2 server, ROCE two servers, AICPU two cards of one A3 super pod. softnpu.h says what the difference is. */
+/* The hardware that softnpu imitates where the vendor's differs from link to link: NO accepts whatever makes sense, HCCS is
+ * two cards of one A2 server, ROCE two servers, AICPU two cards of one A3 super pod. softnpu.h describes the differences. */
 typedef enum { SOFT_STRICT_NO, SOFT_STRICT_HCCS, SOFT_STRICT_ROCE, SOFT_STRICT_AICPU } soft_strictness;
 typedef struct soft_settings {
     soft_strictness strict;

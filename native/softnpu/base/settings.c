@@ -1,4 +1,4 @@
-/* settings.c: what the environment says about the machine we pretend to be. */
+/* settings.c: reads the imitated machine's properties from the environment. */
 #include "runtime.h"
 #include <errno.h>
 #include <sched.h>

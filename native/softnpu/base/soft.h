@@ -1,4 +1,4 @@
-/* soft.h: what the files of softnpu share. Nothing here is part of the vendor's ABI.
+/* soft.h: declarations that the files of softnpu share. None is part of the vendor's ABI.
  *
  * Rules of the house
  *   - No exported function may crash on bad arguments: handles are looked up, never followed; the documented code comes back.

@@ -1,8 +1,9 @@
-/* thread.c: how softnpu's own threads are made: deaf to signals, named, counted, and how long their turns are, which Linux 6.12
- * and later let a thread wish for. There a thread that wakes is put in front of one that has longer turns than it has itself; else
- * it waits for the kernel's next look, which comes each 4 ms on many machines. So a thread begins with short turns, and has longer
- * ones than the program's threads, which have up to 3 ms, from a large copy on to the next small one: what wakes meanwhile goes
- * first, and so it does when the thread wakes for its next large copy. */
+/* thread.c: makes softnpu's own threads: deaf to signals, named, counted, with turns of a chosen length.
+ *
+ * Linux 6.12 and later let a thread choose the length of its turns. A thread that wakes runs before threads with longer turns; else
+ * it waits for the kernel's next tick, every 4 ms on many machines. So a thread starts with short turns. From a large copy to the
+ * next small one its turns are longer than those of the program's threads, which have up to 3 ms. Then threads that wake meanwhile
+ * run first, and so does this one when it wakes for its next large copy. */
 #include "runtime.h"
 #include <sched.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-/* context.c: which device, and which streams, a thread talks to.
+/* context.c: the device and the streams that a thread uses.
  *
  * A thread remembers its context as a handle, looked up at every use: a context that was destroyed elsewhere is simply
  * not found. Default contexts live from the first aclrtSetDevice of a device to the last aclrtResetDevice.           */

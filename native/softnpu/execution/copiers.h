@@ -1,6 +1,6 @@
-/* copiers.h: a large copy is shared by several threads, as one is by the engines of a device. */
+/* copiers.h: shares a large copy among several threads, as a device shares one among its engines. */
 #pragma once
 
-/* Call `work` in this thread and, if there are idle copiers, in up to `helpers` of them at the same time; return when all calls
- * have. Each takes pieces from a list that `argument` has until there are none left. */
+/* Calls `work` in this thread and, at the same time, in up to `helpers` idle copiers. Returns once all calls have returned. Each
+ * call takes pieces from a list in `argument` until none are left. */
 void soft_copiers_run(void (*work)(void *), void *argument, unsigned helpers);

@@ -1,4 +1,4 @@
-/* device.c: the devices we pretend to have, and the calls that are about a device as a whole. */
+/* device.c: the imitated devices, and the calls about a device as a whole. */
 #include "runtime.h"
 #include <stdlib.h>
 #include <unistd.h>

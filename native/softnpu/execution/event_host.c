@@ -1,4 +1,4 @@
-/* event_host.c: what a host thread asks of an event: is it complete, wait for it, how long between two. */
+/* event_host.c: host calls on events: query one, wait for one, measure the time between two. */
 #include "runtime.h"
 
 static aclError refuse_captured(soft_event *event)

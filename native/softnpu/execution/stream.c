@@ -1,4 +1,4 @@
-/* stream.c: the stream calls: who may use a stream, and its life. */
+/* stream.c: the stream calls: access to a stream, its creation and its end. */
 #include "runtime.h"
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-/* task.c: what a running task asks its stream: am I aborted, and wake me when I am. */
+/* task.c: lets a running task find out that its stream was aborted, and wakes it then. */
 #include "runtime.h"
 #include <errno.h>
 #include <poll.h>

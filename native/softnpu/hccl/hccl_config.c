@@ -1,4 +1,4 @@
-/* What the caller and the environment decide: the configuration structure, time limits, sizes of data types. */
+/* Settings from the caller and the environment: the configuration structure, time limits, sizes of data types. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,14 +1,14 @@
-/* hccl_queue_pair.h: a connection between two servers (SOFTNPU_STRICT=roce), as a NIC has it. The caller of HcclBatchGet and
- * HcclBatchPut puts requests into it by himself, at once; a stream only gets a task that rings the doorbell, and one that waits
- * for the flag. So the order of requests is the order of calls, and no stream's gate, abort or end concerns them:
+/* hccl_queue_pair.h: a connection between two servers (SOFTNPU_STRICT=roce), as a NIC has it. The calls HcclBatchGet and
+ * HcclBatchPut put requests into it at once. A stream only gets a task that rings the doorbell, and one that waits for the flag.
+ * So the order of requests is the order of calls, and they are unaffected by a stream's gate, abort or end:
  *
  *     posted ---(a doorbell of any stream)---> started ---(the executor, a thread)---> done
  *
  *   hccl_queue_pair.c   the ring of requests, its room, its executor        hccl_request.c    one request, carried out
  *   hccl_doorbell.c     the two tasks that a stream gets                    hccl_post.c       a batch, item by item
  *
- * Its lock comes after the communicator's. Where a failed request leaves the connection: nothing of it is carried out any
- * more, and every wait for its flag lasts until HCCL_EXEC_TIMEOUT, an abort, or the end of the communicator.                                                             */
+ * Its lock comes after the communicator's. After a failed request the connection carries out nothing more, and every wait for
+ * its flag lasts until HCCL_EXEC_TIMEOUT, an abort, or the end of the communicator.                                                             */
 #pragma once
 #include "hccl_soft.h"
 #include "runtime.h"

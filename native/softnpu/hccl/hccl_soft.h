@@ -1,4 +1,4 @@
-/* hccl_soft.h: what the files of softnpu's HCCL half share. Nothing here is part of the vendor's ABI.
+/* hccl_soft.h: declarations that the files of softnpu's HCCL half share. None is part of the vendor's ABI.
  *
  *   hccl_config.c     HcclCommConfig, environment, data types        hccl_region.c     our memory: register, bind
  *   hccl_json.c       a small strict JSON reader                     hccl_bind.c       what a communicator shows
@@ -13,7 +13,7 @@
  *   hccl_init_all.c   the one that needs no rendezvous         hccl_destroy.c    the end, once no peer can write any more
  *   hccl_unfold.c     batches that are unfolded on the device   hccl_gate.c       who is in the middle of writing
  *
- * hccl_queue_pair.h has what is otherwise between two servers (SOFTNPU_STRICT=roce), hccl_strict_*.c what HCCL refuses.
+ * hccl_queue_pair.h declares what differs between two servers (SOFTNPU_STRICT=roce), hccl_strict_*.c refuses what HCCL refuses.
  *
  * A pair of ranks shares a *link* (a SEQPACKET socket: set-up messages, and the news that the peer is gone) and, unless the
  * communicator is one-sided, two *channels* (STREAM sockets, one per direction of HcclSend). A one-sided link is one file

@@ -1,4 +1,4 @@
-/* Batches that are unfolded on the device: hccl_unfold.h says what that means. */
+/* Batches that are unfolded on the device; hccl_unfold.h explains that. */
 #include "hccl_unfold.h"
 #include <poll.h>
 #include <sched.h>

@@ -1,4 +1,4 @@
-/* physical.c: physical memory: what vmm.c puts behind addresses. Own memory counts against the device's limit. */
+/* physical.c: physical memory, which vmm.c puts behind addresses. Memory of this process counts against the device's limit. */
 #include "runtime.h"
 #include <stdlib.h>
 #include <unistd.h>

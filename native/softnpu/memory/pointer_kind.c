@@ -1,4 +1,4 @@
-/* pointer_kind.c: what kind of memory a pointer is, and whether it may be used at all. */
+/* pointer_kind.c: finds the kind of memory that a pointer names, and whether it may be used at all. */
 #include "mapped.h"
 #include "runtime.h"
 

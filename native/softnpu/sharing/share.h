@@ -1,4 +1,4 @@
-/* share.h: the conversation between share.c (who offers) and shared_fetch.c (who fetches). */
+/* share.h: the conversation between share.c, which offers, and shared_fetch.c, which fetches. */
 #pragma once
 #include "runtime.h"
 #include <sys/socket.h>
