@@ -24,6 +24,7 @@ listens.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Hashable
 from enum import Enum
 from typing import Final
@@ -79,7 +80,7 @@ class Dial(Steps):
         self.scope = Scope()
         self.stage = Stage.FREE if is_free else Stage.NAMED
         self.ticks = 0
-        self.requests: list[str] = []
+        self.requests: Counter[str] = Counter()  # how many times each waits
         self._dials = dials
         self._turn: tuple[Callable[[], object], Callable[[], object]] | None = None  # while it waits
 
@@ -88,23 +89,20 @@ class Dial(Steps):
         """True if the dial has had its time."""
         return self.ticks >= (SILENT_TICKS if self.stage is Stage.CONNECTING else CONNECTED_TICKS)
 
-    @property
-    def is_in_line(self) -> bool:
-        """Return True if the dial waits for its turn."""
-        return self._turn is not None
-
     def join(self, request: str | None) -> None:
         """Note a request that waits for the dial. A caller with None waits, too, but gets no place in the line."""
         if request is not None:
-            self.requests.append(request)
+            self.requests[request] += 1
             self._dials._joined(self, request)
 
     def part(self, request: str | None) -> None:
         """Note that a request no longer waits. A dial that none waits for, and that has no socket yet, ends."""
         if request is None:
             return
-        self.requests.remove(request)
-        self._dials._parted(self, request)
+        self.requests[request] -= 1
+        if not self.requests[request]:
+            del self.requests[request]
+            self._dials._parted(self, request)
         if not self.requests and self.stage in {Stage.NAMED, Stage.WAITING}:
             self.give_way()
 
@@ -236,8 +234,7 @@ class Dials:
             self._lines.add(dial, _SILENT if self.was_silent(dial.place) else request)
 
     def _parted(self, dial: Dial, request: str) -> None:
-        if request not in dial.requests:
-            self._lines.part(dial, request)
+        self._lines.part(dial, request)
 
     def _begin_next(self) -> None:
         while len(self._lines) and len(self._under_way) < DIALS:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -37,6 +38,8 @@ A further one replaces the one used longest ago, which is then dialled again.
 """
 MAX_LINKED_PLACES = 512
 """Most places that are remembered because clusters were found there, the same number as a worker may have links."""
+STARTED_AT_A_TIME = 32
+"""Requests that start in one turn of the event loop, because the dial that they waited for has ended."""
 SPARE = 64
 """Most callers at a time that tell unlinked peers what these may miss. Further callers are refused."""
 
@@ -82,7 +85,7 @@ class _Attempt:
 
     Attributes:
         seconds: time limit from when its dial begins.
-        in_line: requests without a task; they start when the dial begins, or when it is known that it never will.
+        in_line: requests without a task; they start when the dial has ended.
         instance: instance of the cluster that listens there.
     """
 
@@ -134,9 +137,9 @@ class PeerLinks:
         self._watched: dict[LinkedPeer, _Watched] = {}
 
     def line_up(self, peer: PeerAddress, request: str, scope: Scope, seconds: float, start: Start) -> None:
-        """Call ``start``, which starts a request's task: at once, or when the dial that the request waits for begins.
+        """Call ``start``, which starts a request's task: at once, or when the dial that the request waits for has ended.
 
-        If the dial never begins, ``start`` gets the reason, and the request passes it to :meth:`link`.
+        If the dial fails, ``start`` gets the reason, and the request passes it to :meth:`link`.
 
         Args:
             scope: the request's own, which names it to :meth:`leave_line`.
@@ -155,10 +158,10 @@ class PeerLinks:
             attempt = self._attempts[key] = _Attempt(dial, self._seconds)
             self._stand(attempt, request, scope, start)
             self._begin(key, peer, link, attempt)
-        elif attempt.dial.is_in_line:
-            self._stand(attempt, request, scope, start)
-        else:
+        elif attempt.dial.scope.cancel_called:  # which is no failure of this request's
             start(None)
+        else:
+            self._stand(attempt, request, scope, start)
 
     def leave_line(self, scope: Scope) -> None:
         """Let a request start now, because it was cancelled. Nothing happens if it has started."""
@@ -348,13 +351,14 @@ class PeerLinks:
         self._in_line[scope] = attempt
 
     def _start_those_in_line(self, attempt: _Attempt) -> None:
-        """Its dial has begun, or never will: then its error says why."""
-        while attempt.in_line:
-            scope = next(iter(attempt.in_line))
+        """Start its requests, some in each turn of the loop, because its dial has ended. Its error says if it failed."""
+        for scope in list(islice(attempt.in_line, STARTED_AT_A_TIME)):
             request, start = attempt.in_line.pop(scope)
             del self._in_line[scope]
             attempt.dial.part(request)
             start(None if attempt.error is None else copy(attempt.error))
+        if attempt.in_line:
+            asyncio.get_running_loop().call_soon(self._start_those_in_line, attempt)
 
     # ---- making one ----
 
@@ -400,7 +404,6 @@ class PeerLinks:
         def begin() -> None:
             self._alarms.drop(alarm)
             attempt.seconds = max(0.001, self._seconds - round(clock() - lined_up, 3))
-            self._start_those_in_line(attempt)  # first: they find the attempt, however soon it fails
             start()
 
         def leave() -> None:

@@ -223,6 +223,39 @@ def test_requests_that_wait_for_a_dial_have_no_task(
     assert silence.begun == 1
 
 
+def test_requests_for_a_place_that_is_being_dialled_have_no_task(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client can name one silent place in all of its requests. Then few of them start, and end, in one turn of the loop."""
+    few(monkeypatch, DIALS=1, SILENT_TICKS=10**9)
+    true, puller = ends(0), ends(1, link_seconds=20, pull_seconds=600)
+    puller.service.pull(pull("lie", *lies(true, 0, 1)))
+    silence.wait_begun(1)
+    before = call_on_loop(puller.service, tasks_of_this_loop)
+    names = [f"lie{request}" for request in range(1, 101)]
+    for name in names:
+        puller.service.pull(pull(name, *lies(true, 0, 1)))
+    puller.pass_turns()
+    assert call_on_loop(puller.service, tasks_of_this_loop) == before
+    started: list[int] = []
+    monkeypatch.setattr(peer_links, "STARTED_AT_A_TIME", 8)
+    true_start = peer_links.PeerLinks._start_those_in_line
+
+    def start(links: peer_links.PeerLinks, attempt: Any) -> None:
+        waiting = len(attempt.in_line)
+        true_start(links, attempt)
+        started.append(waiting - len(attempt.in_line))
+
+    monkeypatch.setattr(peer_links.PeerLinks, "_start_those_in_line", start)
+    monkeypatch.setattr(dials, "SILENT_TICKS", 0)
+    puller.service.pull(pull("other", *lies(true, 1, 1)))  # the dial gives way to this one
+    expected = dict.fromkeys(["lie", *names], "pull_failed")
+    assert outcomes_of(puller, expected) == expected
+    assert sum(started) >= len(expected)
+    assert max(started) <= 8
+    puller.service.cancel("other")
+
+
 def test_requests_in_line_come_out_when_their_place_is_not_dialled(
     ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:

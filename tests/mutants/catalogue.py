@@ -1154,4 +1154,12 @@ MUTANTS = (
         "",
         ("tests/unit/cache/test_catalogue.py",),
     ),
+    Mutant(
+        "all-requests-of-a-dial-at-once",
+        "requests for one silent place do not hold up the event loop together",
+        "aiodatadist/adapters/peer_links.py",
+        "        for scope in list(islice(attempt.in_line, STARTED_AT_A_TIME)):\n",
+        "        for scope in list(attempt.in_line):\n",
+        (SILENT_PLACES,),
+    ),
 )
