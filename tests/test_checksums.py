@@ -479,7 +479,7 @@ async def test_a_wrong_number_of_checksums_ends_the_link(count: int, monkeypatch
     monkeypatch.setattr(Responder, "_digests", lie)
     async with way("pull") as w:
         session = inside(w.decoder.datadist).links.find(1)
-        with pytest.raises(ProtocolError, match="checksums where it was to send 3"):
+        with pytest.raises(ProtocolError, match="checksums: it was asked for 3"):
             await w.move(checksum=True)
         assert isinstance(await session.wait_closed(), ProtocolError)
 
@@ -493,7 +493,7 @@ async def test_so_do_too_few_in_request_response_mode(sums: list[int], monkeypat
 
     monkeypatch.setattr(responding, "_report", lie)
     async with way("request") as w:
-        with pytest.raises(ProtocolError, match="checksums where it was to send 3"):
+        with pytest.raises(ProtocolError, match="checksums: it was asked for 3"):
             await w.move(checksum=True)
 
 
@@ -509,7 +509,7 @@ async def test_so_do_too_few_in_request_response_mode(sums: list[int], monkeypat
         ({"step": 2**63 - 1}, "a piece ends at byte"),
         ({"nbytes": 640_001, "indexes": [0, 0]}, "a piece ends at byte 640001"),
         ({"tail": 640_001, "nbytes": 640_001, "indexes": [0]}, "a piece ends at byte 640001"),
-        ({"tail": 2, "nbytes": 1, "indexes": [0]}, "tail is 2: a piece has 1 bytes"),
+        ({"tail": 2, "nbytes": 1, "indexes": [0]}, "tail is 2: must be at most 1"),
     ],
 )
 async def test_nothing_outside_of_a_cache_is_summed(changes: dict[str, Any], words: str) -> None:

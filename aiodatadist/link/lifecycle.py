@@ -64,7 +64,7 @@ LINK_CAUSES: Final = tuple(dict.fromkeys(cause.word for cause in Cause))
 
 
 class Reach(Enum):
-    """How far a link has been made."""
+    """The stages in which a link is made."""
 
     OPENING = "opening"
     """The ends are shaking hands."""
@@ -77,7 +77,7 @@ class Reach(Enum):
 
 
 class End(Enum):
-    """How a link ends. ``state`` is what callers see, unless the link is still opening."""
+    """The ways in which a link ends. ``state`` is what callers see, unless the link is still opening."""
 
     RUNNING = "running", LinkState.READY
     PARTING = "parting", LinkState.CLOSING
@@ -97,7 +97,7 @@ class End(Enum):
 
 
 class Service(Enum):
-    """Whether the peer is listened to, and what became of the channels."""
+    """The service of a link: whether this end listens to the peer, and what became of the channels."""
 
     UP = "up"
     """The peer is listened to, or will be."""
@@ -112,7 +112,7 @@ class Service(Enum):
 
 
 class Ownership(Enum):
-    """Which ends a link belongs to. A link that belongs to neither is to be ended."""
+    """The ends that a link belongs to. A link that belongs to neither must be ended."""
 
     BOTH = "both", True, True
     OURS = "ours", True, False
@@ -126,7 +126,7 @@ class Ownership(Enum):
 
 
 class Sequel(Enum):
-    """What follows if a link breaks."""
+    """The sequel if a link breaks."""
 
     NONE = "none"
     RELINK = "relink"
@@ -137,7 +137,7 @@ Aspect = Reach | End | Service | Ownership | Sequel
 
 
 class Event(Enum):
-    """What happens to a link. ``aspect`` is the attribute of :class:`Lifecycle` that the event changes."""
+    """Events in the life of a link. ``aspect`` is the attribute of :class:`Lifecycle` that the event changes."""
 
     AGREE = "agree", "reach"
     """The handshake has succeeded."""

@@ -37,7 +37,7 @@ async def refuse(wire: Wire, error: LinkError) -> None:
 
 
 class LinkHandshake:
-    """One handshake over a connection.
+    """A handshake over a connection.
 
     Args:
         check: called with the peer's hello as soon as it comes, before either end opens anything. It may raise.

@@ -1,4 +1,4 @@
-"""Questions to the peer, and its answers."""
+"""Questions: messages to the peer that it answers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from aiodatadist.errors import FeatureNotEnabled, LLMStatusCode, ProtocolError
 from aiodatadist.wire.messages import Claimed, Digests, Found, Message, Owned, Pong, Pulled
 
 AGAIN_SECONDS = 1.0
-"""After which something is said again that was not answered: then after twice that, and so on."""
+"""Seconds after which a message is repeated if it has not been answered. The time doubles with each repetition."""
 MOST_AGAIN_SECONDS = 8.0
+"""The most seconds between two repetitions."""
 
 Answer = Found | Pulled | Pong | Owned | Claimed | Digests
 
@@ -25,14 +26,15 @@ class Question:
     """A question that is under way.
 
     Attributes:
-        number: chosen by us; its answer has it, too.
-        kind: what its answer has to be.
-        name: of the cache that it is about, if it is a lookup.
-        checksums: how many of them an answer has that tells of success.
-        answered, answer: set together; without an answer where the peer does not know such questions.
-        again: says it once more, later.
-        revoked: caches that the peer took back meanwhile: an answer that tells of one was said before that.
-        then: called behind that.
+        number: the number that this end gave the question. Its answer has the same number.
+        kind: the type that the answer must have.
+        name: the name of the cache, if the question is a lookup.
+        checksums: the number of checksums that the answer must have if it reports success.
+        answered: set when the question is settled.
+        answer: the peer's answer; None until then, and if the peer's version does not know such questions.
+        again: the timer that repeats the question.
+        revoked: caches that the peer has revoked meanwhile. An answer that names one of them was sent before that.
+        then: called when the question is settled.
     """
 
     __slots__ = ("again", "answer", "answered", "checksums", "kind", "name", "number", "revoked", "then")
@@ -56,7 +58,7 @@ class Question:
         self.then = then
 
     def settle(self, answer: Answer | None) -> None:
-        """The peer's answer, or None: it does not know such questions."""
+        """Set the peer's answer, or None if its version does not know such questions."""
         self.rest()
         self.answer = answer
         self.answered.set()
@@ -64,21 +66,24 @@ class Question:
             self.then()
 
     def rest(self) -> None:
-        """It is not said again."""
+        """Stop repeating the question."""
         if self.again is not None:
             self.again.cancel()
 
 
 class PendingQuestions:
-    """All of one link, by the numbers that we gave them.
+    """The open questions of one link, by number.
+
+    Args:
+        post: sends a message to the peer.
+        post_again: repeats a message; ``post`` if it is None.
 
     Attributes:
-        is_over: no answer comes any more.
-        heard: how many answers came, to whatever question. While it grows the peer is working through what it was told.
+        is_over: True once no answer can come.
+        heard: the number of answers to any question. While it grows, the peer is working through earlier messages.
     """
 
     def __init__(self, post: Callable[[Message], None], post_again: Callable[[Message], None] | None = None) -> None:
-        """``post_again``: says what was said before; None: as ``post`` does."""
         self._post = post
         self._post_again = post_again or post
         self._numbers = itertools.count(1)
@@ -98,7 +103,7 @@ class PendingQuestions:
         name: Name | None = None,
         checksums: int = 0,
     ) -> Iterator[Question]:
-        """Say something; an answer that comes within is in the call. Raises ProtocolError: it is too long to be said."""
+        """Ask a question, and keep it open within the context. Raises ProtocolError if it is too long for a message."""
         call = self._say(question, Question(next(self._numbers), kind, name, checksums))
         try:
             yield call
@@ -108,14 +113,19 @@ class PendingQuestions:
     def start(
         self, question: Callable[[int], Message], kind: type[Answer], name: Name | None, then: Callable[[], object]
     ) -> Question:
-        """Say something, and call ``then`` when the answer is there, unless it is closed before. Raises ProtocolError."""
+        """Ask a question, and call ``then`` when it is settled, unless it is closed first.
+
+        Raises ProtocolError if it is too long for a message.
+        """
         return self._say(question, Question(next(self._numbers), kind, name, then=then))
 
     def start_repeated(
         self, question: Callable[[int], Message], kind: type[Answer], then: Callable[[], object]
     ) -> Question:
-        """As :meth:`start`, and say it again now and then until there is an answer: it, or the answer, may have been lost.
-        It takes a timer, and no task: thousands may wait."""
+        """Ask a question, as :meth:`start` does, and repeat it until it is settled, in case a message is lost.
+
+        The question takes a timer, but no task: thousands may wait.
+        """
         call = self.start(question, kind, None, then)
         self._repeat_after(AGAIN_SECONDS, call, question)
         return call
@@ -129,7 +139,7 @@ class PendingQuestions:
             self._repeat_after(min(2 * pause, MOST_AGAIN_SECONDS), call, question)
 
     def expect(self, kind: type[Answer], then: Callable[[], object], checksums: int = 0) -> Question:
-        """As :meth:`start`, for something that the caller says, under the question's number."""
+        """Open a question, as :meth:`start` does, that the caller sends under the question's number."""
         call = Question(next(self._numbers), kind, None, checksums, then)
         self._open[call.number] = call
         return call
@@ -140,7 +150,7 @@ class PendingQuestions:
         return call
 
     def close(self, question: Question) -> None:
-        """Its answer is not waited for any more."""
+        """Close a question: its answer is no longer awaited."""
         question.rest()
         self._open.pop(question.number, None)
 
@@ -152,9 +162,9 @@ class PendingQuestions:
         *,
         is_repeated: bool = True,
     ) -> Answer | None:
-        """Say something and wait for the answer. The caller sets the deadline. ``is_repeated``: it may be said again.
+        """Ask a question, and return the answer. The caller sets the deadline. ``is_repeated`` allows repetitions.
 
-        Raises FeatureNotEnabled: the peer is of an older version, which does not know such questions.
+        Raises FeatureNotEnabled if the peer's version is older, and does not know such questions.
         """
         with self.open(question, kind, name) as call:
             await (self.persist(call, question) if is_repeated else call.answered.wait())
@@ -165,7 +175,7 @@ class PendingQuestions:
             return call.answer
 
     async def persist(self, call: Question, question: Callable[[int], Message]) -> None:
-        """Wait for the answer, and say it again now and then: it, or its answer, may have been lost."""
+        """Wait until a question is settled, and repeat it meanwhile, because it or its answer may have been lost."""
         pause = AGAIN_SECONDS
         while not call.answered.is_set():
             with anyio.move_on_after(pause):
@@ -175,20 +185,20 @@ class PendingQuestions:
                 pause = min(2 * pause, MOST_AGAIN_SECONDS)
 
     def revoked(self, cache_id: int) -> None:
-        """The peer takes this cache back. What it said of it before may still come, late or once more."""
+        """Note that the peer revokes a cache. Earlier answers that name it may still come, late or repeated."""
         for call in self._open.values():
             if call.kind is Found:
                 call.revoked.add(cache_id)
 
     def refused(self, number: int) -> bool:
-        """The peer does not know the question of this number; whether there is one."""
+        """Settle a question that the peer's version does not know. Return False if there is none of this number."""
         call = self._open.get(number)
         if call is not None:
             call.settle(None)
         return call is not None
 
     async def insist(self, question: Question, seconds: float) -> None:
-        """Wait for an answer even if cancelled: for so long, and not when none can come any more."""
+        """Wait for an answer even if cancelled, but at most ``seconds``, and only while an answer can come."""
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + seconds) as scope:
             if self.is_over:
                 return
@@ -199,23 +209,21 @@ class PendingQuestions:
                 self._insisting.discard(scope)
 
     def end(self) -> None:
-        """The peer is not listened to any more: no answer comes."""
+        """Note that no answer can come, because this end no longer listens to the peer."""
         self.is_over = True
         for scope in self._insisting:
             scope.cancel()
 
     def find(self, message: Answer) -> Question | None:
-        """What a message answers; None: its caller does not wait any more.
+        """Return the question that a message answers; None if it has been closed.
 
         Raises:
-            ProtocolError: that was another question, or it has more or fewer checksums than were asked for.
+            ProtocolError: if the question wants another type of answer, or another number of checksums.
         """
         self.heard += 1
         call = self._open.get(message.call)
         if call is not None and not isinstance(message, call.kind):
-            raise ProtocolError(
-                f"the peer answered {message.type!r} where {call.kind.__name__.lower()!r} was asked for"
-            )
+            raise ProtocolError(f"the peer answered {message.type!r}, but {call.kind.__name__.lower()!r} was asked for")
         if call is not None and isinstance(message, (Pulled, Digests)):
             _check_count(call, message)
         return call
@@ -225,4 +233,4 @@ def _check_count(call: Question, message: Pulled | Digests) -> None:
     wanted = call.checksums if message.status == LLMStatusCode.LLM_SUCCESS else 0
     given = len(message.checksums)
     if given != wanted:
-        raise ProtocolError(f"the peer sent {given} checksums where it was to send {wanted}")
+        raise ProtocolError(f"the peer sent {given} checksums: it was asked for {wanted}")

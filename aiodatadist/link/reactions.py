@@ -1,4 +1,4 @@
-"""What this end does, without waiting, about each message of a ready link. One table for all of them."""
+"""Reactions: what this end does, without waiting, about each message of a ready link. One table has them all."""
 
 from __future__ import annotations
 
@@ -63,11 +63,13 @@ logger = logging.getLogger(__name__)
 
 
 class _Withdrawal:
-    """A cache that the peer takes back, and this end may still use. It has no task: a peer may have thousands.
+    """A cache that the peer revokes, and this end may still use. It has no task, because a peer may have thousands.
 
     Attributes:
-        number: of the revocation.
-        alarm: when transfers that still use it are stopped, or 0.
+        cache_id: the number of the cache.
+        number: the number of the revocation.
+        remote: the cache; None if this end does not know it.
+        alarm: the number of the alarm at which transfers that still use the cache are stopped; 0 if there is none.
     """
 
     __slots__ = ("alarm", "cache_id", "number", "remote")
@@ -142,7 +144,7 @@ class Reactions:
             if isinstance(message, Found) and message.cache is not None:
                 self._learn(question, message.cache, message.slot)
             question.settle(message)
-        else:  # it was repeated, or came when nothing waited for it any more
+        else:  # a repeated answer, or one that is no longer awaited
             self._host.totals.answers_late += 1
 
     def on_owned(self, message: Owned) -> None:
@@ -165,15 +167,14 @@ class Reactions:
             session.incidents.add(Incident.PEER_OUTDATED, logger, *told)
 
     def _learn(self, question: Question, cache: CacheEntry, slot: int) -> None:
-        """Remember a cache, unless the peer has taken it back since it sent the answer. Who needs it then asks again."""
+        """Remember a cache, unless the peer has revoked it since it sent the answer. Transfers that need it ask again."""
         if cache.cache_id not in question.revoked:
             self.session.catalogue.learn(cache, question.name, slot)
 
     def on_revoke(self, message: Revoke) -> None:
-        """Forget a cache that the peer takes back, and answer when no transfer of this end uses it any more.
+        """Forget a cache that the peer revokes, and answer once no transfer of this end uses it.
 
-        The peer may repeat the message. It hears the answer again then, and nothing else happens: it may have told of the
-        cache again since.
+        If the peer repeats the message, only the answer is repeated: the peer may have told of the cache again since.
         """
         session = self.session
         if message.number in self._given_back:
@@ -191,13 +192,13 @@ class Reactions:
             self._idle(withdrawal)
 
     def _take_back(self, withdrawal: _Withdrawal) -> None:
-        """Stop what still uses the cache."""
+        """Stop the transfers that still use the cache."""
         if withdrawal.remote is not None:
             self.session.running.take_back(withdrawal.remote)
             self._requester.take_back(withdrawal.remote)
 
     def _idle(self, withdrawal: _Withdrawal) -> None:
-        """Answer, unless a transfer that had found the cache before has begun to use it."""
+        """Answer, unless a transfer that had found the cache before the revocation has begun to use it."""
         cache_id, number, remote = withdrawal.cache_id, withdrawal.number, withdrawal.remote
         self._take_back(withdrawal)
         if remote is not None and remote.uses:
@@ -213,7 +214,7 @@ class Reactions:
             self.session.post(Revoked(cache_id=cache_id, number=number))
 
     def end(self) -> None:
-        """Stop no more transfers for what the peer wanted back, because the link is over."""
+        """Forget the revocations, because the link has ended."""
         for withdrawal in self._withdrawing.values():
             self._alarms.drop(withdrawal.alarm)
         self._withdrawing.clear()

@@ -1,4 +1,4 @@
-"""A transfer that has to talk to the peer before, or instead of, moving bytes itself."""
+"""Remote operations: transfers for which the peer must be asked first, or asked to move the bytes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from aiodatadist.wire.messages import MAX_INDEXES, MAX_SECONDS, KeyName, PartNum
 
 @dataclass(frozen=True, slots=True)
 class TransferSpec:
-    """What a caller wants of a link.
+    """The transfer that a caller wants.
 
     Attributes:
         entry: the cache at this end, source or destination.
-        key: what the one at the other end is called.
+        key: the key of the cache at the other end.
         selection: what to move.
         direction: ``get`` reads the peer's memory, ``put`` writes it.
-        seconds: for the transfer, and once more for talking before it.
-        is_request: request/response mode: the peer is asked to write.
-        checksum: compare what arrived with what was sent, within as many seconds again.
-        priority: what goes first on the link.
+        seconds: the time limit of the transfer. Asking the peer first may take as long again.
+        is_request: True in request/response mode: the peer is asked to write.
+        checksum: True if what arrived is compared with what was sent. That may take as long again.
+        priority: which transfers go first on the link.
     """
 
     entry: Entry
@@ -47,23 +47,23 @@ class TransferSpec:
 
     @property
     def pieces(self) -> int:
-        """Checksums of it: one of each block, or part of a block, or of the slot."""
+        """The number of checksums of the transfer: one for each block or part of a block, or one for the slot."""
         selection = self.selection
         return len(selection.dst_blocks) or 1 if selection.parts is None else len(selection.parts.dst)
 
     def grid(self, remote: RemoteCache, slot: int) -> Grid:
-        """The bytes, once the peer's cache and the slot are known; the destination is the grid's local side.
+        """Return the grid of bytes to move, given the peer's cache and slot. The destination is its local side.
 
         Raises:
-            CacheNotFound: the peer's cache has no such slot.
-            ParamInvalid: the two caches do not fit together.
+            CacheNotFound: if the peer's cache has no such slot.
+            ParamInvalid: if the two caches do not fit together.
         """
         if self.direction == "get":
             return plan(self.selection, want_slot_there(remote, slot), self.entry, src_slot=slot)
         return plan(self.selection, self.entry, remote, dst_slot=slot)
 
     def portions(self, nbytes: int) -> list[TransferSpec]:
-        """Whole blocks, so many bytes at a time; parts of blocks together."""
+        """Split the transfer into portions of whole blocks, each of about ``nbytes``. Parts of blocks stay together."""
         selection, entry = self.selection, self.entry
         count = len(selection.dst_blocks)
         step = max(1, nbytes // (entry.stride * len(entry.addresses)))
@@ -82,7 +82,7 @@ class TransferSpec:
         ]
 
     def is_like(self, other: TransferSpec) -> bool:
-        """Return True if the two requests differ in their blocks alone, so that one message can carry both."""
+        """Return True if the two requests differ only in their blocks, so that one message can carry both."""
         mine, theirs = self.selection, other.selection
         return (
             self.entry is other.entry
@@ -96,7 +96,7 @@ class TransferSpec:
         )
 
     def message(self, call: int) -> Pull:
-        """The request, as the peer is told it. Raises ProtocolError: it names more blocks than a request may."""
+        """Return the message that asks the peer for this transfer. Raises ProtocolError if it names too many blocks."""
         key, selection, layers = self.key, self.selection, self.selection.layers
         parts = selection.parts
         if len(selection.dst_blocks) > MAX_INDEXES:
@@ -128,16 +128,16 @@ class TransferSpec:
 
 @lru_cache(maxsize=1024)
 def _key_name(name: Name) -> KeyName:
-    """As it is told the peer. Most requests of a link name the same few caches."""
+    """Return a name as messages carry it. Cached, because most requests of a link name the same few caches."""
     return KeyName(kind=name.kind, id=name.id, model_id=name.model_id)
 
 
 class RemoteOperation(TransferCompletion):
-    """Under way in callbacks and tasks of the link's; from some moment on, perhaps, as a transfer on its stream.
+    """A transfer that runs in callbacks and tasks of the link, and may become a transfer on one of its streams.
 
     Attributes:
-        scope: of its tasks, of which it has one at a time.
-        is_doubtful: it ended, but the peer may still write: only closing the channel makes sure.
+        scope: the scope of its task. It has one task at a time.
+        is_doubtful: True if the peer may still write for it, until the channel is closed.
     """
 
     __slots__ = ("_name", "_patience", "_transfer", "is_doubtful", "scope")
@@ -161,7 +161,7 @@ class RemoteOperation(TransferCompletion):
         return True
 
     def _interrupt(self) -> None:
-        """There is no transfer that could be cancelled."""
+        """Cancel the task: there is no transfer on a stream to be cancelled instead."""
         self.scope.cancel()
 
     def attempt(self, step: Callable[[], object]) -> None:
@@ -174,7 +174,7 @@ class RemoteOperation(TransferCompletion):
             self.finish(TransferState.FAILED, self._unforeseen(error))
 
     async def run(self, work: Callable[[], Awaitable[object]]) -> None:
-        """In a task: do the work, which :meth:`cancel` of the scope stops. Whatever it raises fails the operation."""
+        """Do the work, in a task. Cancelling the scope stops it, and whatever it raises fails the operation."""
         try:
             with self.scope:
                 await work()
@@ -191,10 +191,10 @@ class RemoteOperation(TransferCompletion):
         return failure
 
     def follow(self, transfer: TransferCompletion) -> None:
-        """From now on this is what happens to it."""
+        """Follow a transfer on a stream: the operation ends as the transfer does."""
         self._transfer = transfer
         transfer.add_done_callback(self._take_over)
-        if self.scope.cancel_called:  # in the tick in which the last answer came: nothing was left to be interrupted
+        if self.scope.cancel_called:  # in the tick in which the last answer came, so that nothing was interrupted
             transfer.cancel()
 
     def _take_over(self, transfer: TransferCompletion) -> None:
@@ -202,11 +202,13 @@ class RemoteOperation(TransferCompletion):
         self._finish(transfer.state, transfer.error)
 
     def take_figures(self, transfer: TransferCompletion) -> None:
+        """Take over the bytes and times of a transfer on a stream, which has ended."""
         self.nbytes, self.ranges = transfer.nbytes, transfer.ranges
         self.queue_seconds, self.transfer_seconds = transfer.queue_seconds, transfer.transfer_seconds
         self._transfer = None
 
     def finish(self, state: TransferState, error: LLMException | None = None) -> None:
+        """End the operation. No effect if it has ended."""
         self._finish(state, error)
 
     def _let_go(self) -> None:
@@ -217,7 +219,7 @@ class RemoteOperation(TransferCompletion):
 
 
 def failed(name: str, error: LLMException) -> RemoteOperation:
-    """One that ended before it began."""
+    """Return an operation that failed before it began."""
     operation = RemoteOperation(name, 0)
     operation.finish(TransferState.FAILED, error)
     return operation

@@ -1,4 +1,4 @@
-"""Transfers that need words with the peer before, or instead of, moving bytes ourselves."""
+"""The requester: it runs transfers for which the peer must be asked, for its cache or for the bytes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class Requester:
-    """Those of one link. Each is a completion that its caller may wait for.
+    """The transfers of one link for which the peer must be asked. Each is a completion that its caller may wait for.
 
     Attributes:
         session: the link.
-        checks: compares what arrived with what was sent.
-        lookups: transfers that wait for the peer to say where its cache is.
+        checks: the comparisons of what arrived with what was sent.
+        lookups: the transfers that wait for the peer to say where its cache is.
     """
 
     def __init__(self, session: Session) -> None:
@@ -46,17 +46,17 @@ class Requester:
         self._taken_back: set[RemoteOperation] = set()
         self.lookups = _Lookups(session)
         self._pull_requests = PullRequests(session, self.checks)
-        self._when_request_ended = self._request_ended  # one for all of them: each would keep one of its own
+        self._when_request_ended = self._request_ended  # bound once, otherwise each would keep its own bound method
 
     def end(self, failure: LinkError) -> None:
-        """The link is over: so are the doubtful ones, and those whose task never began."""
+        """Fail what is left when the link has ended: doubtful transfers, and those whose task never began."""
         self.lookups.stop()
         self._pull_requests.end()
         for operation in list(self.session.operations):
             operation.finish(TransferState.FAILED, failure)
 
     def begin(self, spec: TransferSpec, what: str) -> RemoteOperation:
-        """Start a transfer that cannot go on the stream at once. Its cache is leased until it ended."""
+        """Start a transfer that cannot go on a stream at once. Its cache is leased until it has ended."""
         session, requests = self.session, self._pull_requests
         name, patience = f"{what} of cluster {session.cluster_id}", requests.patience
         spec.entry.lease()
@@ -107,10 +107,10 @@ class Requester:
         session.running.check_idle()
 
     def work_on(self, operation: RemoteOperation, spec: TransferSpec) -> None:
-        """In a task of the link's."""
+        """Carry out a transfer in a task of the link."""
         self.session.spawn(lambda: operation.run(lambda: self._arrange(operation, spec)))
 
-    # ---- one-sided: where is it, and how is it reached? ----
+    # ---- one-sided: where the peer's cache is, and which channel reaches it ----
 
     async def _arrange(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         if not spec.entry.is_known:
@@ -127,7 +127,10 @@ class Requester:
     async def _check(
         self, operation: RemoteOperation, spec: TransferSpec, remote: RemoteCache, grid: Grid, transfer: StreamTransfer
     ) -> None:
-        """The peer's cache is held until the checksums are compared, or the peer takes it back and waited long enough."""
+        """Wait for a transfer, and compare the checksums.
+
+        The peer's cache is held meanwhile, unless the peer revokes it and has waited long enough.
+        """
 
         def taken_back() -> None:
             self._taken_back.add(operation)
@@ -142,7 +145,7 @@ class Requester:
 
     @contextmanager
     def holding(self, remote: RemoteCache, taken_back: Callable[[], object]) -> Iterator[None]:
-        """The peer's cache stays while it is compared; if the peer wants it for too long, this is called."""
+        """Hold the peer's cache while it is compared. If the peer revokes it and waits for too long, call ``taken_back``."""
         holder = object()
         remote.use()
         self._held[holder] = remote, taken_back
@@ -153,7 +156,7 @@ class Requester:
             remote.release()
 
     def take_back(self, remote: RemoteCache) -> None:
-        """The peer wants its cache, and waited: what is still being compared fails."""
+        """Fail the comparisons that still hold a cache which the peer has revoked for too long."""
         for held, taken_back in list(self._held.values()):
             if held is remote:
                 taken_back()
@@ -161,11 +164,13 @@ class Requester:
     async def locate(
         self, entry: Entry, key: Key, plan: Callable[[RemoteCache, int], Grid], seconds: float
     ) -> tuple[RemoteCache, LinkChannel, Grid]:
-        """What a key stands for at the peer, a channel that reaches it from this end's cache, and what to move.
+        """Return the peer's cache of a key, a channel that reaches it from this end's cache, and the bytes to move.
 
         Raises:
-            CacheNotFound, TransferTimeout, LinkError: there is no such cache; the peer is too slow; no channel can be had.
-            LLMException: the plan does not fit.
+            CacheNotFound: if there is no such cache.
+            TransferTimeout: if the peer is too slow.
+            LinkError: if no channel can be opened.
+            LLMException: if the plan does not fit.
         """
         session, wanted = self.session, ""
         with anyio.move_on_after(seconds):
@@ -181,10 +186,10 @@ class Requester:
         raise TransferTimeout(f"cluster {session.cluster_id} did not {wanted} within {seconds:g} s")
 
     async def _find(self, key: Key) -> tuple[RemoteCache, int]:
-        """What a key stands for at the peer, which is asked if we do not know.
+        """Return the peer's cache and slot of a key; ask the peer if they are not known.
 
         Raises:
-            CacheNotFound: the peer has no such cache.
+            CacheNotFound: if the peer has no such cache.
         """
         session, name = self.session, name_of(key)
         while (known := session.catalogue.find(key)) is None:
@@ -206,21 +211,21 @@ def _not_offered(session: Session, key: Key) -> CacheNotFound:
 
 
 class _Lookups:
-    """Those of one link that wait for an answer, by name: all transfers that want the same cache share one question.
+    """The transfers of one link that wait for an answer. All that want the same cache share one question.
 
-    There is one timer for all: most have their answers long before it is of use.
+    They also share one timer, because most have their answers long before it goes off.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._asked: dict[Name, _Asked] = {}
         self._names: dict[_Lookup, Name] = {}
-        self._answers: deque[tuple[_Lookup, Answer | None]] = deque()  # for those that have not been told
+        self._answers: deque[tuple[_Lookup, Answer | None]] = deque()  # those that have not been passed on
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
     def begin(self, lookup: _Lookup) -> None:
-        """Ask for its cache, unless that is asked already. Raises LLMException: it cannot be asked."""
+        """Ask for the cache of a transfer, unless the peer has been asked. Raises LLMException if it cannot be asked."""
         name = name_of(lookup.spec.key)
         asked = self._asked.get(name)
         if asked is None:
@@ -239,10 +244,10 @@ class _Lookups:
         return operation in self._names
 
     def end(self, operation: RemoteOperation) -> None:
-        """If it waits: not any longer."""
+        """Let a transfer wait no longer, if it waits."""
         if isinstance(operation, _Lookup) and (name := self._names.pop(operation, None)) is not None:
             asked = self._asked.get(name)
-            if asked is None or operation not in asked.waiting:  # it is answered, and waits for its slice
+            if asked is None or operation not in asked.waiting:  # its answer has come, and waits to be passed on
                 return
             del asked.waiting[operation]
             asked.late.discard(operation)
@@ -251,12 +256,15 @@ class _Lookups:
                 del self._asked[name]
 
     def stop(self) -> None:
-        """The link is over."""
+        """Stop the timer, because the link has ended."""
         self._set_timer(math.inf)
 
     def _answered(self, name: Name) -> None:
-        """All that wait for it continue, in the order in which they came. Those that came when the question was under way
-        ask once more, together, if there is no such cache: it may have been made meanwhile."""
+        """Continue the transfers that wait for an answer, in the order in which they came.
+
+        If there is no such cache, transfers that came after the question was asked share another question: the cache may have
+        been made meanwhile.
+        """
         asked = self._asked.pop(name)
         answer = asked.close()
         late = asked.late if isinstance(answer, Found) and answer.cache is None else set()
@@ -270,11 +278,11 @@ class _Lookups:
             self._tell_some()
 
     def _tell_some(self) -> None:
-        """For a slice of time: ten thousand that wait for the same answer do not hold up the loop."""
+        """Pass answers on for a slice of time, so that ten thousand transfers with the same answer do not block the loop."""
         until = perf_counter() + SLICE
         while self._answers:
             lookup, answer = self._answers.popleft()
-            if self._names.pop(lookup, None) is not None:  # else it has ended meanwhile
+            if self._names.pop(lookup, None) is not None:  # otherwise it has ended meanwhile
                 lookup.answered(answer)
             if self._answers and perf_counter() >= until:
                 asyncio.get_running_loop().call_soon(self._tell_some)
@@ -299,12 +307,13 @@ class _Lookups:
 
 
 class _Asked:
-    """One question about a cache of the peer's.
+    """A question about a cache of the peer's, and the transfers that share it.
 
     Attributes:
-        waiting: transfers that want it.
-        late: those of them that came when it was asked already.
-        ask_at: when to say it again, as the event loop counts.
+        question: the question; None until it is asked.
+        waiting: the transfers that want the cache.
+        late: those of them that came after the question was asked.
+        ask_at: when to repeat the question, by the event loop's clock.
     """
 
     def __init__(self, session: Session, name: Name, then: Callable[[Name], None]) -> None:
@@ -316,20 +325,21 @@ class _Asked:
         self.ask_at = asyncio.get_running_loop().time() + self._pause
 
     def ask(self) -> None:
+        """Ask the question."""
         self.question = self._session.questions.start(self._words, Found, self._name, lambda: self._then(self._name))
 
     def _words(self, call: int) -> Lookup:
         return _lookup(call, self._name)
 
     def ask_again(self, now: float) -> None:
-        """There is no answer yet. It, or the question, may have been lost."""
+        """Repeat the question, because it or its answer may have been lost."""
         if self.question is not None:
             self._session.post_again(self._words(self.question.number))
         self._pause = min(2 * self._pause, MOST_AGAIN_SECONDS)
         self.ask_at = now + self._pause
 
     def close(self) -> Answer | None:
-        """Its answer is there, or is not waited for any more."""
+        """Close the question, and return its answer, if there is one."""
         if self.question is None:
             return None
         self._session.questions.close(self.question)
@@ -337,12 +347,14 @@ class _Asked:
 
 
 class _Lookup(RemoteOperation):
-    """A transfer for which the peer is only asked where its cache is. It has no task, which would cost more than the question
-    does: it goes on in the call that brings the answer, and where that is not enough it gets one.
+    """A transfer for which the peer is only asked where its cache is.
+
+    It has no task, which would cost more than the question: it continues in the call that brings the answer. It gets a task
+    only if it must wait for something else then.
 
     Attributes:
-        spec: what its caller wants.
-        end: when to give up, as the event loop counts.
+        spec: what the caller wants.
+        end: when to give up, by the event loop's clock.
     """
 
     __slots__ = ("_requester", "end", "spec")
@@ -360,11 +372,13 @@ class _Lookup(RemoteOperation):
             super()._interrupt()
 
     def too_late(self) -> None:
+        """Fail the transfer, because the peer did not answer in time."""
         who, seconds = self._requester.session.cluster_id, self.spec.seconds
         late = TransferTimeout(f"cluster {who} did not say where its cache is within {seconds:g} s")
         self.finish(TransferState.FAILED, late)
 
     def answered(self, answer: Answer | None) -> None:
+        """Continue with the peer's answer."""
         self.attempt(lambda: self._go_on(answer))
 
     def _go_on(self, answer: Answer | None) -> None:

@@ -5,7 +5,7 @@ at all of them. A peer may have thousands of requests under way, so only ``peer_
 of one priority have a task. Further ones stand in line, first come, first served. Each priority has its own line and its own
 tasks, so requests that are less urgent are never in the way.
 
-Who owns what
+Ownership
     :class:`RequestLines` owns the requests in it, and counts tasks. The responder owns a request again when its turn comes,
     when the peer stops it, or when the link ends. A link that ends in good order serves its lines first, if there is time.
     The lines know nothing of what a request keeps in use.
@@ -82,13 +82,14 @@ class RequestLines:
         return sum(map(len, self._lines))
 
     def enter(self, priority: int) -> bool:
-        """Count a task, and return True; or return False if there are as many as there may be."""
+        """Count a task and return True, unless there are as many as allowed. Then return False."""
         if self._tasks[priority] >= peer_budget.REQUEST_TASKS:
             return False
         self._tasks[priority] += 1
         return True
 
     def add(self, request: RequestInLine) -> None:
+        """Put a request at the end of its line."""
         self._lines[request.priority][request.call] = request
 
     def has(self, priority: int) -> bool:
@@ -96,7 +97,10 @@ class RequestLines:
         return bool(self._lines[priority])
 
     def next(self, priority: int) -> RequestInLine | None:
-        """Return the request that takes the place of a task that has ended; None if there is none, and one task less."""
+        """Take the next request out of its line for the place of a task that has ended, and return it.
+
+        If the line is empty, count one task less and return None.
+        """
         line = self._lines[priority]
         if line:
             return line.popitem(last=False)[1]
@@ -104,11 +108,11 @@ class RequestLines:
         return None
 
     def remove(self, call: int) -> RequestInLine | None:
-        """Take a request out of its line and return it. None: it does not stand in one."""
+        """Take a request out of its line and return it; None if it is not in one."""
         return next((line.pop(call) for line in self._lines if call in line), None)
 
     def clear(self) -> Iterator[RequestInLine]:
-        """Take all requests out of their lines."""
+        """Take all requests out of their lines, and yield them."""
         for line in self._lines:
             while line:
                 yield line.popitem(last=False)[1]

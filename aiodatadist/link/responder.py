@@ -1,4 +1,4 @@
-"""Request/response mode: what the peer asks us to write into its memory."""
+"""The responder of request/response mode: it writes what the peer asks for into the peer's memory."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from aiodatadist.link.shortcut import Shortcuts
 
 MAX_SERVED = 4096
-"""Requests of one peer that are under way."""
+"""The most requests of one peer that are under way."""
 MAX_ASKED_EARLY = 4096
-"""Questions of one peer where a cache is that is being taken back: each keeps a message."""
+"""The most questions of one peer for caches that are being revoked. Each keeps a message."""
 MAX_DIGESTED = 64
-"""Questions for checksums among them: each may name as many blocks, and it takes memory and a processor to answer it."""
+"""The most questions of one peer for checksums. Each may name as many blocks as a request, and costs memory and CPU time."""
 
 _ERRORS: dict[LLMStatusCode, type[LLMException]] = {
     LLMStatusCode.LLM_KV_CACHE_NOT_EXIST: CacheNotFound,
@@ -61,23 +61,24 @@ _ERRORS: dict[LLMStatusCode, type[LLMException]] = {
 
 
 def status_error(answer: Pulled | Digests, before: str = "") -> LLMException:
-    """What a peer's refusal is here. ``before``: words in front of its own."""
+    """Return the error that stands for a peer's refusal. ``before`` is put in front of the peer's reason."""
     status = LLMStatusCode.of(answer.status)
     return _ERRORS.get(status, TransferError)(before + answer.reason, status_code=status)
 
 
 class _Stoppable(Protocol):
-    """The task of a request, by its scope, or its transfer."""
+    """A request that can be cancelled: the scope of its task, or its transfer."""
 
-    def cancel(self) -> object: ...
+    def cancel(self) -> object:
+        """Cancel it."""
 
 
 class Responder:
     """The requests of one peer. Their transfers run one after the other on its stream.
 
     A request goes on the stream in the call that brings it, and its answer is posted in the call that ends the transfer. It
-    gets a task of the link's only if more has to be waited for: a channel, a key that others pull at the same time, the turn
-    of a v1 cluster, checksums. Few have one at a time, and the others stand in line.
+    gets a task only if it must wait for something else: a channel, a key that others pull at the same time, the turn of a v1
+    cluster, checksums. Few requests have a task at a time. The others stand in line.
     """
 
     def __init__(self, session: Session, registry: CacheRegistry, shortcuts: Shortcuts) -> None:
@@ -85,18 +86,18 @@ class Responder:
         self._registry = registry
         self._shortcuts = shortcuts
         self._running: dict[int, _Stoppable] = {}
-        self._asked_early: dict[Entry, list[Lookup]] = {}  # about a cache that is being taken back
+        self._asked_early: dict[Entry, list[Lookup]] = {}  # for caches that are being revoked
         self._in_line = RequestLines()
         self._moved = Signal()  # a request has left its line
         self._served = ServedRequests()
-        self._ended: list[OtherPulled] | None = None  # of the requests of one message
+        self._ended: list[OtherPulled] | None = None  # those of one message
         self._waiting_blocks = 0  # numbers in the requests that have a task, or stand in line
         self._digested = 0
         self._summing = 0  # bytes, of all questions
         self._to_sum = FairQueue()
 
     def find(self, message: Lookup) -> None:
-        """Tell the peer where a cache of this end is, but not while it is being taken back."""
+        """Tell the peer where a cache of this end is. If the cache is being revoked, wait until that has ended."""
         session = self._session
         wanted = message.name
         name = Name(wanted.kind, wanted.id, wanted.model_id)
@@ -118,7 +119,7 @@ class Responder:
             session.post(Found(call=message.call, cache=None))
 
     async def _find_later(self, entry: Entry) -> None:
-        """Answer what was asked about a cache while it was being taken back."""
+        """Answer what was asked about a cache while it was being revoked."""
         await self._session.peer_leases.wait_settled(entry)
         for message in self._asked_early.pop(entry):
             self.find(message)
@@ -223,7 +224,10 @@ class Responder:
     def _put(
         self, message: Pull, slot: int, entry: Entry, target: RemoteCache, link_channel: LinkChannel
     ) -> TransferReport | StreamTransfer:
-        """Raises LLMException: the request does not fit the two caches."""
+        """Put a request on the stream, and return its transfer, or its report if it has ended at once.
+
+        Raises LLMException if the request does not fit the two caches.
+        """
         session, priority = self._session, TransferPriority(message.priority)
         way = entry, target, link_channel, message.seconds, priority
         if message.is_whole_blocks:
@@ -237,7 +241,10 @@ class Responder:
         return transfer
 
     def _written(self, call: int, transfer: StreamTransfer) -> None:
-        """The device let go: say so, unless the link is over. Its end tells the peer more than an answer could."""
+        """Answer a request whose transfer has ended.
+
+        If the link has ended, there is no answer: the end tells the peer more than an answer could.
+        """
         self._running.pop(call, None)
         if not self._session.is_open:
             return
@@ -246,7 +253,7 @@ class Responder:
         elif transfer.error is not None:
             self._say(_refusal(call, transfer.error))
         else:
-            self._say(_refusal(call, TransferError("it was stopped"), stopped=True))
+            self._say(_refusal(call, TransferError("the request was stopped"), stopped=True))
 
     def _succeeded(self, ended: OtherPulled) -> None:
         if self._ended is None:
@@ -272,7 +279,7 @@ class Responder:
             finally:
                 self._running.pop(message.call, None)
                 self._drop(selection.count_blocks(), target)
-            self._say(answer or _refusal(message.call, TransferError("it was stopped"), stopped=True))
+            self._say(answer or _refusal(message.call, TransferError("the request was stopped"), stopped=True))
             if self._in_line.has(message.priority):
                 await checkpoint()  # if the link has ended, none of them starts
             self._start_next(message.priority)
@@ -280,7 +287,7 @@ class Responder:
         return run
 
     def _start_next(self, priority: int) -> None:
-        """A task has ended: the first request in line gets its place."""
+        """Start the first request in line in the place of a task that has ended."""
         request = self._in_line.next(priority)
         if request is not None:
             message = request.message()
@@ -292,8 +299,11 @@ class Responder:
         self._session.post(answer)
 
     def stop(self, call: int) -> None:
-        """The peer gives up a request. If it was answered, the answer may have been lost, and is said again; if it never came
-        it is not served when it does."""
+        """Stop a request that the peer gives up.
+
+        If the request was answered, the answer is repeated, because it may have been lost. If the request has not come yet,
+        it is not served when it comes.
+        """
         running = self._running.get(call)
         if running is not None:
             running.cancel()
@@ -302,11 +312,11 @@ class Responder:
         if waiting is not None:
             self._drop(waiting.blocks, waiting.target)
             self._moved.wake()
-            self._say(_refusal(call, TransferError("it was stopped"), stopped=True))
+            self._say(_refusal(call, TransferError("the request was stopped"), stopped=True))
             return
         self._served.is_new(call)
         said = self._served.answer(call)
-        self._session.post(said or _refusal(call, TransferError("it is not under way"), stopped=True))
+        self._session.post(said or _refusal(call, TransferError("the request is not under way"), stopped=True))
 
     async def _answer(self, message: Pull, selection: Selection, target: RemoteCache | None) -> Pulled:
         try:
@@ -323,7 +333,7 @@ class Responder:
         entry, name, slot = self._find(message)
         if not self._registry.is_consumable(entry, name, slot):
             return await self._write(message, selection, target, entry, name, slot)
-        async with self._registry.claim(entry, slot):  # who pulls at the same time finds the key, or that it is gone
+        async with self._registry.claim(entry, slot):  # another pull finds the key afterwards, or finds that it is gone
             return await self._write(message, selection, target, *self._find(message))
 
     async def _write(
@@ -342,7 +352,7 @@ class Responder:
             if transfer.error is not None:
                 raise transfer.error
             if transfer.is_cancelled:
-                raise TransferError("it was stopped: the destination was taken back")
+                raise TransferError("the request was stopped: its destination was revoked")
             if message.checksum:
                 sums = await self._sum(entry, grid.remote_side, message.seconds)
         finally:
@@ -354,16 +364,21 @@ class Responder:
     # ---- checksums ----
 
     def digest(self, message: Digest) -> None:
-        """Answer a question for checksums, but once if it comes twice. Also while the link is being ended: the peer's
-        transfers end first."""
+        """Answer a question for checksums, once if it comes twice.
+
+        This works also while the link is being ended, because the peer's transfers end first.
+        """
         if self._digested >= MAX_DIGESTED:
             raise ProtocolError(f"{MAX_DIGESTED} questions for checksums are under way")
         if message.call not in self._running:
             self._session.spawn(self._sum_up(message))
 
     def _take(self, nbytes: int) -> bool | None:
-        """Count bytes that are summed up from now on. None while there is no room for them beside earlier questions of this
-        peer; a question alone may be larger."""
+        """Count bytes that are summed up from now on, and return True.
+
+        Return None if there is no room for them beside earlier questions of this peer. A question that is alone always has
+        room.
+        """
         limit = CHECKSUM_CACHES * self._session.peer_leases.held_bytes
         if self._summing and self._summing + nbytes > limit:
             return None
@@ -383,14 +398,14 @@ class Responder:
             finally:
                 self._running.pop(message.call, None)
                 self._digested -= 1
-            self._session.post(answer or _undigested(message.call, TransferError("it was stopped")))
+            self._session.post(answer or _undigested(message.call, TransferError("the question was stopped")))
 
         return run
 
     async def _digests(self, message: Digest, entry: Entry | None) -> Digests:
         try:
             if entry is None:
-                raise CacheNotFound(f"cache {message.cache_id} was never announced, or taken back")
+                raise CacheNotFound(f"cache {message.cache_id} was never announced, or has been revoked")
             side = _side(message, entry)
             entry.lease()
             try:
@@ -402,7 +417,7 @@ class Responder:
         return Digests(call=message.call, status=int(LLMStatusCode.LLM_SUCCESS), checksums=sums)
 
     async def _sum_in_turn(self, message: Digest, entry: Entry, side: Side) -> list[int]:
-        """Like :meth:`_sum`, behind earlier questions of this peer if they are too many bytes together."""
+        """Compute checksums, as :meth:`_sum` does, when earlier questions of this peer leave room for the bytes."""
         nbytes = message.tensors * ((len(message.indexes) - 1) * message.nbytes + message.tail)
         deadline = anyio.current_time() + message.seconds
         try:
@@ -416,7 +431,10 @@ class Responder:
             self._to_sum.call()
 
     async def _sum(self, entry: Entry, side: Side, seconds: float) -> list[int]:
-        """The caller leased the cache. Raises LLMException: it cannot be read; TransferTimeout: not within the time."""
+        """Return the checksums of a cache that the caller has leased.
+
+        Raises LLMException if it cannot be read, and TransferTimeout if that takes longer than ``seconds``.
+        """
         with anyio.move_on_after(seconds):
             return (await self._session.digester.digests(entry, side, self._session.cluster_id)).tolist()
         raise _not_summed(seconds)
@@ -425,7 +443,7 @@ class Responder:
         name = Name(message.name.kind, message.name.id, message.name.model_id)
         found = self._registry.offered(name)
         if found is None:
-            raise CacheNotFound(f"there is no cache or slot of the name {tuple(name)}")
+            raise CacheNotFound(f"there is no cache or slot with the name {tuple(name)}")
         entry, slot = found
         if name.kind == "id":
             slot = message.slot
@@ -435,7 +453,7 @@ class Responder:
 
 
 def _selection(message: Pull) -> Selection:
-    """Return what a request wants. The source's slot is not in it: the name may stand for another one."""
+    """Return the selection of a request, without the source's slot, which depends on the cache that the name stands for."""
     src, dst = (None if pair is None else range(*pair) for pair in (message.src_layers, message.dst_layers))
     parts = message.parts
     return Selection(
@@ -451,12 +469,12 @@ def _selection(message: Pull) -> Selection:
 
 
 def _side(message: Digest, entry: Entry) -> Side:
-    """Where the pieces are. Raises ParamInvalid: not all of them are in the cache."""
+    """Return where the pieces of a question are. Raises ParamInvalid if one of them is not in the cache."""
     first, stop = message.first_tensor, message.first_tensor + message.tensors
     if stop > len(entry.addresses):
         raise ParamInvalid(f"tensors {first} to {stop - 1}: cache {entry.cache_id} has {len(entry.addresses)}")
     if message.tail > message.nbytes:
-        raise ParamInvalid(f"tail is {message.tail}: a piece has {message.nbytes} bytes, and the last one no more")
+        raise ParamInvalid(f"tail is {message.tail}: must be at most {message.nbytes}, the bytes of a piece")
     *others, last = message.indexes
     ends = [last * message.step + message.tail]
     if others:
@@ -469,7 +487,7 @@ def _side(message: Digest, entry: Entry) -> Side:
 
 
 def _not_summed(seconds: float) -> TransferTimeout:
-    return TransferTimeout(f"the checksums were not there within {seconds:g} s")
+    return TransferTimeout(f"the checksums were not computed within {seconds:g} s")
 
 
 def _undigested(call: int, error: LLMException) -> Digests:
@@ -481,12 +499,15 @@ def _refusal(call: int, error: LLMException, stopped: bool = False) -> Pulled:
 
 
 def _status(error: LLMException) -> int:
-    """Of a broken protocol that of the link: its own would tell the peer's caller that an argument was wrong."""
+    """Return the status for an answer.
+
+    A broken protocol becomes a failed link: its own status would tell the peer's caller that an argument was wrong.
+    """
     return int(LLMStatusCode.LLM_LINK_FAILED if isinstance(error, ProtocolError) else error.status_code)
 
 
 def _unknown(message: Pull) -> Pulled:
-    why = ParamInvalid(f"the destination, cache {message.target}, was never announced, or taken back")
+    why = ParamInvalid(f"the destination, cache {message.target}, was never announced, or has been revoked")
     return _refusal(message.call, why).model_copy(update={"is_unknown": True})
 
 

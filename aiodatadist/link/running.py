@@ -1,6 +1,6 @@
-"""Transfers that are under way on the streams of one link, and what their ends mean for it.
+"""Transfers under way on the streams of one link, and what their ends mean for the link.
 
-Transfers that this end asks for run one after the other, and so do those that the peer asks for.
+Transfers of this end run one after the other, and so do those that the peer asks for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ALONE_SECONDS = 1e-4
-"""Seconds in the queue of its stream: a transfer that waited less had the stream to itself, and says what the link costs."""
+"""Seconds in a stream's queue. A transfer that waited less had the stream to itself, so its time shows the link's costs."""
 ONE_QUEUE = "one queue"
 """The only stream of a link whose channels have one queue: a request of any stream starts those of all others."""
 BROKEN_TIMEOUT = 30.0
@@ -47,21 +47,21 @@ CALLS = {"get": "pull_blocks", "put": "push_blocks"}
 
 
 def _is_suspect(error: LLMException | None) -> bool:
-    """Return True if the device says that the other end is what failed."""
+    """Return True if the device reports that the other end failed."""
     return error is not None and error.status_code is LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR
 
 
 def lane(stream: str, priority: TransferPriority) -> str:
     """Return the name of the stream for transfers of a priority.
 
-    Critical transfers have their own. They wait for no window there, and small ones run in the submitting call while all
-    others go on beside them.
+    Critical transfers have their own stream. They wait for no window there, and small ones run in the submitting call while
+    all others continue.
     """
     return f"{stream}, critical" if priority is TransferPriority.CRITICAL else stream
 
 
 class TransferHost(Protocol):
-    """What transfers need to know of the session that they belong to, and can do to it."""
+    """The session as its transfers see it. ``Session`` implements it."""
 
     cluster_id: int
     life: Lifecycle
@@ -216,12 +216,12 @@ class RunningTransfers:
     def ran(self, what: str, nbytes: int, seconds: float, *, is_critical: bool) -> None:
         """Count a transfer that started and finished in one call."""
         session = self._session
-        if not is_critical or not self.transfers:  # else it shared the device, and says nothing of what it costs
+        if not is_critical or not self.transfers:  # otherwise it shared the device, so its time does not show the costs
             session.estimate.add(nbytes, seconds)
         session.counters.ran(what, nbytes, seconds)
 
     def _warn_of_types(self, entry: Entry, remote: RemoteCache) -> None:
-        """Warn once for each of the peer's caches whose elements may be taken for others: bytes are moved as they are."""
+        """Warn once for each cache of the peer whose elements have another type: bytes are moved without conversion."""
         if entry.stride == remote.stride and not remote.is_of_other_type:
             remote.is_of_other_type = True
             self._session.incidents.add(
@@ -233,7 +233,7 @@ class RunningTransfers:
             )
 
     def stream(self, name: str, *, is_serial: bool = False) -> Stream:
-        """Return a stream of the link. It is opened when it is first asked for."""
+        """Return a stream of the link; open it if it is not open yet."""
         if name not in self.streams:
             title = f"link to {self._session.cluster_id}, {name}"
             self.streams[name] = self._device.open_stream(title, is_serial=is_serial)
@@ -265,7 +265,7 @@ class RunningTransfers:
         def over(is_closed: bool) -> None:
             closed.set()
             if self._unclean.pop(transfer, None) is not None and not is_closed:
-                words = f"cluster {session.cluster_id}: a channel with requests in it was not closed"
+                words = f"cluster {session.cluster_id}: a channel with requests in it could not be closed"
                 transfer.stick(StuckError(words))
             finish()
 
@@ -284,10 +284,10 @@ class RunningTransfers:
         self.check_idle()
 
     def on_out_of_use(self, link_channel: LinkChannel) -> None:
-        """Open the next channel, unless the link ends anyway, and let what waits for this one take it.
+        """Open the next channel, unless the link ends anyway, and move the transfers that wait for this one to it.
 
-        If the channel has more than one queue, what waits may start at any moment, and so it stays: the channel is closed
-        behind it.
+        If the channel has more than one queue, transfers that wait for it may start at any moment, and so they stay. The
+        channel is closed after them.
         """
         self._session.spawn(lambda: self._open_next(link_channel))
         if not link_channel.channel.has_one_queue:
@@ -320,14 +320,14 @@ class RunningTransfers:
                     fresh.uses += 1
         finally:
             for running in waiting:
-                if running.link_channel is None:  # it failed already, or the link ends: nothing starts on the old one
+                if running.link_channel is None:  # it has failed, or the link ends: nothing starts on the old channel
                     running.transfer.cancel()
             stream.go_on()
 
     # ---- how transfers end ----
 
     def _settle(self, transfer: StreamTransfer, entry: Entry) -> None:
-        """Give the lease back, if the device has let go, and say what a failure means for the link."""
+        """Release the lease, if the device has let go, and let a failure have its effect on the link."""
         session = self._session
         if transfer.state is TransferState.STUCK:
             self.lose(entry)

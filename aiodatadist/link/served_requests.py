@@ -1,7 +1,7 @@
-"""Which requests of a peer were served, by their numbers: each once, whatever became of its messages on the way.
+"""Served requests of a peer, by number: each is served once, even if messages are lost or repeated.
 
-A request that comes twice is served once; its second time would write into memory that its first answer gave back. So is one
-that comes after its own end. An answer that was lost is said again when the peer asks it to stop.
+A request that comes twice is served once: the second time would write into memory that the first answer released. A request
+that comes after it was stopped is not served. A lost answer is repeated when the peer stops the request.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 from aiodatadist.wire.messages import Pulled
 
 KNOWN = 256
-"""Numbers that are kept one by one. A peer's numbers grow: of older ones the largest is enough, and a request that comes
-later than so many younger ones is not served."""
+"""The number of requests that are remembered one by one.
+
+A peer's numbers grow, so of older requests the largest number is enough. A request that comes after so many younger ones is
+not served.
+"""
 ANSWERS = 64
-"""Answers that may be said again."""
+"""The number of answers that can be repeated."""
 
 
 class ServedRequests:
-    """Those of one link."""
+    """The requests that were served on one link."""
 
     def __init__(self) -> None:
         self._known: dict[int, None] = {}  # in the order in which they came
@@ -24,7 +27,7 @@ class ServedRequests:
         self._answers: dict[int, Pulled] = {}
 
     def is_new(self, call: int) -> bool:
-        """It was neither served nor stopped. It counts as served from now on."""
+        """Return True if a request was neither served nor stopped before, and count it as served from now on."""
         if call <= self._older or call in self._known:
             return False
         self._known[call] = None
@@ -33,14 +36,14 @@ class ServedRequests:
         return True
 
     def answered(self, answer: Pulled) -> None:
-        """This is being said."""
+        """Remember an answer that is being sent."""
         for call in (answer.call, *(other[0] for other in answer.also)):
             self._answers[call] = answer
             if len(self._answers) > ANSWERS:
                 _take_first(self._answers)
 
     def answer(self, call: int) -> Pulled | None:
-        """What was said about it, unless that was long ago."""
+        """Return the answer to a request; None if it has not been answered, or long ago."""
         said = self._answers.get(call)
         return said and next(each for each in said.each() if each.call == call)
 

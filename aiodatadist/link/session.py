@@ -1,4 +1,4 @@
-"""What all parts of a link share: who the peer is, what it was told and told us, what is under way, and why it ended."""
+"""The session: what all parts of a link share, such as the peer, the conversation, the transfers and the failure."""
 
 from __future__ import annotations
 
@@ -47,14 +47,23 @@ T = TypeVar("T")
 
 
 class Session:
-    """One peer, as the requester, the responder and layered transfers see it. ``Link`` adds how it begins, goes on and ends.
+    """A link, as the requester, the responder and layered transfers see it. ``Link`` adds its life.
 
     Attributes:
-        cluster_id: the peer's; known once the link is ready.
-        instance, heartbeat: the peer's, from its hello.
+        cluster_id: the peer's cluster id; known once the link is ready.
+        instance: the peer's instance, from its hello.
+        heartbeat: the peer's heartbeat interval, from its hello.
         life: the state of the link, and why it ended. Only events change it.
-        running: transfers on the link's streams.
-        operations: transfers for which the peer is asked, until they end.
+        running: the transfers on the link's streams.
+        operations: the transfers for which the peer is asked, until they end.
+        questions: the questions that the peer has not answered.
+        catalogue: the peer's caches that this end knows.
+        channels: the channels of the link.
+        peer_leases: this end's caches that the peer knows.
+        notification_queue: the notifications on their way to the peer.
+        layer_events: the layers that either end watches.
+        counters: what the link has done.
+        estimate: the measured costs of the link.
     """
 
     def __init__(self, wire: Wire, device: Device, transport: Transport, host: LinkHost) -> None:
@@ -62,7 +71,7 @@ class Session:
         self._device = device
         self._host = host
         self._tasks: Spawner | None = None
-        self._to_start: list[Callable[[], Coroutine[Any, Any, None]]] = []  # when it is served
+        self._to_start: list[Callable[[], Coroutine[Any, Any, None]]] = []  # once the link is served
         self._waiting: set[anyio.CancelScope] = set()
         self._scope: anyio.CancelScope | None = None
         self._names = (0, 0)
@@ -108,33 +117,37 @@ class Session:
 
     @property
     def quiesce_seconds(self) -> float:
-        """How long the device may take until it lets go after a cancellation, at most."""
+        """The most seconds that the device takes to let go after a cancellation."""
         return self._device.limits.quiesce
 
     def _channel_name(self) -> str:
         return channel_name(*self._names)
 
     def post(self, message: Message) -> None:
+        """Send a message soon, without waiting."""
         self._wire.post(message)
 
     def posting_together(self) -> AbstractContextManager[None]:
-        """Around what is to be sent at one go."""
+        """Return a context. What is posted within it is sent together, at its end."""
         return self._wire.together()
 
     def post_again(self, message: Message) -> None:
-        """What was said before, and was not answered."""
+        """Repeat a message that was not answered."""
         self._host.totals.messages_repeated += 1
         self._wire.post(message)
 
     def spawn(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start something that ends with the link; as soon as the link is served, if that has not begun."""
+        """Start a task that ends with the link. If the link is not served yet, the task starts when it is."""
         if self._tasks is not None:
             self._tasks.start_soon(call)
         elif self.life.is_listening:
             self._to_start.append(call)
 
     def serving_a_request(self) -> AbstractContextManager[None] | None:
-        """What to enter around the answer to a request of the peer's, or None. Entering it raises LLMException: not now."""
+        """Return a context to enter around the answer to a request of the peer, or None.
+
+        Entering it raises LLMException if something else is under way.
+        """
         return self._host.serving_a_request(self.cluster_id)
 
     @property
@@ -144,44 +157,48 @@ class Session:
 
     @property
     def digester(self) -> Digester:
-        """Sums up what is in the caches of this end."""
+        """The digester, which computes checksums of the caches of this end."""
         return self._host.digester
 
     def quiet_seconds(self) -> float | None:
-        """How long ago bytes of the peer came on the link's own connection. None: not known."""
+        """Return how many seconds ago bytes of the peer came on the link's own connection; None if that is not known."""
         return self._wire.quiet_seconds()
 
     @property
     def peer_minor(self) -> int:
-        """The peer's minor version of the protocol: nothing newer is said to it."""
+        """The peer's minor version of the protocol. Nothing newer is sent to it."""
         return self._wire.peer_minor
 
     def _knows_numbers(self) -> bool:
-        """The peer numbers notifications and revocations, and so may this end."""
+        """Return True if the peer's version numbers notifications and revocations, so that this end may do so, too."""
         return self.peer_minor >= 1
 
     @property
     def check_here(self) -> Callable[[], None]:
-        """Raises LLMException: its caller is not on the cluster's event loop. ForkError: nor in its process."""
+        """A function that raises LLMException if its caller is not on the cluster's event loop.
+
+        In a forked child it raises ForkError.
+        """
         return self._host.check_here
 
     @property
     def totals(self) -> Totals:
-        """What this end counts, over all its links."""
+        """The totals of this end, over all its links."""
         return self._host.totals
 
     @property
     def incidents(self) -> Incidents:
+        """The incidents of this end, over all its links."""
         return self._host.totals.incidents
 
     def revoke(self, entry: Entry) -> Signal:
-        """Take a cache back that the peer was told of; the event is set when it gave it back."""
+        """Ask the peer to release a cache that it was told of. The event is set when that is done, or when the link ends."""
         return self.peer_leases.revoke(entry)
 
     # ---- transfers ----
 
     def check_ready(self) -> None:
-        """Raises NotLinked or what ended the link."""
+        """Raise NotLinked or what ended the link, unless transfers may start."""
         life = self.life
         if life.state is LinkState.READY:
             return
@@ -199,7 +216,7 @@ class Session:
     # ---- until it ends ----
 
     async def while_it_lasts(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """What the operation gives. Raises NotLinked, or what ended the link, if that comes first."""
+        """Await an operation and return its result. Raises NotLinked, or what ended the link, if that comes first."""
         self.check_ready()
         with anyio.CancelScope() as scope:
             self._waiting.add(scope)
@@ -207,12 +224,12 @@ class Session:
                 result = await operation()
             finally:
                 self._waiting.discard(scope)
-            if self.life.failure is None:  # else it ended in the tick in which the operation did
+            if self.life.failure is None:  # otherwise the link ended in the tick in which the operation did
                 return result
         raise self.copy_of_failure()
 
     def copy_of_failure(self) -> LinkError:
-        """For one caller, who may try again if the link is made again."""
+        """Return a copy of what ended the link, for one caller. It is retryable if the link is made again."""
         failure = self.life.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
         copied = type(failure)(*failure.args, peer=self.cluster_id, hint=failure.hint)
         copied.retryable = self.life.is_retryable
@@ -229,11 +246,11 @@ class Session:
             self.incidents.add(kind, logger, "link to cluster %d: %s", self.cluster_id, failure, level=level)
 
     def lost(self, why: str, cause: Cause | None = None) -> None:
-        """The peer is dead, or might as well be."""
+        """End the link at once: the peer is dead, or cannot be told from a dead one."""
         self.break_off(PeerLost(f"cluster {self.cluster_id}: {why}"), cause)
 
     def give_up(self, why: str) -> None:
-        """Break the link off for a reason that is about the peer."""
+        """End the link at once, because of something that the peer did or failed to do."""
         self.break_off(LinkError(f"cluster {self.cluster_id} {why}"))
 
     def break_off(self, failure: LinkError, cause: Cause | None = None) -> None:
@@ -244,7 +261,7 @@ class Session:
             self._end_serving()
 
     def _end_serving(self) -> None:
-        """Stop to listen to the peer, and end the tasks of the link. May be called by any task on the loop."""
+        """Stop listening to the peer, and end the tasks of the link. Any task on the loop may call this."""
         self.life.on(Event.STOP)
         if self._scope is not None:
             self._scope.cancel()

@@ -1,5 +1,7 @@
-"""Small transfers of blocks between the same two caches, again and again: what does not change is kept, and the rest is one
-call of C, which mostly ends before it returns."""
+"""Shortcuts for small transfers of blocks that are repeated between the same two caches.
+
+What does not change is kept, and the rest is one call of C. Most such transfers have ended when it returns.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,24 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 
 SHORTCUTS = 1024
-"""Pairs of caches whose way is remembered."""
+"""The most pairs of caches whose shortcut is remembered."""
 _FIRST = array("Q", [0])
 
 
 @dataclass(frozen=True, slots=True)
 class Shortcut:
-    """Gets, or puts, of whole blocks of all tensors between a cache of this end and one of the peer's, over one channel.
+    """A short way for gets or puts of whole blocks, in all tensors, between a cache of each end over one channel.
 
-    Made when such a transfer took the long way, where everything was checked that does not change.
+    It is made when such a transfer has taken the long way, where everything was checked that does not change.
 
     Attributes:
         what: pulled, pushed or served.
-        flow: where they are counted.
-        common: what their tasks have in common.
+        entry: the cache at this end.
+        remote: the cache at the peer.
+        link_channel: the channel that reaches both.
+        blocks: runs the transfers.
+        flow: counts the transfers.
+        common: what the tasks of the transfers have in common.
     """
 
     what: str
@@ -53,7 +59,7 @@ class Shortcut:
 
 
 class Shortcuts:
-    """Those of one link: for transfers that this end asks for, and for those that the peer asks for."""
+    """The shortcuts of one link: for transfers that this end asks for, and for those that the peer asks for."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -63,7 +69,7 @@ class Shortcuts:
     # ---- of this end's ----
 
     def learn(self, spec: TransferSpec) -> None:
-        """A transfer ended at once: the next one between these two caches need not look everything up again."""
+        """Make a shortcut of a transfer that ended at once, so that the next one looks nothing up again."""
         key, known = spec.key, self._session.running.within_reach(spec.entry, spec.key)
         if known is None or not isinstance(key, BlocksCacheKey):
             return
@@ -84,10 +90,11 @@ class Shortcuts:
         count: int,
         priority: TransferPriority,
     ) -> EndedTask | StreamTransfer | None:
-        """Move the peer's blocks ``theirs[i]`` into ``mine[i]`` of a cache, or the other way round; ``count`` of both.
+        """Move the peer's blocks ``theirs[i]`` into ``mine[i]`` of a cache, or the other way round; ``count`` of them.
 
-        Mostly it is over then, and nothing was leased for it: nothing else happens meanwhile. None: it was not done, and
-        takes the long way, also for saying what is wrong.
+        Most transfers have ended when this returns. They lease nothing, because nothing else happens meanwhile.
+
+        Return None if nothing was done. Then the transfer takes the long way, which also reports what is wrong with it.
         """
         is_critical = priority is TransferPriority.CRITICAL
         way = self._ours.get((direction, key.model_id, cache.cache_id, is_critical))
@@ -108,7 +115,7 @@ class Shortcuts:
     def learn_served(
         self, entry: Entry, target: RemoteCache, link_channel: LinkChannel, seconds: float, priority: TransferPriority
     ) -> None:
-        """The same, of a transfer that the peer asked for."""
+        """Make a shortcut of a transfer that the peer asked for and that ended at once."""
         stream = lane("served", priority)
         made = self._make("served", "served", stream, "put", entry, target, link_channel, seconds)
         _keep(self._served, (entry.cache_id, target.cache_id, seconds, priority), made)
@@ -123,7 +130,10 @@ class Shortcuts:
         src: Sequence[int],
         dst: Sequence[int],
     ) -> TransferReport | StreamTransfer | None:
-        """Write block ``src[i]`` of this end's cache into ``dst[i]`` of the peer's. None: it takes the long way, as above."""
+        """Write block ``src[i]`` of this end's cache into ``dst[i]`` of the peer's.
+
+        Return None if nothing was done. Then the transfer takes the long way.
+        """
         way = self._served.get((entry.cache_id, target.cache_id, seconds, priority))
         if (
             way is None
@@ -148,7 +158,7 @@ class Shortcuts:
         link_channel: LinkChannel,
         seconds: float,
     ) -> Shortcut | None:
-        """None: the channel does not move bytes by itself; within a process they are copied otherwise."""
+        """Return a shortcut, or None if the channel does not move the bytes itself, as within a process."""
         session, channel = self._session, link_channel.channel
         if channel.has_one_queue:
             return None

@@ -1,4 +1,4 @@
-"""What a link needs to know of the cluster that it belongs to."""
+"""The cluster that a link belongs to, as far as the link needs to know it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LinkHost(Protocol):
-    """What a link has to know of the cluster that it belongs to."""
+    """The cluster that a link belongs to."""
 
     @property
     def registry(self) -> CacheRegistry: ...
@@ -32,13 +32,18 @@ class LinkHost(Protocol):
     def timeout(self) -> float: ...
     @property
     def check_here(self) -> Callable[[], None]:
-        """Raises LLMException: its caller is not on the cluster's event loop. ForkError: nor in its process."""
+        """A function that raises LLMException if its caller is not on the cluster's event loop.
+
+        In a forked child it raises ForkError.
+        """
         ...
 
     def serving_a_request(self, cluster_id: int) -> AbstractContextManager[None] | None:
-        """What to enter around the answer to a peer's request, or None. Entering it raises LLMException if something else is
-        under way."""
+        """Return a context to enter around the answer to a peer's request, or None.
+
+        Entering it raises LLMException if something else is under way.
+        """
         ...
 
     def heard(self, cluster_id: int, generation: int, payload: bytes, taken: Callable[[], None]) -> None:
-        """A notification of that peer's came, over the link of this generation."""
+        """Take a notification of a peer, which came over the link of this generation. ``taken`` is called when it is read."""

@@ -1,4 +1,4 @@
-"""What a link has done: counted always, shown when asked for."""
+"""Statistics of a link: they are always counted, and shown on request."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from aiodatadist.device import TransferCompletion, TransferState
 
 @dataclass(frozen=True, slots=True)
 class LinkStatistics:
-    """One link, since it was made.
+    """The statistics of one link, since it was made.
 
     Attributes:
-        cluster_id, state: the peer, and how the link is.
-        pulled_bytes, pushed_bytes, served_bytes: that arrived here, that we wrote at the peer, that it asked us to write.
-        transfers: that ended well.
-        running: under way now.
-        failures: of those that did not, how many by status; ``"CANCELLED"`` among them.
-        transfer_seconds, longest_seconds: of those that ended well, in all and the longest.
-        generation: how many times the link to this peer was made, this one included. What the peer said on an earlier link
-            (ids and addresses of its caches, for instance) may stand for something else, if it was restarted since.
+        cluster_id: the peer.
+        state: the state of the link.
+        pulled_bytes: bytes that this end read from the peer.
+        pushed_bytes: bytes that this end wrote into the peer's caches.
+        served_bytes: bytes that this end wrote because the peer asked for them.
+        transfers: transfers that succeeded.
+        running: transfers under way now.
+        failures: transfers that did not succeed, by status; cancelled ones are under ``"CANCELLED"``.
+        transfer_seconds: seconds of the transfers that succeeded, in total.
+        longest_seconds: seconds of the longest transfer that succeeded.
+        generation: how many times the link to this peer has been made, this one included. What the peer said on an earlier
+            link (ids and addresses of its caches, for instance) may stand for something else if it was restarted since.
     """
 
     cluster_id: int
@@ -48,10 +52,11 @@ class LinkCounters:
         self._longest = 0.0
 
     def started(self) -> None:
+        """Count a transfer that starts."""
         self._running += 1
 
     def ran(self, what: str, nbytes: int, seconds: float) -> None:
-        """As started and ended."""
+        """Count a transfer that started and finished in one call."""
         self._bytes[what] += nbytes
         self._transfers += 1
         self._seconds += seconds
@@ -59,7 +64,7 @@ class LinkCounters:
             self._longest = seconds
 
     def ended(self, what: str, completion: TransferCompletion) -> None:
-        """``what``: pulled, pushed or served."""
+        """Count the end of a transfer. ``what`` is pulled, pushed or served."""
         self._running -= 1
         self._bytes[what] += completion.nbytes
         if completion.state is TransferState.DONE:
@@ -72,6 +77,7 @@ class LinkCounters:
             self._failures["CANCELLED"] += 1
 
     def snapshot(self, cluster_id: int, state: str, generation: int = 1) -> LinkStatistics:
+        """Return the statistics as they are now."""
         return LinkStatistics(
             cluster_id,
             state,

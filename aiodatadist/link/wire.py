@@ -1,4 +1,4 @@
-"""Control messages over a byte stream."""
+"""The wire: control messages over a byte stream."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from aiodatadist.wire.frames import MAX_BODY, Decoder, Unknown, encode
 from aiodatadist.wire.messages import Message
 
 RECEIVE = 1 << 16
+"""The most bytes that are received at a time."""
 PIECE = 1 << 12
-"""Bytes of that which are decoded at a time: some ten requests, a fifth of a millisecond."""
+"""The number of received bytes that are decoded at a time: some ten requests, a fifth of a millisecond."""
 UNVERIFIED_BODY = 1 << 14
-"""Bytes of a message before the peer is known."""
+"""The most bytes of a message before the peer is known."""
 
 GATHER_SECONDS = 5e-5
-"""After a message was sent at once: what is posted within is sent together. A call of the kernel costs a fifth of that."""
+"""Seconds after a message was sent at once in which others are gathered. A call of the kernel costs a fifth of that."""
 MAX_BACKLOG = 4 << 20
-"""Bytes that wait for a peer that does not read, before we stop reading from it."""
+"""Bytes that may wait for a peer that does not read. If more wait, this end stops reading from the peer."""
 
 _NOTHING = memoryview(b"")
 
@@ -36,15 +37,17 @@ GONE = "the peer's process is gone, or its connection broke"
 class Wire:
     """Messages over a byte stream: one reader, and one writer at a time.
 
-    While a link is made its messages are sent with :meth:`send`, which waits. On a ready link they are posted: that never
-    waits, so a reaction to a message can answer it. They are sent in this order: one that comes alone in the call that posts
-    it, those that follow it closely, or answer what came together, at the beginning of the loop's next turn, and what the
-    kernel does not take by :meth:`pump`.
+    While a link is made, its messages are sent with :meth:`send`, which waits. On a ready link they are posted: that never
+    waits, so a reaction to a message can answer it.
 
-    A forked child may run some of the parent's tasks once more, while its event loop ends. It says nothing over it.
+    A message that is posted alone is sent in the same call. Messages that follow it closely, or answer messages that came
+    together, are sent at the beginning of the loop's next turn. :meth:`pump` sends what the kernel does not accept then.
+
+    A forked child may run some of the parent's tasks once more while its event loop ends. It sends nothing.
 
     Args:
-        at_once: sends without waiting, or says that it cannot now.
+        stream: the byte stream.
+        at_once: sends bytes without waiting and returns True, or returns False if that is not possible now.
     """
 
     def __init__(self, stream: anyio.abc.ByteStream, at_once: Callable[[bytes], bool] = lambda _: False) -> None:
@@ -69,24 +72,24 @@ class Wire:
 
     @property
     def peer_minor(self) -> int:
-        """The peer's minor version of the protocol; 0 until it is known: what is said to the peer is in all of them."""
+        """The peer's minor version of the protocol; 0 until it is known, so that only what all versions know is sent."""
         return self._decoder.minor or 0
 
     def quiet_seconds(self) -> float | None:
-        """How long ago bytes of the peer came. None: not known."""
+        """Return how many seconds ago bytes of the peer came; None if that is not known."""
         quiet: Callable[[], float | None] | None = getattr(self.stream, "quiet_seconds", None)
         return None if quiet is None else quiet()
 
     def trust(self) -> None:
-        """The peer is known: full-sized messages are fine from now on."""
+        """Accept messages of full size from now on, because the peer is known."""
         self._decoder.max_body = MAX_BODY
 
     def meet(self, first: Message | Unknown) -> None:
-        """The peer said this already, on the same connection."""
+        """Note a message that the peer has sent before, on the same connection."""
         self._decoder.meet(first)
 
     async def send(self, *messages: Message) -> None:
-        """Raises PeerLost: the peer is gone."""
+        """Send messages, and wait until the kernel has accepted them. Raises PeerLost if the peer is gone."""
         await self._write(b"".join(encode(message, self.peer_minor) for message in messages))
 
     async def _write(self, data: bytes) -> None:
@@ -98,7 +101,10 @@ class Wire:
             raise PeerLost(GONE) from error
 
     def post(self, message: Message) -> None:
-        """Send it soon. Raises ProtocolError: it is too large for a frame, or newer than the peer; nothing was posted."""
+        """Send a message soon, without waiting.
+
+        Raises ProtocolError if the message is too large for a frame, or newer than the peer. Nothing is sent then.
+        """
         data = encode(message, self.peer_minor)
         if self._generation != forks.generation or self._is_over:
             return
@@ -114,12 +120,12 @@ class Wire:
 
     @property
     def _is_one_of_many(self) -> bool:
-        """More is about to be posted: the answers to messages that came together, or what :meth:`together` is around."""
+        """True if more is about to be posted: answers to messages that came together, or messages within :meth:`together`."""
         return self._posts_many or bool(self._ready or self._unread)
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is posted within is sent at its end, at one go if it is no more than the kernel takes at a time."""
+        """Gather what is posted within the context, and send it together at its end."""
         self._posts_many = True
         try:
             yield
@@ -137,8 +143,10 @@ class Wire:
             self._pump()
 
     def hurry(self) -> bool:
-        """Send what is being gathered, if the kernel takes it at once: False where it does not. What it did not take
-        earlier is not this method's."""
+        """Send the gathered messages; return False if the kernel does not accept them now.
+
+        Once :meth:`pump` has taken over, leave them to it and return True.
+        """
         if not self._backlog or self._is_pumped or self._generation != forks.generation:
             return True
         if self._backlog_bytes > RECEIVE or not self._try(b"".join(self._backlog)):
@@ -154,26 +162,29 @@ class Wire:
             self._start_pump()
 
     def pump_with(self, start_pump: Callable[[], object]) -> None:
-        """From now on what the kernel does not take at once is sent by :meth:`pump`, which this starts in a task."""
+        """Set a function that starts :meth:`pump` in a task, to send what the kernel does not accept at once."""
         self._start_pump = start_pump
         if self._backlog:
             self._pump()
 
     @property
     def is_congested(self) -> bool:
+        """True if so much waits for the peer that this end must not read more from it."""
         return self._backlog_bytes > MAX_BACKLOG
 
     async def flush(self) -> None:
-        """Until everything posted so far was handed to the kernel, or the peer is gone."""
+        """Wait until the kernel has accepted everything posted so far, or the peer is gone."""
         while self._backlog_bytes:
             await self._flushed.wait()
         if self._may_be_buffered:
             with suppress(PeerLost):
-                await self._write(b"")  # behind what was sent at once, and may be in the stream's buffer yet
+                await self._write(b"")  # waits for what was sent at once, which may still be in the stream's buffer
 
     async def pump(self) -> None:
-        """Send what is posted, until nothing is left. Raises PeerLost: the peer is gone. Then, and when it is cancelled, no
-        posted message is sent any more."""
+        """Send posted messages until none is left. Raises PeerLost if the peer is gone.
+
+        After that, and after a cancellation, no posted message is sent.
+        """
         while self._backlog:
             frames, self._backlog = self._backlog, []
             data = b"".join(frames)
@@ -187,26 +198,26 @@ class Wire:
         self._flushed.wake()
 
     def _give_up(self) -> None:
-        """Nothing is sent any more, and no caller waits for it. What the peer said can still be received."""
+        """Drop what is posted, and let no caller wait for it. What the peer has sent can still be received."""
         self._is_over = True
         self._backlog.clear()
         self._backlog_bytes = 0
         self._flushed.wake()
 
     async def receive(self) -> Message | Unknown:
-        """The next message, or one that only a newer version than this end's knows.
+        """Return the next message, or an :class:`Unknown` that only a newer version than this end's knows.
 
         Raises:
-            PeerLost: the peer is gone.
-            ProtocolError: what came is no message.
-            Exception: a reaction at once failed with it.
+            PeerLost: if the peer is gone.
+            ProtocolError: if what came is no message.
+            Exception: whatever a reaction at once raised.
         """
         while not self._ready:
             if self._unread:
                 piece, self._unread = self._unread[:PIECE], self._unread[PIECE:] or _NOTHING
                 self._ready.extend(self._decoder.feed(piece))
                 continue
-            self._ready.extend(self._decoder.feed(b""))  # what came behind an earlier message may have been wrong
+            self._ready.extend(self._decoder.feed(b""))  # raises what is wrong with bytes behind an earlier message
             self._is_waiting = True
             try:
                 data = await self.stream.receive(RECEIVE)
@@ -220,12 +231,15 @@ class Wire:
         return self._ready.popleft()
 
     def react_at_once(self, react: Callable[[Message | Unknown], bool] | None) -> None:
-        """From now on a single small message that comes while :meth:`receive` waits is shown to ``react`` in the call that
-        brings it, two turns of the loop sooner. What that answers False to is received."""
+        """Set a function that reacts to a message in the call that brings it, two turns of the loop sooner.
+
+        It is called with single small messages that come while :meth:`receive` waits. If it returns False, the message is
+        received as usual.
+        """
         self._react = react
 
     def hear(self, data: bytes) -> bool:
-        """Bytes came, and nothing that came before waits to be read; whether that was all for them."""
+        """React to bytes that came while no earlier ones wait to be read. Return True if they need not be received."""
         if self._react is None or not self._is_waiting or self._ready or self._unread or self.is_congested:
             return False
         message = self._decoder.peek(data)
@@ -233,9 +247,10 @@ class Wire:
             return False
         try:
             return self._react(message)
-        except Exception as error:  # it is the receiver's
+        except Exception as error:  # receive() raises it
             self._failure = error
             return False
 
     async def aclose(self) -> None:
+        """Close the stream at once."""
         await anyio.aclose_forcefully(self.stream)
