@@ -206,7 +206,7 @@ def run(
     check: bool = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """``subprocess.run``, whose Python programs are forked."""
+    """Run like ``subprocess.run``, but fork Python programs."""
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if input is not None:
@@ -281,7 +281,7 @@ class Process:
 
     @property
     def returncode(self) -> int | None:
-        """Return the exit code, or None while the process runs."""
+        """The exit code, or None while the process runs."""
         return self._process.returncode if self._ended.is_set() else None
 
     async def wait(self) -> int:
@@ -315,7 +315,7 @@ async def _all_of(stream: asyncio.StreamReader | None) -> bytes:
 
 
 async def create_subprocess_exec(*command: str, **options: Any) -> Process:
-    """``asyncio.create_subprocess_exec``, whose Python programs are forked."""
+    """Start a process like ``asyncio.create_subprocess_exec``, but fork Python programs."""
     process = Process(Popen(command, **options))
     await process._open()
     return process

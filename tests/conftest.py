@@ -128,7 +128,7 @@ def open_files() -> set[str]:
 
 @pytest.fixture
 def no_leaks() -> Iterator[None]:
-    """Threads and open files are back to where they were."""
+    """Check that threads and open files are back to where they were."""
     children.server()  # its socket stays
     gc.collect()
     files, threads = open_files(), threading.active_count()

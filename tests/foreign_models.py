@@ -109,7 +109,7 @@ def _complaints_of(node: Any, is_finite: bool) -> Iterator[str]:
 
 @cache
 def texts_of_others() -> frozenset[str]:
-    """Names of fields with texts that may be long, or have other characters than printable ASCII."""
+    """Return the names of fields whose texts may be long, or have other characters than printable ASCII."""
     return frozenset(
         field
         for model in foreign_models()

@@ -20,7 +20,7 @@ BLOCKS = 4096
 
 
 def pool(nbytes: int) -> str:
-    """For ``LLMConfig.mem_pool_cfg``."""
+    """Return the value of ``LLMConfig.mem_pool_cfg``."""
     return json.dumps({"memory_size": nbytes})
 
 
@@ -31,7 +31,7 @@ def filling(nbytes: int) -> CacheDesc:
 
 
 def resident_kib() -> int:
-    """Shared memory that this process has touched, its own and peers'."""
+    """Return the shared memory that this process has touched, its own and peers'."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     (line,) = (line for line in status.splitlines() if line.startswith("RssShmem:"))
     return int(line.split()[1])

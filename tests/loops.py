@@ -49,12 +49,7 @@ TOUCHES_THE_LOOP = (
 
 
 def loops_of(test: str, is_autojump: bool = False) -> Mapping[str, Factory]:
-    """Loops by name, at least one.
-
-    Args:
-        test: its pytest id without parameters, ``tests/test_pull.py::test_it``. It decides, so the loop is the same always.
-        is_autojump: the test waits by the clock of ``clock.py``, which only asyncio's loop can have.
-    """
+    """Return loops by name, at least one."""
     if is_autojump or os.environ.get(VARIABLE) == "autojump":
         return {"autojump": AutojumpLoop}
     if is_both() or touches_the_loop(test):

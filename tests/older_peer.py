@@ -26,7 +26,7 @@ from tests.unit.wire.test_minor_versions import OLD
 
 
 def speak_older(patch: Callable[[object, str, object], None]) -> None:
-    """Each end in this process is of version 4.0 from here on."""
+    """Let each end in this process be of version 4.0 from here on."""
     own, parse = Engine.hello, frames._parse
 
     def made(self: Engine, key: bytes | None, peer: int | None) -> Hello:

@@ -96,7 +96,7 @@ def repaired(wheel: Path, folder: Path) -> Path:
 
 
 def in_sdist(sdist: Path) -> frozenset[str]:
-    """Files, without the folder that they all are in. Raises Wrong: one is outside of it."""
+    """Return the files, without the folder that they all are in. Raises Wrong if one is outside of it."""
     prefix = sdist.name.removesuffix(".tar.gz") + "/"
     with tarfile.open(sdist) as archive:
         names = [member.name for member in archive.getmembers() if not member.isdir()]
@@ -135,7 +135,7 @@ def check_wheel(found: Collection[str], sdist: Collection[str]) -> None:
 
 
 def libraries(wheel: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each shared library of a wheel, and those that it links."""
+    """Return each shared library of a wheel, and the libraries that it links."""
     with ZipFile(wheel) as archive:
         for name in archive.namelist():
             if ".so" in PurePosixPath(name).suffixes:

@@ -39,7 +39,7 @@ class Block:
 
     @property
     def title(self) -> str:
-        """``hybrid.py`` where the first line is ``# hybrid.py: ...``; empty: it is no whole program."""
+        """Return ``hybrid.py`` if the first line is ``# hybrid.py: ...``, or an empty text if it is no whole program."""
         found = re.match(r"# (\S+\.py):", self.text)
         return found[1] if found else ""
 
@@ -54,14 +54,14 @@ class Section:
 
     @property
     def tables(self) -> list[tuple[int, int]]:
-        """Rows and columns of each table."""
+        """The number of rows and columns of each table."""
         found = re.findall(r"(?:^\|.*\|$\n?)+", without_blocks(self.text), flags=re.MULTILINE)
         lines = [table.strip().splitlines() for table in found]
         return [(len(rows), len(re.findall(r"(?<!\\)\|", rows[0])) - 1) for rows in lines]
 
     @property
     def code(self) -> list[str]:
-        """Return the texts between backticks."""
+        """The texts between backticks."""
         return sorted({" ".join(found.split()) for found in CODE.findall(without_blocks(self.text))})
 
     @property
@@ -73,7 +73,7 @@ class Section:
 
     @property
     def items(self) -> list[int]:
-        """Return the number of entries in the lists."""
+        """The number of entries in the lists."""
         return [len(re.findall(r"^(?:- |\d+\. )", without_blocks(self.text), flags=re.MULTILINE))]
 
     @property
@@ -117,7 +117,7 @@ def anchors(text: str) -> set[str]:
 
 
 def links(page: Path) -> Iterator[tuple[str, str]]:
-    """Path and anchor of each link into the repository."""
+    """Return path and anchor of each link into the repository."""
     for target in LINK.findall(without_blocks(page.read_text(encoding="utf-8"))):
         path, _, anchor = target.partition("#")
         if ":" not in path:

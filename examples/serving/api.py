@@ -39,7 +39,7 @@ class _Completion(_Message):
 
     @property
     def tokens(self) -> bytes:
-        """Return the prompt's bytes, which are the model's tokens."""
+        """The prompt's bytes, which are the model's tokens."""
         return self.prompt.encode()
 
 

@@ -104,7 +104,7 @@ class Field(Declaration):
 
 
 def read_declarations(*paths: Path) -> list[Declaration]:
-    """Everything that the header files declare; included files come before those that include them."""
+    """Return everything that the header files declare; included files come before those that include them."""
     source = cdef_source(*paths)
     ffi = cffi.FFI()
     try:
@@ -140,7 +140,7 @@ class _Reader:
         return list(tree.ext[len(known) :])
 
     def _spans(self) -> Iterator[tuple[int, int]]:
-        """First and last line of each statement."""
+        """Return the first and last line of each statement."""
         depth, first = 0, None
         for number, line in enumerate(self._code):
             for character in line:

@@ -46,7 +46,7 @@ class End:
         return {int(value) for array in self.arrays for value in np.unique(array[block])}
 
     def until(self, wanted: str, request: str, seconds: float = 10.0) -> Ended:
-        """All that came out up to a request's end."""
+        """Return all that came out up to a request's end."""
         found, until = Ended(), time.monotonic() + seconds
         while request not in getattr(found, wanted):
             assert time.monotonic() < until, f"{request} did not come out: {found}"

@@ -43,7 +43,7 @@ class End:
         return {int(value) for array in arrays for value in np.unique(array[block])}
 
     def take(self) -> Ended:
-        """All that came out so far."""
+        """Return all that came out so far."""
         ended = self.service.take()
         self.found.sent |= ended.sent
         self.found.received |= ended.received

@@ -30,14 +30,14 @@ def loop_thread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """Two clusters that are linked, one-sided."""
+    """Link two clusters, one-sided."""
     with linked_pair() as both:
         yield both
 
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Is set when a transfer has begun."""
+    """Return an event that is set when a transfer has begun."""
     event, watch = threading.Event(), stats.Counters.watch
 
     def watched(self: stats.Counters, task: CacheTask) -> None:

@@ -27,7 +27,7 @@ def test_a_handle_names_the_damaged_blocks_alone(is_option: bool) -> None:
 
 
 def pushed(pair: Pair, checksum: bool | None) -> list[int]:
-    """Blocks of the peer that a damaged push names."""
+    """Return the blocks of the peer that a damaged push names."""
     soft_fault("HcclBatchPut:flip=0")
     push = pair.target.manager.submit_push_blocks(KEY, pair.target.cache, [0, 7], [3, 6], checksum=checksum)
     assert push.wait(20)

@@ -75,7 +75,7 @@ class Pair:
         return self.decoder.kv_cache_manager
 
     def free(self) -> list[int]:
-        """Free bytes of both pools."""
+        """Return the free bytes of both pools."""
         return [free(self.prompt), free(self.decoder)]
 
 

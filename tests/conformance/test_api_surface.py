@@ -62,14 +62,14 @@ def is_missing(name: str) -> bool:
 
 
 def parameters(thing: Any) -> list[Parameter]:
-    """Without ``self`` and ``cls``."""
+    """Return the parameters without ``self`` and ``cls``."""
     is_bound = isinstance(thing, (type, staticmethod))
     function = thing.__func__ if isinstance(thing, (staticmethod, classmethod)) else thing
     return list(inspect.signature(function).parameters.values())[0 if is_bound else 1 :]
 
 
 def differences(mine: list[Parameter], theirs: list[Parameter]) -> list[str]:
-    """Why a call that fits ``theirs`` may not fit ``mine``."""
+    """Yield the reasons why a call that fits ``theirs`` may not fit ``mine``."""
     found = []
     for i, want in enumerate(theirs):
         have = mine[i] if i < len(mine) else None

@@ -53,7 +53,7 @@ both_modes = pytest.mark.parametrize("one_sided", [True, False], ids=["one-sided
 
 @asynccontextmanager
 async def two(one_sided: bool = True, **options: Any) -> AsyncIterator[tuple[Cluster, Cluster]]:
-    """Clusters 1 and 2, linked, without caches."""
+    """Link clusters 1 and 2, without caches."""
     options["enable_remote_cache_accessible"] = one_sided
     async with (
         open_cluster(1, LLMRole.PROMPT, **options) as prompt,

@@ -36,7 +36,7 @@ class Store(Protocol):
     """A place for values, of which there may be several clients."""
 
     async def client(self) -> KVPool:
-        """Another client of the same store. The store closes it."""
+        """Open another client of the same store. The store closes it."""
 
 
 OpenStore = Callable[[int], AbstractAsyncContextManager[Store]]

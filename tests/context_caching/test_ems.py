@@ -136,7 +136,7 @@ def test_many_threads_at_a_time() -> None:
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pools whose reads never end."""
+    """Let pools open whose reads never end."""
 
     async def open_pool(url: str) -> KVPool:
         pool = Foreign(await MemoryPool.open(1 << 20))

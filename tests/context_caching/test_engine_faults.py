@@ -183,7 +183,7 @@ async def test_redis_stopped_and_continued_after_the_deadline(server: RedisServe
 
 @asynccontextmanager
 async def cluster() -> AsyncIterator[tuple[list[RedisServer], KVPool, list[PoolKey], list[bytes]]]:
-    """Three servers, a pool, and 30 values in it."""
+    """Start three servers, and a pool with 30 values in it."""
     need_redis()
     servers = [RedisServer(is_in_cluster=True) for _ in range(3)]
     with running(*servers):

@@ -55,7 +55,7 @@ class Demo:
         self._pidfds = [os.pidfd_open(pid) for pid in self.pids.values()]
 
     def wait_until_all_ended(self) -> float:
-        """Seconds until the demo and both workers are gone."""
+        """Return the seconds until the demo and both workers are gone."""
         started = monotonic()
         self.process.wait(timeout=PATIENCE)
         for pidfd in self._pidfds:

@@ -129,7 +129,7 @@ class Engine:
         self.say(op="add", id=request, prompt=prompt, max_tokens=1, params={"do_remote_decode": True, **params})
 
     def state(self) -> Answer:
-        """Free blocks, requests, descriptors, threads, and what its connector counted."""
+        """Return free blocks, requests, descriptors, threads, and the connector's counters."""
         self.say(op="state")
         return self._hear_of("requests")
 

@@ -29,7 +29,7 @@ CHUNK = 16
 
 @pytest.fixture(scope="module")
 def lmcache() -> SimpleNamespace:
-    """Modules that are there only where LMCache is."""
+    """Load modules that are there only where LMCache is."""
     names = {
         "torch": "torch", "api": "lmcache.v1.distributed.api", "utils": "lmcache.utils", "config": "lmcache.v1.config",
         "l2": "lmcache.v1.distributed.l2_adapters", "plugin": "lmcache.v1.distributed.l2_adapters.plugin_l2_adapter",
@@ -43,7 +43,7 @@ def lmcache() -> SimpleNamespace:
 
 
 def objects(lmcache: SimpleNamespace, *contents: int, tokens: int = CHUNK) -> list[Any]:
-    """Memory objects, each full of one number."""
+    """Return memory objects, each full of one number."""
     torch = lmcache.torch
     allocator = lmcache.adhoc.AdHocMemoryAllocator("cpu")
     made = [allocator.allocate(torch.Size([2, 3, tokens, 8]), torch.float32) for _ in contents]

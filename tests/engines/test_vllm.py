@@ -36,7 +36,7 @@ class Watch:
         )
 
     def nothing_is_kept(self) -> None:
-        """Blocks and requests are given back at both ends; neither descriptors nor threads pile up."""
+        """Check that blocks and requests are given back at both ends, and that neither descriptors nor threads pile up."""
         eventually(lambda: [each.state()["requests"] for each in self._engines], [0] * len(self._engines))
         for each, before in zip(self._engines, self._before, strict=True):
             now = each.state()

@@ -15,7 +15,7 @@ LONG = 4 * BLOCK + 10
 
 
 def two(seed: int, length: int = LONG) -> list[list[int]]:
-    """Two prompts of the same length, which have nothing in common."""
+    """Return two prompts of the same length that have nothing in common."""
     return [(prompt * length)[:length] for prompt in prompts(2, seed)]
 
 

@@ -25,7 +25,7 @@ FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5}
 
 @pytest.fixture(scope="module")
 def vllm() -> SimpleNamespace:
-    """Modules that are there only where vLLM is."""
+    """Load modules that are there only where vLLM is."""
     adapter, base = "aiodatadist.adapters.vllm", "vllm.distributed.kv_transfer.kv_connector"
     names = {
         "torch": "torch", "prometheus": "prometheus_client", "config": "vllm.config", "base": f"{base}.v1.base",

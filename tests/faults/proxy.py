@@ -55,7 +55,7 @@ class Proxy:
         return info
 
     def reset(self) -> None:
-        """All connections that there are."""
+        """Reset all connections."""
         for pipe in list(self._pipes):
             pipe.reset()
 
@@ -104,7 +104,7 @@ class Proxy:
 
 @asynccontextmanager
 async def proxy(address: tuple[str, int] | None) -> AsyncIterator[Proxy]:
-    """In front of a cluster's ``listen_address``."""
+    """Run a proxy in front of a cluster's ``listen_address``."""
     assert address is not None
     made = Proxy(address)
     tasks: set[asyncio.Task[None]] = set()

@@ -156,7 +156,7 @@ async def at_every_await(
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = 2.0) -> None:
-    """For what no event tells of."""
+    """Poll for a condition that no event reports."""
     with anyio.move_on_after(seconds):
         while not condition():  # noqa: ASYNC110
             await anyio.sleep(0.001)
@@ -430,7 +430,7 @@ async def test_a_pull_whose_checksums_are_compared(one_sided: bool, spot: Spot, 
 
 
 async def heard(cluster: Cluster, last: bytes) -> list[bytes]:
-    """All notifications up to this one."""
+    """Return all notifications up to this one."""
     found: list[bytes] = []
     with anyio.fail_after(20):
         async for note in cluster.datadist.notifications():

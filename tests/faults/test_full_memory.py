@@ -61,7 +61,7 @@ def limited(kind: int, amount: int) -> Iterator[None]:
 
 
 def addresses_in_use() -> int:
-    """Bytes of this process's address space."""
+    """Return the size of this process's address space in bytes."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
 
 
@@ -146,7 +146,7 @@ async def a_filter_without_memfds() -> Any:
 
 
 def refuse_call(number: int) -> None:
-    """From now on this call of the kernel fails with EPERM, in this thread and all that it starts."""
+    """Let this kernel call fail with EPERM from now on, in this thread and all that it starts."""
     load, jump_if_equal, give = 0x20, 0x15, 0x06
     allow, refuse = 0x7FFF0000, 0x00050000 | errno.EPERM
     lines = [(load, 0, 0, 0), (jump_if_equal, 0, 1, number), (give, 0, 0, refuse), (give, 0, 0, allow)]

@@ -37,7 +37,7 @@ class Clients:
         self._process = process
 
     async def ask(self) -> tuple[int, int, list[str]]:
-        """Links at their end, transfers that ended well, and why others did not."""
+        """Return the links at their end, the transfers that ended well, and the reasons why others did not."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"\n")

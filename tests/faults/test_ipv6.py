@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1"
 
 @asynccontextmanager
 async def listening_process() -> AsyncIterator[tuple[children.Process, LLMClusterInfo]]:
-    """Cluster 1 in a process of its own, on the same kind of loop."""
+    """Run cluster 1 in its own process, on the same kind of loop."""
     process = await children.create_subprocess_exec(
         sys.executable, "-m", "tests.faults.test_ipv6", type(asyncio.get_running_loop()).__module__,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

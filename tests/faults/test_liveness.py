@@ -54,7 +54,7 @@ class Puppet:
         self.pid = process.pid
 
     async def ask(self, verb: str, *args: Any) -> Any:
-        """Have it do something, and hear what came of it."""
+        """Have the puppet do something, and return the result."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([verb, *args]).encode() + b"\n")

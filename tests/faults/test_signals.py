@@ -31,7 +31,7 @@ PERIOD = 0.001
 
 
 def strike(pid: int) -> None:
-    """Each thread of a process, a thousand times in a second, until it or our parent is gone."""
+    """Signal each thread of a process, a thousand times a second, until the process or our parent is gone."""
     tgkill = ctypes.CDLL(None, use_errno=True).tgkill
     parent = os.getppid()
     while os.getppid() == parent:

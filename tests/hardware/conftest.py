@@ -90,7 +90,7 @@ async def linked(place: Place, there: remote.Remote, pool: int = 64 << 20, **opt
 
 @pytest.fixture
 async def pair(mine: Place, peer: remote.Remote) -> AsyncIterator[Pair]:
-    """With 8 tensors of 16 blocks of 64 KiB, 8 MiB in all."""
+    """Make a pair with 8 tensors of 16 blocks of 64 KiB, 8 MiB in all."""
     async with linked(mine, peer) as found:
         await found.allocate(8, 16, 64 << 10)
         yield found

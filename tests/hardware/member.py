@@ -53,7 +53,7 @@ class Member:
         await self.fill()
 
     async def fill(self) -> None:
-        """Each block names its cluster, its tensor and itself."""
+        """Fill each block with a pattern that names its cluster, its tensor and itself."""
         desc = self.cache.cache_desc
         await self.write(
             b"".join(
@@ -64,14 +64,14 @@ class Member:
         )
 
     async def write(self, contents: bytes) -> None:
-        """All tensors, one after the other."""
+        """Write all tensors, one after the other."""
         host = self.datadist.device.allocate(len(contents), Placement.HOST)
         host.view()[:] = contents
         await self._copy(CopyKind.HOST_TO_DEVICE, self._grid(host.address).mirrored())
         host.free()
 
     async def read(self) -> bytes:
-        """All tensors, one after the other, as they are in the device's memory now."""
+        """Read all tensors, one after the other, as they are in the device's memory now."""
         host = self.datadist.device.allocate(self.cache.cache_desc.size * len(self.cache.tensor_addrs), Placement.HOST)
         await self._copy(CopyKind.DEVICE_TO_HOST, self._grid(host.address))
         contents = bytes(host.view())

@@ -24,7 +24,7 @@ class Place:
 
     @property
     def options(self) -> dict[str, object]:
-        """Return options of an LLMConfig for a cluster here."""
+        """Options of an LLMConfig for a cluster here."""
         found: dict[str, object] = {"device_id": self.device, "listen_ip_info": f"{self.host}:0"}
         if self.resource is not None:
             found["local_comm_res"] = self.resource.read_text(encoding="utf-8")

@@ -35,11 +35,7 @@ class Remote:
         self._addresses: dict[int, tuple[str, int]] = {}
 
     async def ask(self, verb: str, **arguments: Any) -> Any:
-        """Have it do something, and hear what came of it. One at a time.
-
-        Raises:
-            AssertionError: it failed there.
-        """
+        """Have the peer do something, and return the result. Only one request at a time."""
         with anyio.fail_after(ANSWER_SECONDS):
             await self._connection.send(json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n")
             answer = json.loads(await self._lines.receive_until(b"\n", LONGEST))
@@ -60,14 +56,14 @@ class Remote:
         return address_of(cluster_id, host, own if port is None else port)
 
     async def link(self, mine: Member, *cluster_ids: int) -> None:
-        """From here to clusters there."""
+        """Link from here to clusters there."""
         status, each = await mine.datadist.link_clusters([self.info(number) for number in cluster_ids], 60_000)
         assert status is LLMStatusCode.LLM_SUCCESS, each
 
 
 @asynccontextmanager
 async def started(place: Place) -> AsyncIterator[Remote]:
-    """On this machine, in a new process. It ends with the test."""
+    """Start a peer on this machine, in a new process. It ends with the test."""
     command = [
         sys.executable,
         "-m",
@@ -95,6 +91,6 @@ async def started(place: Place) -> AsyncIterator[Remote]:
 
 @asynccontextmanager
 async def connected(host: str, port: int, process: Process | None = None) -> AsyncIterator[Remote]:
-    """To a peer that runs already."""
+    """Connect to a peer that runs already."""
     async with await anyio.connect_tcp(host, port) as connection:
         yield Remote(connection, process)

@@ -142,7 +142,7 @@ def bodies(room: int, kinds: Container[str], fields: Fields) -> Iterator[tuple[s
 
 
 def peak() -> float:
-    """MiB of memory in use at most since it was last forgotten."""
+    """Return the largest memory in use since the last reset, in MiB."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 

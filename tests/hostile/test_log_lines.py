@@ -69,7 +69,7 @@ class Clock:
         lines.all.clear()
 
     def check(self) -> None:
-        """In two seconds each kind has two lines at most, and no line was written past the limiter."""
+        """Check that each kind has at most two lines in two seconds, and that no line bypassed the limiter."""
         counts = [each.counts - before for each, before in zip(self._held, self.before, strict=True)]
         assert all(counts)
         assert len(self._lines.all) <= sum(min(count, 2) for each in counts for count in each.values()), self._lines.all
@@ -80,7 +80,7 @@ def incidents_of(end: End) -> Incidents:
 
 
 def repeated(clock: Clock, once: Callable[[int], None]) -> None:
-    """Many times in one second, and once in the next."""
+    """Repeat it many times in one second, and once in the next."""
     for number in range(MANY):
         once(number)
     clock.now += 1.0

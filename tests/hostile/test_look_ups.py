@@ -55,7 +55,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
 
 
 def invent(end: End, requests: int) -> list[Any]:
-    """Offers of names that match an entry, each under a cluster id of its own."""
+    """Make offers of names that match an entry, each under its own cluster id."""
     return [
         pull(f"lie{number}", end.place(host=f"silent{number}.wild.svc", cluster_id=10**6 + number))
         for number in range(requests)

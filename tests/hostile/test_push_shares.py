@@ -201,7 +201,7 @@ async def test_names_that_peers_want_are_bounded_until_the_engine_takes_them() -
 
 @contextmanager
 def manager_of(prefill: Prefill) -> Iterator[Any]:
-    """SGLang's manager over it."""
+    """Return SGLang's manager over the service."""
     with sglang_manager() as module:
 
         class Manager(module.AioDataDistKVManager):  # type: ignore[misc,name-defined]  # found at run time

@@ -50,7 +50,7 @@ class Pair:
         return self.decoder.kv_cache_manager
 
     def free(self) -> list[int]:
-        """Free bytes of both pools."""
+        """Return the free bytes of both pools."""
         found = [manager.pool_usage() for manager in (self.owner, self.puller)]
         return [usage.free for usage in found if usage is not None]
 

@@ -229,7 +229,7 @@ class Pool:
         self.pages[offset // PAGE : offset // PAGE + wanted] = [False] * wanted
 
     def extents(self) -> list[Pair]:
-        """(first page, pages) of each free extent."""
+        """Return the first page and the number of pages of each free extent."""
         found: list[Pair] = []
         for page, used in enumerate(self.pages):
             if used:
@@ -242,7 +242,7 @@ class Pool:
 
     @property
     def usage(self) -> tuple[int, int, int]:
-        """Total, free, largest."""
+        """The total, the free and the largest number of bytes."""
         lengths = [length for _, length in self.extents()]
         return len(self.pages) * PAGE, sum(lengths) * PAGE, max(lengths, default=0) * PAGE
 
@@ -463,7 +463,7 @@ class Model:
 
     @staticmethod
     def _check_words(op: Pull, why: set[str]) -> None:
-        """Rules about the arguments alone."""
+        """Check the rules about the arguments alone."""
         _check_layers(op, why)
         if op.blocks:
             _check_numbers((*op.src_blocks, *op.dst_blocks), why)
