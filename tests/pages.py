@@ -39,7 +39,7 @@ class Block:
 
     @property
     def title(self) -> str:
-        """Return ``hybrid.py`` if the first line is ``# hybrid.py: ...``, or an empty text if it is no whole program."""
+        """The name ``hybrid.py`` from a first line ``# hybrid.py: ...``; empty if it is no whole program."""
         found = re.match(r"# (\S+\.py):", self.text)
         return found[1] if found else ""
 
