@@ -7,9 +7,14 @@ from aiodatadist.values.foreign import printable, shown
 
 
 class EngineRanks:
-    """The registrations at a bootstrap server. Ranks agree on their number and on one layout."""
+    """The registrations at a bootstrap server. Ranks agree on their number and on one layout.
 
-    def __init__(self) -> None:
+    Args:
+        began: when the server began to listen.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._began = began
         self._known: dict[int, Registered] = {}
         self._said_at: dict[int, float] = {}
 
@@ -52,6 +57,15 @@ class EngineRanks:
                 self._known.clear()
                 return
             if other.address.cluster_id != worker.address.cluster_id:
+                self.forget(other)
+
+    def forget_replayed(self, worker: Registered, at: float) -> None:
+        """Forget what contradicts this rank, was sent before it, and before the server began to listen.
+
+        A stranger may have recorded it, and replay it. A true rank whose clock is late gives way, too.
+        """
+        for other in self.contradicting(worker):
+            if self._said_at[other.rank] < min(self._began, at):
                 self.forget(other)
 
     def forget(self, gone: Registered) -> None:

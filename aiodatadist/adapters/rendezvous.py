@@ -116,7 +116,7 @@ class _Life:
     def __init__(self, key: bytes | None, clock: Clock, incidents: Incidents) -> None:
         self._key = key
         self._clock = clock
-        self._ranks = EngineRanks()
+        self._ranks = EngineRanks(clock())
         self._slots = ClientSlots(MAX_CLIENTS_OF_ONE)
         self._incidents = incidents
         self._service = LoopService("rendezvous")
@@ -190,6 +190,7 @@ class _Life:
                 return stale
             if self._key is not None:  # without a key, a stranger could claim that
                 self._ranks.forget_ended(worker)
+                self._ranks.forget_replayed(worker, question.at)
             others = self._ranks.contradicting(worker)
             if not others:
                 self._ranks.add(worker, question.at)

@@ -83,6 +83,15 @@ def either(request: pytest.FixtureRequest) -> Iterator[tuple[RendezvousServer, b
 
 @pytest.fixture
 def server() -> Iterator[RendezvousServer]:
+    """Open a server that has listened for a minute."""
+    times = iter([NOW - 60])
+    with closing(RendezvousServer(HOST, 0, KEY, lambda: next(times, NOW))) as made:
+        yield made
+
+
+@pytest.fixture
+def fresh() -> Iterator[RendezvousServer]:
+    """Open a server that has just begun to listen."""
     with closing(RendezvousServer(HOST, 0, KEY, lambda: NOW)) as made:
         yield made
 
@@ -148,6 +157,17 @@ async def test_a_line_that_was_overheard_registers_nothing_a_second_time(
     await enrol(server, worker(other_door.port), NOW - 1)
     assert b"rank 0 has sent something newer" in await say(server.port, overheard)
     assert [each.port for each in await ranks(server)] == [other_door.port]
+
+
+async def test_a_line_that_was_overheard_before_the_server_started_keeps_no_rank_out(
+    fresh: RendezvousServer, door: Door, other_door: Door
+) -> None:
+    """A stranger may have taken the address of a rank that has ended, and replay what the rank said there."""
+    true = worker(other_door.port)
+    await enrol(fresh, worker(door.port, 666, 1, 2), NOW - 2)
+    await enrol(fresh, worker(door.port, 667, 0, 2), NOW - 1)
+    await enrol(fresh, true)
+    assert await ranks(fresh) == [true.address]
 
 
 async def test_a_stranger_learns_nothing_and_reaches_no_parser(
@@ -465,7 +485,7 @@ async def many_turns() -> int:
 
 
 def test_an_answer_has_one_layout_and_can_be_read_with_as_many_ranks_as_there_may_be() -> None:
-    table = EngineRanks()
+    table = EngineRanks(NOW)
     layout: dict[str, str | int] = {f"{i:0{MAX_WORD}}": "x" * MAX_WORD for i in range(MAX_LAYOUT)}
     for rank in range(MAX_RANKS):
         address = PeerAddress(cluster_id=2**64 - 1 - rank, host="h" * 61 + ".x" * 96, port=65535)

@@ -470,6 +470,14 @@ MUTANTS = (
         (BOOTSTRAP,),
     ),
     Mutant(
+        "replayed-rank-stays",
+        "a registration that was recorded before the server began to listen keeps no rank out",
+        "aiodatadist/adapters/engine_ranks.py",
+        "            if self._said_at[other.rank] < min(self._began, at):\n",
+        "            if self._said_at[other.rank] < min(self._began - FRESH_SECONDS, at):\n",
+        (BOOTSTRAP,),
+    ),
+    Mutant(
         "live-rank-replaced",
         "another cluster takes a rank once its address no longer answers",
         "aiodatadist/adapters/rendezvous.py",
