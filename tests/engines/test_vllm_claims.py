@@ -173,7 +173,7 @@ def test_an_offer_with_another_block_size(alone: Engine, pair: tuple[Engine, Eng
 
 
 def test_requests_whose_blocks_no_engine_fetches_take_no_more_than_their_share(model: Path) -> None:
-    """Leave leased blocks unfetched: they took the whole KV cache for as long as leases last."""
+    """Limit leased blocks that no engine fetches: they took the whole KV cache for as long as leases last."""
     settings = {"device_id": 6, "max_leased": 0.3, "lease_seconds": 8}
     prefill = Engine(model, model / "leased.log", settings, **SMALL)
     with opened(prefill):

@@ -280,7 +280,7 @@ def test_a_release_says_whose_prompt_it_was(vllm: SimpleNamespace) -> None:
 
 
 def test_requests_whose_blocks_no_peer_fetches_take_no_more_than_their_share(vllm: SimpleNamespace) -> None:
-    """Leave blocks unfetched: they took the whole KV cache."""
+    """Limit blocks that no peer fetches: they took the whole KV cache."""
     engine = Engine(vllm, 12)
     for number in range(2):
         assert engine.prefill(f"r{number}", TOKENS, [3 * number + i for i in range(3)]) is not None
