@@ -22,10 +22,10 @@ class Waiting(Protocol):
     """Something that waits for a link. One of its methods is called, or ``fail`` after a ``begin`` that raised."""
 
     def begin(self, link: Link) -> None:
-        """Begin: the link is ready. Whatever this raises is passed to :meth:`fail`."""
+        """Begin, because the link is ready. Whatever this raises is passed to :meth:`fail`."""
 
     def fail(self, error: LLMException) -> None:
-        """Fail: the link was not made, or :meth:`begin` raised."""
+        """Fail, because the link was not made or :meth:`begin` raised."""
 
 
 class WaitingTransfer(RemoteOperation):
@@ -57,6 +57,7 @@ class WaitingTransfer(RemoteOperation):
         self.follow(transfer)
 
     def fail(self, error: LLMException) -> None:
+        """Fail the transfer: the link was not made, or the transfer could not begin."""
         self.finish(TransferState.FAILED, error)
 
     def _cancel(self) -> bool:

@@ -232,7 +232,7 @@ class BlockLease:
         self._past.pop(peer, None)
 
     def _drop(self, claim: PeerClaim, why: LeaseEnd | None) -> None:
-        """End a claim, because its pull is over. ``why`` is None if the pull failed, and may be tried again."""
+        """End a claim, because its pull has ended. ``why`` is None if the pull failed, and may be tried again."""
         claim.settled()
         del self._claims[claim.peer, claim.call]
         self._is_first(claim.peer, claim.call)

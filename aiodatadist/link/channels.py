@@ -314,9 +314,8 @@ class Channels:
             await renewal.over.wait()
             if covers and renewal.error is not None:
                 raise LinkError(renewal.error)
-            if is_ours and (
-                renewal.opened is None or not renewal.opened.reaches(mine, theirs)
-            ):  # else it broke at once
+            # If the channel is not found though it reaches that far, it broke at once: then the loop opens another one.
+            if is_ours and (renewal.opened is None or not renewal.opened.reaches(mine, theirs)):
                 raise LinkError("a further channel was opened, but does not reach the memory that it is needed for")
 
     async def _carry_out(self, renewal: _Renewal) -> None:
@@ -518,7 +517,7 @@ class Channels:
     def on_broken(self, message: Broken) -> None:
         """Take a channel out of use on which a transfer of the peer's was stopped half-way."""
         link_channel = self._named(message.channel)
-        if link_channel is not None and not link_channel.is_broken:  # else it is known
+        if link_channel is not None and not link_channel.is_broken:  # otherwise this is known
             self._put_out_of_use(link_channel)
             self._retire(link_channel)
 
@@ -558,10 +557,12 @@ class Channels:
             raise refused or held  # type: ignore[misc]
 
     async def wait_let_go(self) -> None:
-        """Wait, after ``StillWritten``, until the peer has let go of all channels, and close them. There is no time limit.
+        """Wait until the peer has let go of all channels, and close them. Call this after ``StillWritten``.
+
+        There is no time limit.
 
         Raises:
-            LLMException: if one could not be closed: when the peer lets go of it will never be known.
+            LLMException: if one could not be closed, so that nobody will know when the peer lets go of it.
         """
         while self._closing:
             await self._closing[0].channel.wait_let_go()

@@ -30,9 +30,9 @@ class LinkState(Enum):
 
     ::
 
-    OPENING -> READY -> CLOSING -> CLOSED
-                 |         |
-                 +---------+-----> BROKEN     the peer died, or broke the protocol
+        OPENING -> READY -> CLOSING -> CLOSED
+                     |         |
+                     +---------+-----> BROKEN     the peer died, or broke the protocol
     """
 
     OPENING = "opening"

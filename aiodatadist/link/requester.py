@@ -164,7 +164,7 @@ class Requester:
     async def locate(
         self, entry: Entry, key: Key, plan: Callable[[RemoteCache, int], Grid], seconds: float
     ) -> tuple[RemoteCache, LinkChannel, Grid]:
-        """Return the peer's cache of a key, a channel that reaches it from this end's cache, and the bytes to move.
+        """Return the peer's cache that a key names, a channel that reaches it and this end's cache, and the bytes to move.
 
         Raises:
             CacheNotFound: if there is no such cache.
@@ -186,7 +186,7 @@ class Requester:
         raise TransferTimeout(f"cluster {session.cluster_id} did not {wanted} within {seconds:g} s")
 
     async def _find(self, key: Key) -> tuple[RemoteCache, int]:
-        """Return the peer's cache and slot of a key; ask the peer if they are not known.
+        """Return the peer's cache and slot that a key names. Ask the peer if this end does not know them.
 
         Raises:
             CacheNotFound: if the peer has no such cache.

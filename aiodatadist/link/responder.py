@@ -70,7 +70,7 @@ class _Stoppable(Protocol):
     """A request that can be cancelled: the scope of its task, or its transfer."""
 
     def cancel(self) -> object:
-        """Cancel it."""
+        """Cancel the request."""
 
 
 class Responder:
@@ -184,7 +184,7 @@ class Responder:
             self._say(_refusal(request.call, self._session.copy_of_failure()))
 
     def end(self) -> None:
-        """Drop the requests in line, because the link is over. The others end with their tasks and transfers."""
+        """Drop the requests in line, because the link has ended. The others end with their tasks and transfers."""
         for request in self._in_line.clear():
             self._drop(request.blocks, request.target)
 

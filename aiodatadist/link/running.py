@@ -378,7 +378,7 @@ class RunningTransfers:
             operation.cancel()
 
     def end_unclean(self) -> None:
-        """End what only a closed channel could have ended: such transfers are stuck, as the link is over."""
+        """End the transfers that only a closed channel could have ended. They are stuck, because the link has ended."""
         for over in list(self._unclean.values()):
             over(False)
 

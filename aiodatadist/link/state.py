@@ -17,19 +17,40 @@ class LinkHost(Protocol):
     """The cluster that a link belongs to."""
 
     @property
-    def registry(self) -> CacheRegistry: ...
+    def registry(self) -> CacheRegistry:
+        """The caches of the cluster."""
+        ...
+
     @property
-    def block_leases(self) -> BlockLeases: ...
+    def block_leases(self) -> BlockLeases:
+        """The leases of blocks that the cluster keeps for peers."""
+        ...
+
     @property
-    def totals(self) -> Totals: ...
+    def totals(self) -> Totals:
+        """The totals of the cluster, over all its links."""
+        ...
+
     @property
-    def digester(self) -> Digester: ...
+    def digester(self) -> Digester:
+        """The digester, which computes checksums of the cluster's caches."""
+        ...
+
     @property
-    def links_have_owners(self) -> bool: ...
+    def links_have_owners(self) -> bool:
+        """True if a link belongs to the end that asked for it, until the other end owns it, too."""
+        ...
+
     @property
-    def transfer_checksum(self) -> bool: ...
+    def transfer_checksum(self) -> bool:
+        """True if every transfer is compared by checksums."""
+        ...
+
     @property
-    def timeout(self) -> float: ...
+    def timeout(self) -> float:
+        """The seconds that one transfer may take."""
+        ...
+
     @property
     def check_here(self) -> Callable[[], None]:
         """A function that raises LLMException if its caller is not on the cluster's event loop.
