@@ -562,7 +562,7 @@ class Channels:
         There is no time limit.
 
         Raises:
-            LLMException: if one could not be closed, so that nobody will know when the peer lets go of it.
+            LLMException: if one could not be closed. Then it is never known when the peer lets go of it.
         """
         while self._closing:
             await self._closing[0].channel.wait_let_go()

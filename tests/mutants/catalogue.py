@@ -965,8 +965,8 @@ MUTANTS = (
         "line-outlives-its-link",
         "requests that wait for a task keep no destination in use when their link has ended",
         "aiodatadist/link/responder.py",
-        'link is over. The others end with their tasks and transfers."""\n        for request in self._in_line.clear():\n',
-        'link is over. The others end with their tasks and transfers."""\n        for request in ():\n',
+        'link has ended. The others end with their tasks and transfers."""\n        for request in self._in_line.clear():\n',
+        'link has ended. The others end with their tasks and transfers."""\n        for request in ():\n',
         ("tests/test_requests_in_line.py",),
     ),
     Mutant(
