@@ -384,7 +384,7 @@ def tensors(cache: Cache) -> list[bytearray]:
 async def test_bad_parts(pair: Pair) -> None:
     lease = pair.lease()
     for nbytes, src, dst, words in (
-        (3000, [0], [0], "no multiple of a part's 3000"),
+        (3000, [0], [0], "must be a multiple of a part's 3000"),
         (2048, [6], [0], r"parts\.src\[0\] is 6: 3 blocks of 2 parts"),
         (2048, [0], [6], r"parts\.dst\[0\] is 6: 3 blocks of 2 parts"),
     ):

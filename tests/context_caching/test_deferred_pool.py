@@ -85,7 +85,7 @@ async def test_an_engine_may_come_up_later(
             kv.wipe()
             assert (await cache.load([1], **by_slots([0]), timeout=20)).success == 1
             assert kv.rows(range(4)) == saved
-    assert [m for m in caplog.messages if m.startswith("the pool cannot be opened, and that is tried again")]
+    assert [m for m in caplog.messages if m.startswith("the pool cannot be opened now; each health check tries again")]
 
 
 @no_leaks
