@@ -126,7 +126,7 @@ class Ownership(Enum):
 
 
 class Sequel(Enum):
-    """The sequel if a link breaks."""
+    """The plan for a link that breaks: this end makes it again, or does nothing."""
 
     NONE = "none"
     RELINK = "relink"

@@ -82,7 +82,7 @@ class TransferHost(Protocol):
 
 
 class _Running:
-    """A transfer that is under way, with the peer's cache and its channel; None while it waits for a channel."""
+    """A transfer that is under way, with the peer's cache and the channel, which is None while the transfer waits for one."""
 
     __slots__ = ("link_channel", "program", "remote", "transfer")
 
