@@ -368,7 +368,7 @@ async def test_a_cluster_is_finalized_while_memory_is_withheld(
         for name in ("device_bytes", "pinned_bytes", "adopted", "imported", "streams", "events", "comms"):
             assert after[name] == before[name], name
         await s.go_on()
-    assert f"process {peer.pid}) is in the middle of writing" in caplog.text
+    assert f"process {peer.pid}) stopped in the middle of writing" in caplog.text
     if kind is Array:
         assert "do not use its memory" in caplog.text
 
