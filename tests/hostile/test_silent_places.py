@@ -74,6 +74,7 @@ def test_the_workers_of_a_request_hold_up_another_request_by_one_dial(
     true, puller = ends(0, ALL_HEADS), ends(1, ALL_HEADS, link_seconds=20)
     for request in range(3):
         puller.service.pull(pull(f"lie{request}", *lies(true, request)))
+    silence.wait_begun(4)
     keep(true, puller, "honest")
     assert puller.received("honest").outcomes["honest"] == "pull_done"
     assert turn_of(true, silence) <= 4 + 3, "four were under way, and three requests waited before this one"
@@ -87,6 +88,7 @@ def test_the_newest_request_has_a_place_in_the_line_however_many_wait(
     true, puller = ends(0), ends(1, link_seconds=20)
     for request in range(100):
         puller.service.pull(pull(f"lie{request}", *lies(true, request, 1)))
+    silence.wait_begun(2)
     keep(true, puller, "honest")
     assert puller.received("honest").outcomes["honest"] == "pull_done"
     assert turn_of(true, silence) <= 2 + 3, "the line has four places"
@@ -101,6 +103,7 @@ def test_a_true_place_that_is_the_last_one_of_a_lie_waits_for_the_honest_request
     named = lies(true, 0)
     named[7] = true.place(shape=ONE_HEAD.model_dump())
     puller.service.pull(pull("lie", *named))
+    silence.wait_begun(1)
     keep(true, puller, "honest")
     assert puller.received("honest").outcomes["honest"] == "pull_done"
     assert turn_of(true, silence) <= 2

@@ -1087,7 +1087,7 @@ MUTANTS = (
         "a decline ends nothing that a decode engine wants in time",
         "aiodatadist/adapters/push_out.py",
         "        elif push.want is None:\n            self._shorten(push)\n        self._refuse(",
-        '        elif push.want is None:\n            self._stop(drop.key, push, "dropped")\n        self._refuse(',
+        '        elif push.want is None:\n            self._stop(push, "dropped")\n        self._refuse(',
         ("tests/hostile/test_transfer_orders.py",),
     ),
     Mutant(
