@@ -143,10 +143,12 @@ async def test_equals_keep_their_order(either: Pair) -> None:
     with either.mover_held() as copy:
         names = [f"{priority}{i}" for priority in (BACKGROUND, CRITICAL, NORMAL) for i in range(3)]
         blocks = [MANY, *([i] for i in range(1, len(names)))]  # the first runs until all of them have arrived
-        tasks = [
-            either.pull(name, numbers, TransferPriority[name[:-1]]) for name, numbers in zip(names, blocks, strict=True)
+        tasks = [either.pull(names[0], blocks[0], BACKGROUND)]
+        await copy.arrived()  # what was submitted before is handed to the device with it, whatever its priority
+        tasks += [
+            either.pull(name, numbers, TransferPriority[name[:-1]])
+            for name, numbers in zip(names[1:], blocks[1:], strict=True)
         ]
-        await copy.arrived()
         await either.all_arrived()
         copy.release()
         await asyncio.gather(*tasks)
