@@ -42,7 +42,7 @@ Wait = Callable[[Cluster, Cache], Awaitable[None]]
 
 
 def host_peer(one_sided: bool, port: Connection) -> None:
-    """Run the peer in a process of its own."""
+    """Run the peer in a separate process."""
     anyio.run(_host_peer, one_sided, port)
 
 

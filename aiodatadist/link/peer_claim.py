@@ -41,7 +41,7 @@ class PeerClaim:
         self.timer: asyncio.TimerHandle | None = None
 
     def within(self, seconds: float, then: Callable[[], object]) -> None:
-        """Call ``then`` after so many seconds, unless the claim is settled or gets another limit first."""
+        """Call ``then`` after ``seconds``, unless the claim is settled or gets another limit first."""
         self.settled()
         self.timer = asyncio.get_running_loop().call_later(seconds, then)
 

@@ -40,7 +40,7 @@ class _Lines:
 
 @contextmanager
 def open_progress(rows: int) -> Iterator[Progress]:
-    """Open the progress of so many rows."""
+    """Show how many of ``rows`` rows are done, while the block runs."""
     if not sys.stderr.isatty() or find_spec("rich") is None:
         yield _Lines(rows)
         return

@@ -59,7 +59,7 @@ class Lookout:
 
     @contextmanager
     def over(self, what: str, seconds: float) -> Iterator[None]:
-        """Report a violation, and show the tasks, if the body does not end within so many seconds."""
+        """Report a violation, and show the tasks, if the body does not end within ``seconds``."""
         self._number += 1
         number = self._number
         self._running[number] = (what, time.monotonic() + seconds)

@@ -80,7 +80,7 @@ class Result:
 
 
 class Run(ABC):
-    """The processes of a profile, for so many seconds.
+    """The processes of a profile, and how long they run.
 
     Args:
         url: of the pool, for processes with a context cache.

@@ -1,6 +1,6 @@
 """``aiodatadist demo --context-cache``: a prompt is read twice, and the second time its KV cache is there already.
 
-With the embedded pool both runs are in this process, because the pool is. With any other each run is a process of its own,
+With the embedded pool both runs are in this process, because the pool is. With any other pool each run is a separate process,
 and what the first one saved is all that they share.
 """
 
@@ -118,7 +118,7 @@ def public(url: str) -> str:
 
 
 async def _in_process(job: ContextJob, command: Command) -> ContextRun:
-    """Run once in a process of its own, which ends with the run, or with this process."""
+    """Run once in a separate process, which ends with the run, or with this process."""
     async with (
         open_child("context", command("context"), env=environment()) as child,
         anyio.create_task_group() as tasks,

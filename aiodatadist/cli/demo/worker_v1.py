@@ -19,7 +19,7 @@ REQ_ID = 1
 
 
 def model_options(batch: int, tokens: int) -> dict[str, str]:
-    """Return the options of a batch of slots, each of so many tokens; -1 for as many as a request has."""
+    """Return the options of a batch of slots of ``tokens`` tokens each; -1 means the length of the request."""
     config = ModelConfig()
     config.kv_shapes = [f"{batch},{tokens},{CONFIG.kv_heads},{CONFIG.head_dim}"] * CONFIG.num_tensors
     config.kv_dtypes = [DataType.DT_FLOAT] * CONFIG.num_tensors
@@ -29,7 +29,7 @@ def model_options(batch: int, tokens: int) -> dict[str, str]:
 
 
 def config_for(tokens: int, **options: Any) -> LLMConfig:
-    """Return options with a pool that has room for so many tokens of KV cache, and for what is lost to pages."""
+    """Return options with a pool that has room for ``tokens`` tokens of KV cache, and for what is lost to pages."""
     nbytes = int(1.2 * tokens * CONFIG.num_tensors * CONFIG.block_bytes // BLOCK) + (8 << 20)
     return LLMConfig(ge_options={"ge.flowGraphMemMaxSize": str(nbytes)}, sync_kv_timeout=10_000, **options)
 
@@ -41,7 +41,7 @@ def check_memory(datadist: LLMDataDist) -> None:
 
 
 def padded(tokens: int) -> int:
-    """Tokens of the whole blocks that hold so many."""
+    """Round a number of tokens up to whole blocks."""
     return blocks_for(tokens) * BLOCK
 
 
@@ -61,7 +61,7 @@ def blocks_of(manager: KvCacheManager, cache: KvCache, slot: int) -> list[Array]
 
 
 def digest(blocks: Sequence[Array], tokens: int) -> str:
-    """Return a hash over the first blocks of every tensor, those that hold so many tokens."""
+    """Return a hash over the first blocks of every tensor: those that hold ``tokens`` tokens."""
     state = hashlib.blake2b(digest_size=16)
     for each in blocks:
         state.update(np.ascontiguousarray(each[: blocks_for(tokens)]).data)

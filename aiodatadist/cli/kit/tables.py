@@ -53,7 +53,7 @@ def _tables(widths: Sequence[int], first: list[int], later: list[int], columns: 
 
 
 def _broken(head: str, width: int) -> list[str]:
-    """Break text into lines of at most so many columns, unless a word is longer."""
+    """Break text into lines of at most ``width`` columns, unless a word is longer."""
     lines: list[str] = []
     for word in head.split():
         if lines and len(lines[-1]) + 1 + len(word) <= width:

@@ -136,7 +136,7 @@ def many_requests(pair: Pair) -> Outcome:
 
 
 class _Opener:
-    """Opens a gate after a while, from a thread of its own: the caller may be in a call that waits for it."""
+    """Opens a gate after a while, from another thread: the caller may be in a call that waits for it."""
 
     def __init__(self, pair: Pair, gate: Handle) -> None:
         self._bench = pair.bench

@@ -45,7 +45,7 @@ def serve(host: str, port: int, order: dict[str, Any], say: Say) -> None:
 def _greet(
     link: socket.socket, key: bytes, order: dict[str, Any], turn: threading.Lock, room: threading.Semaphore, say: Say
 ) -> None:
-    """Greet a caller, in a thread of its own. The caller's child dies with this process."""
+    """Greet a caller, in a separate thread. The caller's child dies with this process."""
     try:
         with link:
             serve_one(link, key, order, turn, say)
