@@ -1,18 +1,20 @@
 /* runtime.h: declarations that the files of the aclrt half share among themselves. soft.h declares what the HCCL half may use.
  *
- *   error, time, thread, handle, fault, counters, settings    tools that know nothing of devices
- *   sorted, arena, map, backing, import     addresses, and the memory behind them
- *   memory, host                            aclrtMalloc and relatives; ordinary memory the device may use
- *   device, context, primary                owners of streams, and the streams that a thread uses
- *   queue, stream_wait, task, stream        FIFO execution; the stream calls
- *   capture                                 streams whose tasks become part of a graph
- *   fence, event, event_host, reporter, callback, host_func   waiting for one another
- *   bytes, pointer_kind, copy, batch, fill  tasks that touch memory
- *   share, shared_fetch, ipc, ipc_event, shared_event, notify, physical, vmm, vmm_share    memory and events of other processes
+ *   error, time, thread, handle, fault, hold, counters, settings, lifetime    tools that know nothing of devices
+ *   current                                 the table of devices, and the context that a thread has chosen
+ *   sorted, arena, map, backing             addresses, and the memory behind them
+ *   share, shared_fetch, shared_event       descriptors and events for other processes
+ *   memory, host, physical, vmm, pointer_kind    aclrtMalloc and relatives; ordinary memory the device may use
+ *   import, ipc, vmm_share                  memory of other processes
+ *   stream_find, capture                    a caller's stream; streams whose tasks become part of a graph
+ *   queue, stream_wait, task                FIFO execution
+ *   fence, event, event_host, ipc_event, notify, reporter, callback, host_func    waiting for one another
+ *   bytes, copiers, copy, batch, fill       tasks that touch memory
+ *   stream, context, primary, device        the stream calls; owners of streams
  *   init                                    aclInit to aclFinalize, versions
  *
  * Each line uses the ones above it. Locks, in the order they are taken besides what soft.h says: a device's set_lock
- * before its lock; an event's, a notify's or a reservation's and then the physical memory's before share.c's.                              */
+ * before its lock; an event's, a notify's or a reservation's and then the physical memory's before share.c's. */
 #pragma once
 #include "soft.h"
 
@@ -101,7 +103,10 @@ aclError soft_backing_map(int fd, uint64_t offset, uint64_t size, void *at, void
 aclError soft_backing_check(int fd, uint64_t offset, uint64_t size);      /* may a peer's fd be mapped safely? */
 uint64_t soft_backing_align(uint64_t size);                 /* huge pages when it is worth it */
 
-/* ---- device.c ---- */
+/* ---- lifetime.c ---- */
+void soft_initialized_set(bool yes);                        /* by aclInit and the last aclFinalize */
+
+/* ---- current.c: the imitated devices, and the context of a thread. What they do with streams is execution's. ---- */
 typedef struct soft_context soft_context;
 typedef struct soft_device {
     int id;
@@ -121,10 +126,7 @@ aclError     soft_device_current(soft_device **device);     /* of this thread, o
 aclError     soft_device_check(int64_t id);                 /* 107001 */
 aclError     soft_device_reserve(int id, uint64_t bytes);   /* accounting; 207001 when the limit is passed */
 void         soft_device_unreserve(int id, uint64_t bytes);
-soft_stream **soft_device_streams(soft_device *device, const soft_context *only, size_t *count); /* references; caller frees */
 void         soft_devices_init(void);
-
-/* ---- context.c ---- */
 struct soft_context {
     soft_object object;
     aclrtContext handle;
@@ -136,15 +138,10 @@ struct soft_context {
     atomic_uint captures;                                   /* global ones, of its streams, under way */
     aclrtStream default_stream;                             /* its handle */
 };
-aclError      soft_context_new(soft_device *device, bool primary, soft_context **out);
-void          soft_context_close(soft_context *context, bool force);      /* ends its streams; takes over one reference */
-aclError      soft_context_current(soft_context **out);     /* a reference, or 107002 */
-aclError      soft_context_need(void);                      /* 0, or 107002 */
-aclrtContext  soft_context_handle(void);                    /* of this thread, unchecked */
-void          soft_context_bind(aclrtContext handle);       /* make it this thread's */
-
-/* ---- primary.c ---- */
-void soft_devices_shutdown(void);                           /* ends every context, aborting what runs */
+aclError     soft_context_current(soft_context **out);      /* a reference, or 107002 */
+aclError     soft_context_need(void);                       /* 0, or 107002 */
+aclrtContext soft_context_handle(void);                     /* of this thread, unchecked */
+void         soft_context_bind(aclrtContext handle);        /* make it this thread's */
 
 /* ---- queue.c: order, and running ---- */
 typedef struct soft_reporter soft_reporter;
@@ -208,10 +205,20 @@ typedef enum { SOFT_PAGEABLE, SOFT_PINNED, SOFT_DEVICE } soft_place;
 typedef struct soft_spot { soft_place place; int device; } soft_spot;
 aclError soft_place_of(const char *name, const void *addr, uint64_t bytes, soft_spot *spot); /* 107000 when it is no memory we can use */
 
+/* ---- stream_find.c ---- */
+aclError soft_stream_find(aclrtStream handle, soft_stream **out);         /* a reference, or 107002, 107003, 107017 */
+
 /* ---- stream.c ---- */
 aclError soft_stream_new(soft_context *context, soft_stream **out);       /* one reference for the caller */
-aclError soft_stream_find(aclrtStream handle, soft_stream **out);         /* a reference, or 107002, 107003, 107017 */
 aclError soft_stream_close(soft_stream *stream, bool force);              /* unlinks it; does not take over the caller's reference */
+soft_stream **soft_device_streams(soft_device *device, const soft_context *only, size_t *count); /* references; caller frees */
+
+/* ---- context.c ---- */
+aclError soft_context_new(soft_device *device, bool primary, soft_context **out);
+void     soft_context_close(soft_context *context, bool force);           /* ends its streams; takes over one reference */
+
+/* ---- primary.c ---- */
+void soft_devices_shutdown(void);                           /* ends every context, aborting what runs */
 
 /* ---- fence.c: something that becomes done once. A host thread waits for it, or a task that an abort can wake. ---- */
 typedef enum { SOFT_PENDING, SOFT_DONE, SOFT_LOST } soft_fence_state;     /* lost: its task was dropped, it will never be done */

@@ -79,12 +79,12 @@ void soft_mem_unimport(void *addr);
 bool soft_is_strict(void);                                  /* hccs, roce or aicpu */
 bool soft_is_hccs(void);                                    /* hccs or aicpu: the link kind is HCCS */
 
-/* ---- device.c, init.c ---- */
-int  soft_current_device(void);                             /* of this thread, or -1 */
-int  soft_device_count(void);
+/* ---- lifetime.c, current.c ---- */
 bool soft_initialized(void);                                /* aclInit has run */
+int  soft_device_count(void);
+int  soft_current_device(void);                             /* of this thread, or -1 */
 
-/* ---- queue.c, task.c, stream.c, bytes.c: FIFO executors. queue.c tells what an abort promises. ---- */
+/* ---- queue.c, task.c, stream_find.c, bytes.c: FIFO executors. queue.c tells what an abort promises. ---- */
 typedef struct soft_stream soft_stream;
 typedef struct soft_task {
     struct soft_task *next;

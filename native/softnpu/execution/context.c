@@ -1,38 +1,8 @@
-/* context.c: the device and the streams that a thread uses.
+/* context.c: owners of streams, each of one device: making, ending and choosing them.
  *
- * A thread remembers its context as a handle, looked up at every use: a context that was destroyed elsewhere is simply
- * not found. Default contexts live from the first aclrtSetDevice of a device to the last aclrtResetDevice.           */
+ * Default contexts live from the first aclrtSetDevice of a device to the last aclrtResetDevice (primary.c).          */
 #include "runtime.h"
 #include <stdlib.h>
-
-static _Thread_local aclrtContext current;
-
-aclrtContext soft_context_handle(void)
-{
-    return current;
-}
-
-void soft_context_bind(aclrtContext handle)
-{
-    current = handle;
-}
-
-aclError soft_context_current(soft_context **out)
-{
-    *out = current ? soft_handle_get(SOFT_CONTEXT, current) : NULL;
-    if (!*out)
-        return soft_error(ACL_ERROR_RT_CONTEXT_NULL, current ? "this thread's context was destroyed" : "this thread has no "
-                          "context: call aclrtSetDevice or aclrtSetCurrentContext in it first");
-    return ACL_SUCCESS;
-}
-
-aclError soft_context_need(void)
-{
-    soft_context *context;
-    SOFT_TRY(soft_context_current(&context));
-    soft_unref(&context->object);
-    return ACL_SUCCESS;
-}
 
 static void destroy(soft_object *object)
 {
@@ -109,7 +79,8 @@ aclError aclrtCreateContext(aclrtContext *context, int32_t deviceId)
     SOFT_TRY(soft_device_check(deviceId));
     soft_context *made;
     SOFT_TRY(soft_context_new(soft_device_of(deviceId), false, &made));
-    *context = current = made->handle;
+    *context = made->handle;
+    soft_context_bind(made->handle);
     soft_unref(&made->object);
     return ACL_SUCCESS;
 }
@@ -128,8 +99,8 @@ aclError aclrtDestroyContext(aclrtContext context)
         return soft_error(ACL_ERROR_RT_CONTEXT_RELEASE_ERROR, "a default context ends with aclrtResetDevice, it cannot be destroyed");
     }
     soft_context_close(found, false);
-    if (current == context)
-        current = NULL;
+    if (soft_context_handle() == context)
+        soft_context_bind(NULL);
     return ACL_SUCCESS;
 }
 
@@ -142,7 +113,7 @@ aclError aclrtSetCurrentContext(aclrtContext context)
     if (!found)
         return soft_bad_handle("context", context);
     soft_unref(&found->object);
-    current = context;
+    soft_context_bind(context);
     return ACL_SUCCESS;
 }
 
@@ -152,7 +123,7 @@ aclError aclrtGetCurrentContext(aclrtContext *context)
     if (!context)
         return soft_null("context");
     SOFT_TRY(soft_context_need());
-    *context = current;
+    *context = soft_context_handle();
     return ACL_SUCCESS;
 }
 

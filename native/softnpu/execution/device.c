@@ -1,93 +1,7 @@
-/* device.c: the imitated devices, and the calls about a device as a whole. */
+/* device.c: the calls about a device as a whole. */
 #include "runtime.h"
 #include <stdlib.h>
 #include <unistd.h>
-
-static soft_device devices[SOFT_MAX_DEVICES];
-
-void soft_devices_init(void)
-{
-    static bool made;                                       /* under aclInit's lock */
-    for (int id = 0; !made && id < SOFT_MAX_DEVICES; id++) {
-        devices[id].id = id;
-        pthread_mutex_init(&devices[id].set_lock, NULL);
-        pthread_mutex_init(&devices[id].lock, NULL);
-    }
-    made = true;
-}
-
-int soft_device_count(void)
-{
-    return soft_initialized() ? soft_setting.devices : 0;
-}
-
-soft_device *soft_device_of(int id)
-{
-    return id >= 0 && id < soft_device_count() ? &devices[id] : NULL;
-}
-
-aclError soft_device_check(int64_t id)
-{
-    if (!soft_initialized())
-        return soft_error(ACL_ERROR_UNINITIALIZE, "aclInit has not been called");
-    if (id < 0 || id >= soft_setting.devices)
-        return soft_error(ACL_ERROR_RT_INVALID_DEVICEID, "device %lld: there are %d, from 0 (SOFTNPU_DEVICES)", (long long)id,
-                          soft_setting.devices);
-    return ACL_SUCCESS;
-}
-
-aclError soft_device_current(soft_device **device)
-{
-    soft_context *context;
-    SOFT_TRY(soft_context_current(&context));
-    *device = context->device;
-    soft_unref(&context->object);
-    return ACL_SUCCESS;
-}
-
-int soft_current_device(void)
-{
-    soft_context *context = soft_handle_get(SOFT_CONTEXT, soft_context_handle());
-    if (!context)
-        return -1;
-    int id = context->device->id;
-    soft_unref(&context->object);
-    return id;
-}
-
-aclError soft_device_reserve(int id, uint64_t bytes)
-{
-    _Atomic uint64_t *used = &devices[id].used;
-    uint64_t limit = atomic_load(&soft_setting.device_memory), now = atomic_load(used);
-    do {
-        uint64_t left = now < limit ? limit - now : 0;
-        if (bytes > left)
-            return soft_error(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d: %llu bytes asked for, %llu free of %llu "
-                              "(SOFTNPU_DEVICE_MEMORY)", id, (unsigned long long)bytes, (unsigned long long)left,
-                              (unsigned long long)limit);
-    } while (!atomic_compare_exchange_weak(used, &now, now + bytes));
-    return ACL_SUCCESS;
-}
-
-void soft_device_unreserve(int id, uint64_t bytes)
-{
-    atomic_fetch_sub(&devices[id].used, bytes);
-}
-
-soft_stream **soft_device_streams(soft_device *device, const soft_context *only, size_t *count)
-{
-    *count = 0;
-    pthread_mutex_lock(&device->lock);
-    soft_stream **list = malloc((device->nstreams + 1) * sizeof *list);
-    for (soft_stream *stream = device->streams; list && stream; stream = stream->next_in_device) {
-        if (only && stream->context != only)
-            continue;
-        soft_ref(&stream->object);
-        list[(*count)++] = stream;
-    }
-    pthread_mutex_unlock(&device->lock);
-    return list;
-}
 
 aclError aclrtGetDeviceCount(uint32_t *count)
 {
@@ -152,14 +66,15 @@ aclError aclrtDeviceTaskAbort(int32_t deviceId, uint32_t timeout)
 {
     SOFT_TRY(soft_fault(__func__, NULL));
     SOFT_TRY(soft_device_check(deviceId));
+    soft_device *device = soft_device_of(deviceId);
     size_t count;
-    soft_stream **streams = soft_device_streams(&devices[deviceId], NULL, &count);
+    soft_stream **streams = soft_device_streams(device, NULL, &count);
     for (size_t i = 0; i < count; i++) {
         soft_queue_abort(streams[i], ACL_ERROR_RT_DEVICE_TASK_ABORT);
         soft_stream_put(streams[i]);
     }
     free(streams);
-    aclError code = synchronize(&devices[deviceId], timeout ? (int64_t)timeout : -1);
+    aclError code = synchronize(device, timeout ? (int64_t)timeout : -1);
     if (code == ACL_ERROR_RT_STREAM_SYNC_TIMEOUT)
         return soft_error(ACL_ERROR_RT_WAIT_TIMEOUT, "device %d: work still running %u ms after the abort", deviceId, timeout);
     return ACL_SUCCESS;

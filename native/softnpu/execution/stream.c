@@ -1,4 +1,4 @@
-/* stream.c: the stream calls: access to a stream, its creation and its end. */
+/* stream.c: the stream calls: creation, synchronization and end. */
 #include "runtime.h"
 #include <stdlib.h>
 
@@ -42,6 +42,21 @@ static void unlink_stream(soft_stream *stream)
     pthread_mutex_unlock(&device->lock);
 }
 
+soft_stream **soft_device_streams(soft_device *device, const soft_context *only, size_t *count)
+{
+    *count = 0;
+    pthread_mutex_lock(&device->lock);
+    soft_stream **list = malloc((device->nstreams + 1) * sizeof *list);
+    for (soft_stream *stream = device->streams; list && stream; stream = stream->next_in_device) {
+        if (only && stream->context != only)
+            continue;
+        soft_ref(&stream->object);
+        list[(*count)++] = stream;
+    }
+    pthread_mutex_unlock(&device->lock);
+    return list;
+}
+
 aclError soft_stream_new(soft_context *context, soft_stream **out)
 {
     static atomic_int ids;
@@ -75,42 +90,6 @@ aclError soft_stream_close(soft_stream *stream, bool force)
     soft_reporter_forget(stream);
     soft_unref(&stream->object);
     return ACL_SUCCESS;
-}
-
-static aclError find_default(soft_stream **out)
-{
-    soft_context *context;
-    SOFT_TRY(soft_context_current(&context));
-    *out = soft_handle_get(SOFT_STREAM, context->default_stream);
-    soft_unref(&context->object);
-    return *out ? ACL_SUCCESS : soft_error(ACL_ERROR_RT_CONTEXT_NULL, "this thread's context is being destroyed");
-}
-
-aclError soft_stream_find(aclrtStream handle, soft_stream **out)
-{
-    if (!handle)
-        return find_default(out);
-    *out = soft_handle_get(SOFT_STREAM, handle);
-    if (*out && (*out)->context->handle == soft_context_handle())
-        return ACL_SUCCESS;
-    aclError code = soft_context_need();
-    if (code == ACL_SUCCESS && *out)
-        code = soft_error(ACL_ERROR_RT_STREAM_CONTEXT, "stream %d belongs to another context than this thread's", (*out)->id);
-    if (*out)
-        soft_stream_put(*out);
-    *out = NULL;
-    return code ? code : soft_bad_handle("stream", handle);
-}
-
-soft_stream *soft_stream_get(aclrtStream handle)
-{
-    soft_stream *stream;
-    return soft_stream_find(handle, &stream) == ACL_SUCCESS ? stream : NULL;
-}
-
-void soft_stream_put(soft_stream *stream)
-{
-    soft_unref(&stream->object);
 }
 
 static aclError create(aclrtStream *stream)

@@ -9,8 +9,17 @@
 #define CONNECT_SECONDS 120                             /* the vendor's default */
 #define EXEC_SECONDS    1836                            /* likewise */
 
+/* Fields of the version-5 configuration that are understood: buffer size, deterministic, name, udi, expansion mode, traffic
+ * class, service level. The name and the last two are checked; the others concern hardware, and may have any value here.    */
+#define CAPABILITY 7
+
 /* The first 24 bytes, which the vendor's structure hides in `reserved`. */
 typedef struct config_head { uint64_t size; uint32_t magic, version; uint64_t zero; } config_head;
+
+uint32_t HcclGetCommConfigCapability(void)
+{
+    return soft_fault(__func__, NULL) ? 0 : CAPABILITY;
+}
 
 static HcclResult read_name(const char *function, const config_head *head, const HcclCommConfig *given, char *name)
 {

@@ -2,10 +2,6 @@
 #include <string.h>
 #include "hccl_soft.h"
 
-/* Fields of the version-5 configuration that are understood: buffer size, deterministic, name, udi, expansion mode, traffic
- * class, service level. The name and the last two are checked; the others concern hardware, and may have any value here.    */
-#define CAPABILITY 7
-
 typedef struct question { uint32_t *number; char *name; HcclResult *error; } question;
 
 static HcclResult ask(const char *function, HcclComm handle, const void *out, void (*answer)(hccl_comm *, question),
@@ -81,11 +77,6 @@ HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult *asyncError)
 {
     HCCL_ENTER();
     return ask(__func__, comm, asyncError, async_error, (question){.error = asyncError});
-}
-
-uint32_t HcclGetCommConfigCapability(void)
-{
-    return soft_fault(__func__, NULL) ? 0 : CAPABILITY;
 }
 
 const char *HcclGetErrorString(HcclResult code)

@@ -7,12 +7,6 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t references;
 static bool was_initialized;
-static atomic_bool initialized;
-
-bool soft_initialized(void)
-{
-    return atomic_load_explicit(&initialized, memory_order_acquire);
-}
 
 /* The child has our memory but none of our threads: a lock may be held for ever, a queue has no worker. Say so instead
  * of hanging. A child of a process that had not called aclInit (or has called aclFinalize) may start afresh. */
@@ -43,7 +37,7 @@ static aclError initialize(const char *path)                /* locked */
     soft_devices_init();
     was_initialized = true;
     references = 1;
-    atomic_store_explicit(&initialized, true, memory_order_release);
+    soft_initialized_set(true);
     return ACL_SUCCESS;
 }
 
@@ -68,7 +62,7 @@ static aclError finalize(uint64_t *left)                    /* locked */
         soft_devices_shutdown();
         soft_reporters_shutdown();
         soft_share_shutdown();
-        atomic_store_explicit(&initialized, false, memory_order_release);
+        soft_initialized_set(false);
     }
     references--;
     if (left)
