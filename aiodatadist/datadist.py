@@ -36,7 +36,7 @@ from aiodatadist.errors import (
     explained,
 )
 from aiodatadist.link import LinkStatistics, Notification
-from aiodatadist.link.notifications import check_payload
+from aiodatadist.link.control.notifications import check_payload
 from aiodatadist.values import checks
 from aiodatadist.values.cluster_info import LLMClusterInfo
 from aiodatadist.values.descriptors import LLMRole, Placement, RegisterMemStatus

@@ -46,7 +46,7 @@ from aiodatadist import (
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.cli.kit.place import Place, add_place_arguments, place_options, places
-from aiodatadist.link.cost_model import best_hidden_share, hidden_share, ideal_uniform
+from aiodatadist.link.data.cost_model import best_hidden_share, hidden_share, ideal_uniform
 from benchmarks.common import Spread, arguments, now, report
 
 LAYERS = 32

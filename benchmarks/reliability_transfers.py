@@ -11,7 +11,7 @@ import anyio
 
 from aiodatadist import BlocksCacheKey, CacheDesc, CacheManager, DataType, LLMException
 from aiodatadist.errors import DataCorrupted, LLMStatusCode
-from aiodatadist.link.wire import Wire
+from aiodatadist.link.control.wire import Wire
 from aiodatadist.testing import (
     BlockLedger,
     MisplacedError,

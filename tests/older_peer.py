@@ -15,7 +15,8 @@ import anyio.to_thread
 from aiodatadist import LLMClusterInfo
 from aiodatadist.cluster.engine import Engine
 from aiodatadist.errors import ProtocolError
-from aiodatadist.link import pull_requests, wire
+from aiodatadist.link.control import wire
+from aiodatadist.link.transfers import pull_requests
 from aiodatadist.testing import open_cluster
 from aiodatadist.wire import frames
 from aiodatadist.wire.frames import HEAD, Unknown, encode

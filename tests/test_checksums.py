@@ -28,9 +28,10 @@ from aiodatadist import (
 )
 from aiodatadist.cache import digester
 from aiodatadist.cluster.engine import Engine
-from aiodatadist.link import checksums, link
-from aiodatadist.link import responder as responding
-from aiodatadist.link.responder import Responder
+from aiodatadist.link import link
+from aiodatadist.link.transfers import checksums
+from aiodatadist.link.transfers import responder as responding
+from aiodatadist.link.transfers.responder import Responder
 from aiodatadist.testing import (
     Cluster,
     cluster_info,

@@ -24,10 +24,11 @@ from aiodatadist import (
     TransferTimeout,
 )
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.link import pull_requests, remote_operation, requester
-from aiodatadist.link.pull_requests import WINDOW
-from aiodatadist.link.questions import PendingQuestions, Question
-from aiodatadist.link.responder import MAX_SERVED, Responder
+from aiodatadist.link.control.questions import PendingQuestions, Question
+from aiodatadist.link.data import remote_operation
+from aiodatadist.link.transfers import pull_requests, requester
+from aiodatadist.link.transfers.pull_requests import WINDOW
+from aiodatadist.link.transfers.responder import MAX_SERVED, Responder
 from aiodatadist.testing import Cluster, inside, linked_pair
 from aiodatadist.wire.messages import MAX_TOGETHER, Lookup, Pull, Pulled, Unsupported
 from tests.held import PUSH, held_transfer, there_and_back

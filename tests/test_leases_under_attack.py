@@ -22,9 +22,11 @@ from aiodatadist import (
     new_lease_name,
 )
 from aiodatadist.device import TransferState
-from aiodatadist.link import block_leases, leased_pull, link
-from aiodatadist.link.leases import SLACK_SECONDS
-from aiodatadist.link.peer_claim import PeerClaim
+from aiodatadist.link import link
+from aiodatadist.link.control import block_leases
+from aiodatadist.link.control.peer_claim import PeerClaim
+from aiodatadist.link.control.peer_leases import SLACK_SECONDS
+from aiodatadist.link.transfers import leased_pull
 from aiodatadist.testing import cluster_info, inside, open_cluster, soft_fault, soft_faults_cleared
 from aiodatadist.testing.views import transfers_of, wire_of
 from aiodatadist.values import peer_budget
@@ -247,7 +249,7 @@ async def test_a_pull_that_takes_longer_than_the_owner_allows_fails(one_sided: b
 
 
 async def test_the_owners_limit_is_told_again_where_its_first_answer_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.link.questions.AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("aiodatadist.link.control.questions.AGAIN_SECONDS", 0.05)
     async with pair_of(sync_kv_timeout=10_000) as pair:
         wire = wire_of(inside(pair.two.datadist).links.find(1))
         lost: list[Claimed] = []

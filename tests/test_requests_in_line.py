@@ -24,7 +24,7 @@ from aiodatadist import (
     LLMException,
     TransferPriority,
 )
-from aiodatadist.link.requests_in_line import RequestInLine, RequestLines
+from aiodatadist.link.transfers.requests_in_line import RequestInLine, RequestLines
 from aiodatadist.testing import Cluster, inside, linked_pair, verify
 from aiodatadist.testing.views import cut_link
 from aiodatadist.values import peer_budget
@@ -244,7 +244,7 @@ async def test_requests_of_another_priority_do_not_wait_behind_them(
 async def test_the_link_ends_at_more_requests_than_a_peer_may_have_in_line(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodatadist.link.responder.MAX_SERVED", MANY)
+    monkeypatch.setattr("aiodatadist.link.transfers.responder.MAX_SERVED", MANY)
     HeldSums(pair.owner, monkeypatch)
     link = inside(pair.owner.datadist).links.find(2)
     await pair.ask(range(1000, 1000 + MANY))

@@ -22,9 +22,11 @@ from aiodatadist import (
     TransferPriority,
 )
 from aiodatadist.cluster.engine import Engine
-from aiodatadist.link import TransferSpec, pull_requests, wire
-from aiodatadist.link.pull_requests import MOST_BLOCKS, WINDOW
-from aiodatadist.link.served_requests import ServedRequests
+from aiodatadist.link import TransferSpec
+from aiodatadist.link.control import wire
+from aiodatadist.link.control.served_requests import ServedRequests
+from aiodatadist.link.transfers import pull_requests
+from aiodatadist.link.transfers.pull_requests import MOST_BLOCKS, WINDOW
 from aiodatadist.testing import Cluster, inside, linked_pair, verify
 from aiodatadist.values.foreign import SMALL
 from aiodatadist.values.selection import BlockParts, Layers, Selection

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMException, LLMStatusCode, TransferPriority
-from aiodatadist.link.running import RunningTransfers
+from aiodatadist.link.transfers.running import RunningTransfers
 from aiodatadist.testing import Cluster, inside, linked_pair, soft_fault, soft_faults_cleared, verify
 from aiodatadist.wire.messages import Grant, KeyName, Pull, Pulled, Revoke
 from tests.held import PUSH, held_transfer

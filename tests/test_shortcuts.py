@@ -25,7 +25,7 @@ from aiodatadist import (
 )
 from aiodatadist.cache.task import EndedTask
 from aiodatadist.device.block_run import MOST_BLOCKS
-from aiodatadist.link.running import RunningTransfers
+from aiodatadist.link.transfers.running import RunningTransfers
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, soft_fault, soft_faults_cleared, verify
 from tests.held import held_transfer
 from tests.strict.marks import STRICT

@@ -117,7 +117,7 @@ async def test_a_defect_is_the_cause_of_what_is_raised(
 ) -> None:
     async with linked_pair(DESC) as pair:
         manager, cache, key = await with_new_memory(*ends(pair, "client"))
-        monkeypatch.setattr("aiodatadist.link.requester.Lookup", lambda **_: 1 / 0)
+        monkeypatch.setattr("aiodatadist.link.transfers.requester.Lookup", lambda **_: 1 / 0)
         error = await raised_only(manager.pull_blocks(key, cache, [0], [0]), caplog)
         assert isinstance(error, InternalError)
         assert "ZeroDivisionError" in str(error)

@@ -25,7 +25,7 @@ from aiodatadist.blocking.stats import Stats
 from aiodatadist.blocking.submitted import Handle, HandleState, QueueFull
 from aiodatadist.errors import LLMException, LLMStatusCode
 from aiodatadist.legacy import CapacityState, KvCache, LLMReq, ModelConfig, ModelRunner, Tensor, TensorDesc
-from aiodatadist.link.block_leases import LeaseEnd
+from aiodatadist.link.control.block_leases import LeaseEnd
 from aiodatadist.values.cluster_info import LLMClusterInfo
 from aiodatadist.values.descriptors import (
     BlocksCacheKey,

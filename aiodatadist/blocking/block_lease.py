@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 
 from aiodatadist.concurrency.loop_thread import LoopThread
-from aiodatadist.link import block_leases as awaitable
-from aiodatadist.link.block_leases import LeaseEnd
+from aiodatadist.link.control import block_leases as awaitable
+from aiodatadist.link.control.block_leases import LeaseEnd
 from aiodatadist.values.lease_ticket import LeaseTicket
 
 

@@ -18,7 +18,7 @@ from aiodatadist.cache.plan import check_below
 from aiodatadist.cache_manager import blocks_to_pull, blocks_to_push
 from aiodatadist.concurrency.loop_thread import LoopThread
 from aiodatadist.errors import ParamInvalid, TransferTimeout
-from aiodatadist.link.notifications import check_payload
+from aiodatadist.link.control.notifications import check_payload
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
 from aiodatadist.values.grid import BlockNumbers, indexes

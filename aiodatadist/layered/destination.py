@@ -25,12 +25,12 @@ from aiodatadist.errors import (
 from aiodatadist.layered.comparison import LayerComparison
 from aiodatadist.layered.request import Wanted
 from aiodatadist.link import AwaitedLink, Link, check_still_usable
-from aiodatadist.link.cost_model import group_size
+from aiodatadist.link.data.cost_model import group_size
 from aiodatadist.values.grid import Grid
 from aiodatadist.values.transfer_priority import TransferPriority
 
 if TYPE_CHECKING:
-    from aiodatadist.link.channels import LinkChannel
+    from aiodatadist.link.data.channels import LinkChannel
 
 
 MAX_IN_FLIGHT = 2

@@ -1,33 +1,29 @@
 """The link to one peer: the messages that two clusters exchange, and the bytes that they move.
 
-``lifecycle`` lists, as tables, what can happen to a link. ``session`` is what all its parts share, and ``running`` holds the
-transfers under way. ``link`` acts on the life of a link, and ``link_handshake`` begins it. ``reactions`` maps each message to
-what this end does about it, and ``ownership`` settles which end owns the link.
-
-``connection`` and ``wire`` carry messages, and ``questions`` those that need an answer. ``channels`` reach memory; ``leases``
-record which memory of this end the peer may reach. ``requester`` runs transfers for which the peer must be asked, and
-``responder`` those that the peer asks for. ``checksums`` compares what arrived with what was sent. ``block_leases`` keeps
-blocks for a peer, and ``leased_pull`` pulls such blocks. ``notifications`` announces transfers, and ``layer_events`` layers
-that have landed.
+``control`` is the conversation with the peer, ``data`` reaches its memory, and ``transfers`` are what either end asks for.
+``lifecycle`` lists, as tables, what can happen to a link. ``session`` is what all parts of a link share. ``link`` acts on the
+life of a link, and ``link_handshake`` begins it. ``reactions`` maps each message to what this end does about it, and
+``ownership`` settles which end owns the link. ``awaited_link`` holds transfers until a broken link is made again, and
+``host`` describes the cluster that a link belongs to.
 
 The room promises that the failure of a link affects only its own transfers, and that memory is released once nothing can
 land in it. It knows nothing of other links.
 """
 
 from aiodatadist.link.awaited_link import AwaitedLink, check_still_usable
-from aiodatadist.link.block_leases import BlockLease, BlockLeases, LeaseEnd
-from aiodatadist.link.channels import channel_name
-from aiodatadist.link.connection import Connection, FirstWords, connected
-from aiodatadist.link.layer_events import LayerReceiver
-from aiodatadist.link.leased_pull import KeptBlocks
+from aiodatadist.link.control.block_leases import BlockLease, BlockLeases, LeaseEnd
+from aiodatadist.link.control.connection import Connection, FirstWords, connected
+from aiodatadist.link.control.layer_events import LayerReceiver
+from aiodatadist.link.control.notifications import Notification, NotificationInbox
+from aiodatadist.link.control.wire import Wire
+from aiodatadist.link.data.channels import channel_name
+from aiodatadist.link.data.remote_operation import RemoteOperation, TransferSpec
+from aiodatadist.link.data.statistics import LinkCounters, LinkStatistics
+from aiodatadist.link.host import LinkHost
 from aiodatadist.link.lifecycle import AWAIT_LINK, Cause, LinkState
 from aiodatadist.link.link import DRAIN_TIMEOUT, Link
-from aiodatadist.link.notifications import Notification, NotificationInbox
-from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
-from aiodatadist.link.running import CALLS
-from aiodatadist.link.state import LinkHost
-from aiodatadist.link.statistics import LinkCounters, LinkStatistics
-from aiodatadist.link.wire import Wire
+from aiodatadist.link.transfers.leased_pull import KeptBlocks
+from aiodatadist.link.transfers.running import CALLS
 
 __all__ = [
            "AWAIT_LINK",

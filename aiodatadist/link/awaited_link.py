@@ -9,10 +9,10 @@ from typing import Protocol
 from aiodatadist.cache.table import Entry
 from aiodatadist.device import TransferCompletion, TransferState, give_way
 from aiodatadist.errors import CacheNotFound, InternalError, LLMException, NotLinked
-from aiodatadist.link.leased_pull import KeptBlocks
+from aiodatadist.link.control.notifications import check_payload
+from aiodatadist.link.data.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist.link.link import Link
-from aiodatadist.link.notifications import check_payload
-from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
+from aiodatadist.link.transfers.leased_pull import KeptBlocks
 from aiodatadist.values.foreign import printable
 
 Begin = Callable[[Link], TransferCompletion]

@@ -26,22 +26,22 @@ from aiodatadist.errors import (
     ProtocolError,
     StuckError,
 )
-from aiodatadist.link.checksums import check_peer
-from aiodatadist.link.layer_events import LayerReceiver
-from aiodatadist.link.leased_pull import KeptBlocks, LeasedPull
+from aiodatadist.link.control.layer_events import LayerReceiver
+from aiodatadist.link.control.notifications import IncomingNotifications, check_payload
+from aiodatadist.link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS
+from aiodatadist.link.control.wire import Wire
+from aiodatadist.link.data.remote_operation import RemoteOperation, TransferSpec, failed
+from aiodatadist.link.data.shortcut import Shortcuts
+from aiodatadist.link.host import LinkHost
 from aiodatadist.link.lifecycle import Cause, End, Event, LinkState, Reach, Service
 from aiodatadist.link.link_handshake import LinkHandshake, refuse
-from aiodatadist.link.notifications import IncomingNotifications, check_payload
 from aiodatadist.link.ownership import Owners
-from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS
 from aiodatadist.link.reactions import REACTIONS, Reactions
-from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec, failed
-from aiodatadist.link.requester import Requester
-from aiodatadist.link.responder import Responder
 from aiodatadist.link.session import Session
-from aiodatadist.link.shortcut import Shortcuts
-from aiodatadist.link.state import LinkHost
-from aiodatadist.link.wire import Wire
+from aiodatadist.link.transfers.checksums import check_peer
+from aiodatadist.link.transfers.leased_pull import KeptBlocks, LeasedPull
+from aiodatadist.link.transfers.requester import Requester
+from aiodatadist.link.transfers.responder import Responder
 from aiodatadist.transport import StillWritten
 from aiodatadist.values.digests import UNSAID, LeaseDigests
 from aiodatadist.values.foreign import printable

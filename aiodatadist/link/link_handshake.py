@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from aiodatadist.errors import LinkError, LLMException, PeerLost
-from aiodatadist.link.channels import Channels
-from aiodatadist.link.wire import Wire
+from aiodatadist.link.control.wire import Wire
+from aiodatadist.link.data.channels import Channels
 from aiodatadist.transport import Endpoint
 from aiodatadist.wire.frames import Unknown
 from aiodatadist.wire.handshake import Handshake, refusal

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiodatadist.concurrency.alarms import Alarms
 from aiodatadist.counting import Incident
-from aiodatadist.link.block_leases import LeaseEnd
-from aiodatadist.link.peer_claim import PeerClaim
-from aiodatadist.link.served_requests import KNOWN
+from aiodatadist.link.control.block_leases import LeaseEnd
+from aiodatadist.link.control.peer_claim import PeerClaim
+from aiodatadist.link.control.served_requests import KNOWN
 from aiodatadist.values.digests import LeaseDigests
 from aiodatadist.wire.frames import Unknown
 from aiodatadist.wire.messages import (
@@ -51,13 +51,13 @@ from aiodatadist.wire.messages import (
 
 if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
-    from aiodatadist.link.notifications import IncomingNotifications
+    from aiodatadist.link.control.notifications import IncomingNotifications
+    from aiodatadist.link.control.questions import Answer, Question
+    from aiodatadist.link.host import LinkHost
     from aiodatadist.link.ownership import Owners
-    from aiodatadist.link.questions import Answer, Question
-    from aiodatadist.link.requester import Requester
-    from aiodatadist.link.responder import Responder
     from aiodatadist.link.session import Session
-    from aiodatadist.link.state import LinkHost
+    from aiodatadist.link.transfers.requester import Requester
+    from aiodatadist.link.transfers.responder import Responder
 
 logger = logging.getLogger(__name__)
 

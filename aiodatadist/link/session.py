@@ -19,18 +19,18 @@ from aiodatadist.errors import (
     NotLinked,
     PeerLost,
 )
-from aiodatadist.link.channels import Channels, channel_name
-from aiodatadist.link.cost_model import Estimate
-from aiodatadist.link.layer_events import LayerEvents
-from aiodatadist.link.leases import PeerLeases
+from aiodatadist.link.control.layer_events import LayerEvents
+from aiodatadist.link.control.notifications import NotificationQueue
+from aiodatadist.link.control.peer_leases import PeerLeases
+from aiodatadist.link.control.questions import PendingQuestions
+from aiodatadist.link.control.wire import Wire
+from aiodatadist.link.data.channels import Channels, channel_name
+from aiodatadist.link.data.cost_model import Estimate
+from aiodatadist.link.data.remote_operation import RemoteOperation
+from aiodatadist.link.data.statistics import LinkCounters
+from aiodatadist.link.host import LinkHost
 from aiodatadist.link.lifecycle import AWAIT_LINK, Cause, Event, Lifecycle, LinkState
-from aiodatadist.link.notifications import NotificationQueue
-from aiodatadist.link.questions import PendingQuestions
-from aiodatadist.link.remote_operation import RemoteOperation
-from aiodatadist.link.running import RunningTransfers
-from aiodatadist.link.state import LinkHost
-from aiodatadist.link.statistics import LinkCounters
-from aiodatadist.link.wire import Wire
+from aiodatadist.link.transfers.running import RunningTransfers
 from aiodatadist.wire.messages import Message
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.context_caching.calls import CacheFigures
 from aiodatadist.counting import OF_POOLS, SECONDS, SUCCESS, Figures, FlowFigures, Incident
 from aiodatadist.link import LeaseEnd
-from aiodatadist.link.checksums import FAILURE_CAUSES
 from aiodatadist.link.lifecycle import LINK_CAUSES, LinkState
+from aiodatadist.link.transfers.checksums import FAILURE_CAUSES
 from aiodatadist.telemetry.metrics import CACHE, CLUSTER, NIXL, Metric
 from aiodatadist.values.digests import Refusal
 from aiodatadist.values.peer_budget import Budget

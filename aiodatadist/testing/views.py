@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aiodatadist.context_caching.cache import ContextCache
     from aiodatadist.context_caching.pools.contract import KVPool
     from aiodatadist.device import TransferCompletion
-    from aiodatadist.link.wire import Wire
+    from aiodatadist.link.control.wire import Wire
     from aiodatadist.transport.contract import Transport
 
 # ---- links ----

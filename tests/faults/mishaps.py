@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from aiodatadist.concurrency.signal import Signal
-from aiodatadist.link.wire import Wire
+from aiodatadist.link.control.wire import Wire
 from aiodatadist.wire.frames import Unknown
 from aiodatadist.wire.messages import Message
 

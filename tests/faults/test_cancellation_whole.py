@@ -32,11 +32,11 @@ from aiodatadist import (
 from aiodatadist.cache.digester import Digester
 from aiodatadist.cache.table import Entry
 from aiodatadist.link import Link
-from aiodatadist.link.channels import Channels
-from aiodatadist.link.pull_requests import PullRequests
+from aiodatadist.link.data.channels import Channels
 from aiodatadist.link.reactions import Reactions
-from aiodatadist.link.requester import Requester
-from aiodatadist.link.responder import Responder
+from aiodatadist.link.transfers.pull_requests import PullRequests
+from aiodatadist.link.transfers.requester import Requester
+from aiodatadist.link.transfers.responder import Responder
 from aiodatadist.testing import (
     Cluster,
     cluster_info,

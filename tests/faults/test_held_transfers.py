@@ -19,7 +19,7 @@ from aiodatadist import (
     PeerLost,
     TransferTimeout,
 )
-from aiodatadist.link.pull_requests import PullRequest
+from aiodatadist.link.transfers.pull_requests import PullRequest
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, soft_faults_cleared, soft_hold
 from aiodatadist.wire.messages import Pulled
 from tests.strict.marks import STRICT

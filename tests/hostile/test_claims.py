@@ -23,9 +23,9 @@ from aiodatadist import (
     prompt_digest,
 )
 from aiodatadist.cluster.engine import Engine
-from aiodatadist.link.block_leases import BlockLeases
-from aiodatadist.link.peer_claim import PeerClaim
-from aiodatadist.link.responder import Responder
+from aiodatadist.link.control.block_leases import BlockLeases
+from aiodatadist.link.control.peer_claim import PeerClaim
+from aiodatadist.link.transfers.responder import Responder
 from aiodatadist.testing import inside
 from aiodatadist.testing.views import transfer_of
 from aiodatadist.values.digests import LeaseDigests
@@ -296,7 +296,7 @@ async def test_an_older_puller_is_accepted_with_one_warning_unless_a_prompt_is_t
     speak_older(monkeypatch, 1)
     encode = frames.encode
     monkeypatch.setattr(
-        "aiodatadist.link.wire.encode",
+        "aiodatadist.link.control.wire.encode",
         lambda message, minor=messages.MINOR: encode(message, 1 if isinstance(message, (Claim, Unclaim)) else minor),
     )
     async with pair_of() as pair:

@@ -27,8 +27,8 @@ from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.counting import Totals
 from aiodatadist.device.checksums import add_checksums
 from aiodatadist.errors import TransferError
-from aiodatadist.link.block_leases import BlockLeases, LeaseEnd
-from aiodatadist.link.peer_claim import PeerClaim
+from aiodatadist.link.control.block_leases import BlockLeases, LeaseEnd
+from aiodatadist.link.control.peer_claim import PeerClaim
 from aiodatadist.testing import Cluster, inside, linked_pair, open_cluster
 from aiodatadist.values import peer_budget
 from aiodatadist.values.grid import Side

@@ -9,7 +9,7 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, Placement
 from aiodatadist.cache.names import Name
-from aiodatadist.link.responder import MAX_ASKED_EARLY
+from aiodatadist.link.transfers.responder import MAX_ASKED_EARLY
 from aiodatadist.testing import inside, linked_pair
 from aiodatadist.values.peer_budget import REQUEST_TASKS
 from aiodatadist.wire.messages import CacheEntry, Grant, KeyName, Lookup, Owned, Pull, Revoke, Stop

@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         "stopped-before-drained",
         "the responder says that a request was stopped when its put has drained",
-        "aiodatadist/link/responder.py",
+        "aiodatadist/link/transfers/responder.py",
         "            running.cancel()\n",
         "            running.cancel()\n"
         "            self._say(_refusal(call, TransferError('it was stopped'), stopped=True))\n",
@@ -88,7 +88,7 @@ MUTANTS = (
     Mutant(
         "stopped-before-drained-in-a-task",
         "so does a request that has a task",
-        "aiodatadist/link/responder.py",
+        "aiodatadist/link/transfers/responder.py",
         "            await transfer.join()\n",
         "            import asyncio\n"
         "            waiter = asyncio.ensure_future(transfer.join())\n"
@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(
         "cancelled-before-stopped",
         "a request that is cancelled ends when the peer has said that it stopped",
-        "aiodatadist/link/pull_requests.py",
+        "aiodatadist/link/transfers/pull_requests.py",
         "        elif request.stage is Stage.ASKED:\n            self._stop_asking(request, Stage.STOPPING)\n",
         "        elif request.stage is Stage.ASKED:\n"
         "            self._stop_asking(request, Stage.STOPPING)\n"
@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant(
         "late-before-stopped",
         "a request that is late ends when the peer has said that it stopped",
-        "aiodatadist/link/pull_requests.py",
+        "aiodatadist/link/transfers/pull_requests.py",
         "        elif request.stage is Stage.ASKED:\n            self._stop_asking(request, Stage.LATE)\n",
         "        else:\n            request.finish(TransferState.FAILED, _late_error(request))\n",
         ("tests/test_crowd.py::test_a_request_that_is_late_in_line_is_never_asked_for",),
@@ -121,7 +121,7 @@ MUTANTS = (
     Mutant(
         "other-caches-share-a-message",
         "a request that travels with another one names its own destination",
-        "aiodatadist/link/remote_operation.py",
+        "aiodatadist/link/data/remote_operation.py",
         "            self.entry is other.entry\n            and self.key == other.key\n",
         "            self.key == other.key\n",
         ("tests/test_requests_together.py",),
@@ -129,7 +129,7 @@ MUTANTS = (
     Mutant(
         "a-long-request-fails-in-the-next-ones-place",
         "a request that is too long for a message fails alone and at once",
-        "aiodatadist/link/pull_requests.py",
+        "aiodatadist/link/transfers/pull_requests.py",
         "count > MOST_BLOCKS or spec.selection.parts is not None\n",
         "count > MOST_BLOCKS\n",
         ("tests/test_requests_together.py::test_a_request_that_is_too_long_to_be_said_fails_alone_and_at_once",),
@@ -137,7 +137,7 @@ MUTANTS = (
     Mutant(
         "requests-together-unbounded",
         "the requests of one message name no more blocks than one may",
-        "aiodatadist/link/responder.py",
+        "aiodatadist/link/transfers/responder.py",
         "        if (count := message.count_blocks()) > 2 * MAX_INDEXES:\n",
         "        if (count := message.count_blocks()) > 2**63:\n",
         ("tests/test_requests_together.py",),
@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant(
         "old-way-to-a-new-destination",
         "a request is written where its destination is now",
-        "aiodatadist/link/shortcut.py",
+        "aiodatadist/link/data/shortcut.py",
         "            or way.remote is not target\n",
         "",
         ("tests/test_served_shortcuts.py",),
@@ -161,7 +161,7 @@ MUTANTS = (
     Mutant(
         "answered-after-the-end",
         "a request whose link has ended is not answered: its end withholds what may still be written",
-        "aiodatadist/link/responder.py",
+        "aiodatadist/link/transfers/responder.py",
         "        if not self._session.is_open:\n            return\n",
         "",
         (f"{LEASES}::test_memory_that_the_device_does_not_let_go_of_is_never_handed_out_again[owner]",),
@@ -237,7 +237,7 @@ MUTANTS = (
     Mutant(
         "digest-bounds-skipped",
         "a question for checksums reads no memory beyond the cache",
-        "aiodatadist/link/responder.py",
+        "aiodatadist/link/transfers/responder.py",
         "    if end > limit:\n",
         "    if end > 2**64:\n",
         ("tests/test_checksums.py::test_nothing_outside_of_a_cache_is_summed",),
@@ -245,7 +245,7 @@ MUTANTS = (
     Mutant(
         "checksum-ignored",
         "a transfer with a checksum fails if other bytes arrived",
-        "aiodatadist/link/checksums.py",
+        "aiodatadist/link/transfers/checksums.py",
         "        if sent == arrived:\n",
         "        if len(sent) == len(arrived):\n",
         ("tests/test_checksums.py",),
@@ -263,7 +263,7 @@ MUTANTS = (
     Mutant(
         "lease-released-early",
         "a cache is leased while a peer's request reads it",
-        "aiodatadist/link/running.py",
+        "aiodatadist/link/transfers/running.py",
         "        entry.lease()\n        remote.use()\n        link_channel.uses += 1\n",
         "        entry.lease()\n        entry.leases -= 1\n        remote.use()\n        link_channel.uses += 1\n",
         (HELD_LEASES,),
@@ -305,7 +305,7 @@ MUTANTS = (
     Mutant(
         "answered-and-doubtful",
         "the cache of a request that was answered is not lost with its link",
-        "aiodatadist/link/pull_requests.py",
+        "aiodatadist/link/transfers/pull_requests.py",
         "        request.is_doubtful = False  # it was set if the link broke in the tick in which the answer came\n",
         "",
         (HELD,),
@@ -348,7 +348,7 @@ MUTANTS = (
     Mutant(
         "stale-revocation",
         "what a peer says of an earlier revocation settles nothing",
-        "aiodatadist/link/leases.py",
+        "aiodatadist/link/control/peer_leases.py",
         "number in (0, asked)",
         "number <= asked",
         (f"{LOST_WORDS}::test_an_answer_of_an_earlier_time_gives_no_memory_back_that_is_being_read",),
@@ -373,7 +373,7 @@ MUTANTS = (
     Mutant(
         "notification-twice",
         "a notification is delivered once",
-        "aiodatadist/link/notifications.py",
+        "aiodatadist/link/control/notifications.py",
         "        if number != self._heard + 1:\n            if number > self._heard:\n",
         "        if number > self._heard + 1:\n            if number > self._heard:\n",
         (f"{LOST_WORDS}::test_each_notification_arrives_once_and_in_order",),
@@ -382,7 +382,7 @@ MUTANTS = (
     Mutant(
         "request-served-twice",
         "a request that comes twice is served once",
-        "aiodatadist/link/served_requests.py",
+        "aiodatadist/link/control/served_requests.py",
         "        if call <= self._older or call in self._known:\n",
         "        if call <= self._older:\n",
         ("tests/unit/link/test_served_requests.py",),
@@ -423,7 +423,7 @@ MUTANTS = (
     Mutant(
         "withdrawn-lease-claimed",
         "a lease that was withdrawn or has expired is claimed by no peer",
-        "aiodatadist/link/block_leases.py",
+        "aiodatadist/link/control/block_leases.py",
         "is_kept = self._closed is None and ",
         "is_kept = ",
         (HELD_LEASES,),
@@ -431,7 +431,7 @@ MUTANTS = (
     Mutant(
         "lease-taken-twice",
         "leased blocks are pulled by as many takers as their lease has",
-        "aiodatadist/link/block_leases.py",
+        "aiodatadist/link/control/block_leases.py",
         "self._taken + len(self._claims) < takers",
         "self._taken < takers",
         ("tests/test_block_leases.py::test_one_pulls_at_a_time",),
@@ -892,7 +892,7 @@ MUTANTS = (
     Mutant(
         "released-by-name",
         "a lease is released only with its digests",
-        "aiodatadist/link/block_leases.py",
+        "aiodatadist/link/control/block_leases.py",
         "        if self.digests.refusal(digests) is not None:\n            return\n",
         "",
         (f"{CLAIMS}::test_a_stranger_ends_no_lease",),
@@ -900,7 +900,7 @@ MUTANTS = (
     Mutant(
         "released-after-a-refusal",
         "the end of a refused claim ends no lease",
-        "aiodatadist/link/block_leases.py",
+        "aiodatadist/link/control/block_leases.py",
         "            if self._is_first(claim.peer, claim.call):\n                self.refused += 1\n",
         "            if True:\n                self.refused += 1\n",
         (f"{CLAIMS}::test_a_refused_pull_that_is_cancelled_ends_no_lease",),
@@ -940,7 +940,7 @@ MUTANTS = (
     Mutant(
         "honest-early-claim-gives-way",
         "claims of leases that do not exist let others of the same engine be early",
-        "aiodatadist/link/early_claims.py",
+        "aiodatadist/link/control/early_claims.py",
         "        call, (_, oldest) = next(iter(claims.items()))\n",
         "        call, (_, oldest) = next(reversed(claims.items()))\n",
         ("tests/hostile/test_shares.py",),
@@ -948,7 +948,7 @@ MUTANTS = (
     Mutant(
         "waiting-request-keeps-its-lists",
         "what a peer keeps waiting takes eight bytes for a number",
-        "aiodatadist/link/responder.py",
+        "aiodatadist/link/transfers/responder.py",
         '        bare = message.model_copy(update={"src_blocks": [], "dst_blocks": [], "parts": None})\n',
         "        bare = message\n",
         ("tests/hostile/test_shares.py",),
@@ -956,7 +956,7 @@ MUTANTS = (
     Mutant(
         "stop-passes-a-request-in-line",
         "a stop reaches a request that waits for a task: what it would have written comes no more",
-        "aiodatadist/link/responder.py",
+        "aiodatadist/link/transfers/responder.py",
         "        waiting = self._in_line.remove(call)\n",
         "        waiting = None\n",
         ("tests/test_requests_in_line.py",),
@@ -964,7 +964,7 @@ MUTANTS = (
     Mutant(
         "line-outlives-its-link",
         "requests that wait for a task keep no destination in use when their link has ended",
-        "aiodatadist/link/responder.py",
+        "aiodatadist/link/transfers/responder.py",
         'link has ended. The others end with their tasks and transfers."""\n        for request in self._in_line.clear():\n',
         'link has ended. The others end with their tasks and transfers."""\n        for request in ():\n',
         ("tests/test_requests_in_line.py",),
@@ -972,7 +972,7 @@ MUTANTS = (
     Mutant(
         "requests-have-a-task-each",
         "few of the requests that a peer keeps waiting have a task",
-        "aiodatadist/link/requests_in_line.py",
+        "aiodatadist/link/transfers/requests_in_line.py",
         "        if self._tasks[priority] >= peer_budget.REQUEST_TASKS:\n",
         "        if False:\n",
         ("tests/test_requests_in_line.py",),
@@ -980,7 +980,7 @@ MUTANTS = (
     Mutant(
         "waiting-requests-take-all",
         "the blocks of requests that wait are bounded",
-        "aiodatadist/link/responder.py",
+        "aiodatadist/link/transfers/responder.py",
         "        if numbers > peer_budget.REQUEST_BLOCKS:\n",
         "        if False:\n",
         ("tests/hostile/test_shares.py",),
@@ -1125,7 +1125,7 @@ MUTANTS = (
     Mutant(
         "pull-begins-after-its-end",
         "a pull of leased blocks that has ended moves no byte",
-        "aiodatadist/link/leased_pull.py",
+        "aiodatadist/link/transfers/leased_pull.py",
         "            session.questions.close(self._question)\n",
         "",
         ("tests/test_block_leases.py::test_a_pull_that_is_cancelled_at_any_turn_of_the_loop_starts_nothing_later",),
@@ -1141,7 +1141,7 @@ MUTANTS = (
     Mutant(
         "moved-off-a-channel-in-use",
         "no channel is closed while a transfer may start there, whatever the peer says of it",
-        "aiodatadist/link/running.py",
+        "aiodatadist/link/transfers/running.py",
         "        if not link_channel.channel.has_one_queue:\n            return\n",
         "",
         ("tests/hostile/test_channels.py",),
@@ -1149,7 +1149,7 @@ MUTANTS = (
     Mutant(
         "channels-without-end",
         "a peer that leaves no channel takes no more than its share of descriptors",
-        "aiodatadist/link/channels.py",
+        "aiodatadist/link/data/channels.py",
         "            if len(self._old) >= MAX_OLD:\n",
         "            if len(self._old) >= 10 * MAX_OLD:\n",
         ("tests/unit/link/test_channels.py",),

@@ -23,7 +23,7 @@ from aiodatadist import (
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.errors import LinkClosed, StuckError
-from aiodatadist.link import pull_requests
+from aiodatadist.link.transfers import pull_requests
 from aiodatadist.testing import inside, soft_fault, soft_faults_cleared, soft_hold, verify
 from tests.held import PUSH, held_transfer, there_and_back
 from tests.strict import runner

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from aiodatadist.link.cost_model import (
+from aiodatadist.link.data.cost_model import (
     Costs,
     Estimate,
     best_hidden_share,

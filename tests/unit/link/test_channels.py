@@ -14,8 +14,8 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.counting import Incidents
 from aiodatadist.errors import ProtocolError
-from aiodatadist.link.channels import MAX_OLD, MAX_OUTDATED, Channels, LinkChannel
-from aiodatadist.link.questions import PendingQuestions
+from aiodatadist.link.control.questions import PendingQuestions
+from aiodatadist.link.data.channels import MAX_OLD, MAX_OUTDATED, Channels, LinkChannel
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint
 from aiodatadist.wire.messages import Broken, Message, Outdated, Pong, Renew, Renewed, Retire
 from tests.held import turns

@@ -16,8 +16,8 @@ import pytest
 from aiodatadist import PeerLost, ProtocolError
 from aiodatadist.concurrency import forks
 from aiodatadist.link import Connection, FirstWords
-from aiodatadist.link.connection import connected
-from aiodatadist.link.wire import RECEIVE, UNVERIFIED_BODY
+from aiodatadist.link.control.connection import connected
+from aiodatadist.link.control.wire import RECEIVE, UNVERIFIED_BODY
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode
 from aiodatadist.wire.messages import AttachHeartbeats, Message, Refuse
 from tests.held import turns

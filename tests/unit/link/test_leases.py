@@ -12,7 +12,7 @@ import pytest
 from aiodatadist.cache.table import CacheTable, Entry
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.errors import LLMException
-from aiodatadist.link.leases import PeerLeases
+from aiodatadist.link.control.peer_leases import PeerLeases
 from aiodatadist.wire.messages import Message, Revoke
 from tests.unit.cache.examples import local, quiet
 
@@ -138,7 +138,7 @@ async def test_two_peers_hold_a_cache_independently() -> None:
 
 
 async def test_peer_that_does_not_give_a_cache_back_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.link.leases.SLACK_SECONDS", 0.02)
+    monkeypatch.setattr("aiodatadist.link.control.peer_leases.SLACK_SECONDS", 0.02)
     (entry,) = caches(1)
     async with linked(0.03) as link:
         link.peer_leases.told(entry)
@@ -153,7 +153,7 @@ async def test_peer_that_does_not_give_a_cache_back_is_given_up(monkeypatch: pyt
 
 
 async def test_peer_that_gives_it_back_in_time_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.link.leases.SLACK_SECONDS", 0.02)
+    monkeypatch.setattr("aiodatadist.link.control.peer_leases.SLACK_SECONDS", 0.02)
     in_time, late = caches(2)
     async with linked(0.01) as link:
         for entry in (in_time, late):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aiodatadist import ParamInvalid, ProtocolError
-from aiodatadist.link.notifications import (
+from aiodatadist.link.control.notifications import (
     WINDOW,
     Notification,
     NotificationInbox,

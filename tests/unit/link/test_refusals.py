@@ -13,7 +13,7 @@ from aiodatadist.errors import (
     TransferError,
     TransferTimeout,
 )
-from aiodatadist.link.responder import _refusal, status_error
+from aiodatadist.link.transfers.responder import _refusal, status_error
 
 
 @pytest.mark.parametrize(

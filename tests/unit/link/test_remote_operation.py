@@ -9,7 +9,7 @@ import pytest
 
 from aiodatadist import LLMException, ParamInvalid, StuckError, TransferError
 from aiodatadist.device import TransferCompletion, TransferState
-from aiodatadist.link.remote_operation import RemoteOperation, failed
+from aiodatadist.link.data.remote_operation import RemoteOperation, failed
 from tests.clock import took
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from aiodatadist.link.served_requests import ANSWERS, KNOWN, ServedRequests
+from aiodatadist.link.control.served_requests import ANSWERS, KNOWN, ServedRequests
 from aiodatadist.wire.messages import Pulled
 
 

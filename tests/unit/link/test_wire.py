@@ -17,8 +17,8 @@ import pytest
 from aiodatadist import PeerLost, ProtocolError
 from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.link.connection import Connection, connected
-from aiodatadist.link.wire import MAX_BACKLOG, PIECE, UNVERIFIED_BODY, Wire
+from aiodatadist.link.control.connection import Connection, connected
+from aiodatadist.link.control.wire import MAX_BACKLOG, PIECE, UNVERIFIED_BODY, Wire
 from aiodatadist.testing.views import gather_until
 from aiodatadist.wire.frames import MAX_BODY, Decoder, Unknown, encode
 from aiodatadist.wire.messages import MAX_INDEXES, Bye, Disconnect, Message, Note, Ping, Pong

@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from aiodatadist.link.peer_claim import PeerClaim
+from aiodatadist.link.control.peer_claim import PeerClaim
 from aiodatadist.values import peer_budget
 
 Known = TypeVar("Known", bound=Hashable)

@@ -15,7 +15,7 @@ import anyio
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.counting import Incident, Incidents
 from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, ParamInvalid, ProtocolError
-from aiodatadist.link.questions import PendingQuestions
+from aiodatadist.link.control.questions import PendingQuestions
 from aiodatadist.transport import Channel, ChannelOffer, Endpoint, StillWritten
 from aiodatadist.values.descriptors import Placement
 from aiodatadist.values.foreign import printable

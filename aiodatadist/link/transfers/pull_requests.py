@@ -49,18 +49,18 @@ from aiodatadist.errors import (
     ProtocolError,
     TransferTimeout,
 )
-from aiodatadist.link.remote_operation import RemoteOperation
-from aiodatadist.link.responder import status_error
-from aiodatadist.link.running import BROKEN_TIMEOUT
+from aiodatadist.link.data.remote_operation import RemoteOperation
+from aiodatadist.link.transfers.responder import status_error
+from aiodatadist.link.transfers.running import BROKEN_TIMEOUT
 from aiodatadist.values.foreign import printable
 from aiodatadist.values.transfer_priority import TransferPriority
 from aiodatadist.wire.messages import MAX_TOGETHER, TOGETHER_SINCE, Grant, Pull, Pulled, Stop
 
 if TYPE_CHECKING:
-    from aiodatadist.link.checksums import Checks
-    from aiodatadist.link.questions import Question
-    from aiodatadist.link.remote_operation import TransferSpec
+    from aiodatadist.link.control.questions import Question
+    from aiodatadist.link.data.remote_operation import TransferSpec
     from aiodatadist.link.session import Session
+    from aiodatadist.link.transfers.checksums import Checks
 
 WINDOW: Final = 256
 """The most requests of one priority that the peer is asked for at a time.

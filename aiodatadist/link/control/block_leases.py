@@ -38,10 +38,10 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.counting import Incident, Totals, guarded
 from aiodatadist.device import give_way
 from aiodatadist.errors import ParamInvalid
-from aiodatadist.link.early_claims import EarlyClaims, ReleasedNames
-from aiodatadist.link.leases import SLACK_SECONDS
-from aiodatadist.link.peer_claim import PeerClaim
-from aiodatadist.link.served_requests import KNOWN
+from aiodatadist.link.control.early_claims import EarlyClaims, ReleasedNames
+from aiodatadist.link.control.peer_claim import PeerClaim
+from aiodatadist.link.control.peer_leases import SLACK_SECONDS
+from aiodatadist.link.control.served_requests import KNOWN
 from aiodatadist.values.digests import UNSAID, LeaseDigests, Refusal
 from aiodatadist.values.lease_ticket import LeaseTicket, new_lease_name
 from aiodatadist.values.peer_budget import Budget

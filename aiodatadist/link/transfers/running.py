@@ -17,7 +17,7 @@ from aiodatadist.concurrency.signal import Signal
 from aiodatadist.counting import Incident
 from aiodatadist.device import Program, Stream, StreamTransfer, TransferState
 from aiodatadist.errors import CacheNotFound, LinkError, LLMException, LLMStatusCode, PeerLost, StuckError
-from aiodatadist.link.channels import Channels, LinkChannel
+from aiodatadist.link.data.channels import Channels, LinkChannel
 from aiodatadist.link.lifecycle import Cause, Lifecycle, LinkState
 from aiodatadist.values.descriptors import type_name
 from aiodatadist.values.transfer_priority import TransferPriority
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from aiodatadist.cache.table import Entry
     from aiodatadist.counting import Incidents, Totals
     from aiodatadist.device import Device
-    from aiodatadist.link.cost_model import Estimate
-    from aiodatadist.link.remote_operation import RemoteOperation
-    from aiodatadist.link.statistics import LinkCounters
+    from aiodatadist.link.data.cost_model import Estimate
+    from aiodatadist.link.data.remote_operation import RemoteOperation
+    from aiodatadist.link.data.statistics import LinkCounters
     from aiodatadist.values.grid import Grid
 
 logger = logging.getLogger(__name__)

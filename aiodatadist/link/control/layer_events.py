@@ -10,7 +10,7 @@ import anyio
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.device import give_way
 from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, ParamInvalid, ProtocolError, TransferError
-from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, PendingQuestions
+from aiodatadist.link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, PendingQuestions
 from aiodatadist.values.foreign import printable
 from aiodatadist.wire.messages import Landed, Message, Ping, Pong, Watch
 from aiodatadist.wire.reasons import reason_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.device import give_way
 from aiodatadist.errors import ParamInvalid, ProtocolError
-from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS
+from aiodatadist.link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS
 from aiodatadist.values import checks
 from aiodatadist.wire.messages import MAX_NOTE, Message, Note, Taken
 

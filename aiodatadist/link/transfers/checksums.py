@@ -27,8 +27,8 @@ from aiodatadist.errors import (
     LLMStatusCode,
     TransferTimeout,
 )
-from aiodatadist.link.remote_operation import TransferSpec
-from aiodatadist.link.responder import status_error
+from aiodatadist.link.data.remote_operation import TransferSpec
+from aiodatadist.link.transfers.responder import status_error
 from aiodatadist.values.grid import Grid, Side
 from aiodatadist.wire.messages import MAX_INDEXES, MAX_SECONDS, PROTOCOL, Digest, Digests, Stop
 

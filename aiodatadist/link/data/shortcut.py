@@ -15,15 +15,15 @@ from aiodatadist.cache.task import AtOnce, EndedTask
 from aiodatadist.counting import Flow
 from aiodatadist.device import BlockRun, Program, StreamTransfer, TransferReport
 from aiodatadist.link.lifecycle import LinkState
-from aiodatadist.link.running import CALLS, DONE, lane
+from aiodatadist.link.transfers.running import CALLS, DONE, lane
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache
 from aiodatadist.values.grid import Grid
 from aiodatadist.values.transfer_priority import TransferPriority
 
 if TYPE_CHECKING:
     from aiodatadist.cache.table import Entry
-    from aiodatadist.link.channels import LinkChannel
-    from aiodatadist.link.remote_operation import TransferSpec
+    from aiodatadist.link.data.channels import LinkChannel
+    from aiodatadist.link.data.remote_operation import TransferSpec
     from aiodatadist.link.session import Session
 
 K = TypeVar("K")

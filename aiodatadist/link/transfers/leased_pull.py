@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from aiodatadist.device import TransferCompletion, TransferState
 from aiodatadist.errors import CacheNotFound, DataCorrupted, LeaseMismatch, LLMException, TransferTimeout
-from aiodatadist.link.leases import SLACK_SECONDS
-from aiodatadist.link.questions import Question
-from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
+from aiodatadist.link.control.peer_leases import SLACK_SECONDS
+from aiodatadist.link.control.questions import Question
+from aiodatadist.link.data.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist.values import checks
 from aiodatadist.values.digests import LeaseDigests
 from aiodatadist.values.selection import BlockParts

@@ -22,7 +22,7 @@ import anyio.lowlevel
 
 from aiodatadist.concurrency import forks
 from aiodatadist.errors import LinkError, PeerLost
-from aiodatadist.link.wire import GONE, RECEIVE, UNVERIFIED_BODY, Wire
+from aiodatadist.link.control.wire import GONE, RECEIVE, UNVERIFIED_BODY, Wire
 from aiodatadist.wire.frames import Decoder, Unknown, encode
 from aiodatadist.wire.handshake import refusal
 from aiodatadist.wire.messages import Message

@@ -17,11 +17,11 @@ from aiodatadist.cache.names import Key, Name, name_of
 from aiodatadist.concurrency.alarms import SLICE
 from aiodatadist.device import StreamTransfer, TransferState
 from aiodatadist.errors import CacheNotFound, LinkError, TransferTimeout
-from aiodatadist.link.channels import LinkChannel
-from aiodatadist.link.checksums import Checks
-from aiodatadist.link.pull_requests import PullRequest, PullRequests
-from aiodatadist.link.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Answer, Question
-from aiodatadist.link.remote_operation import RemoteOperation, TransferSpec
+from aiodatadist.link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Answer, Question
+from aiodatadist.link.data.channels import LinkChannel
+from aiodatadist.link.data.remote_operation import RemoteOperation, TransferSpec
+from aiodatadist.link.transfers.checksums import Checks
+from aiodatadist.link.transfers.pull_requests import PullRequest, PullRequests
 from aiodatadist.values.grid import Grid
 from aiodatadist.wire.messages import Found, KeyName, Lookup
 

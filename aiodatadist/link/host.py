@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from aiodatadist.cache.digester import Digester
     from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.counting import Totals
-    from aiodatadist.link.block_leases import BlockLeases
+    from aiodatadist.link.control.block_leases import BlockLeases
 
 
 class LinkHost(Protocol):

@@ -27,8 +27,8 @@ from aiodatadist.errors import (
     TransferError,
     TransferTimeout,
 )
-from aiodatadist.link.requests_in_line import RequestInLine, RequestLines
-from aiodatadist.link.served_requests import ServedRequests
+from aiodatadist.link.control.served_requests import ServedRequests
+from aiodatadist.link.transfers.requests_in_line import RequestInLine, RequestLines
 from aiodatadist.values import peer_budget
 from aiodatadist.values.grid import Side
 from aiodatadist.values.peer_budget import CHECKSUM_CACHES, Budget
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
     from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.cache.table import Entry
-    from aiodatadist.link.channels import LinkChannel
+    from aiodatadist.link.data.channels import LinkChannel
+    from aiodatadist.link.data.shortcut import Shortcuts
     from aiodatadist.link.session import Session
-    from aiodatadist.link.shortcut import Shortcuts
 
 MAX_SERVED = 4096
 """The most requests of one peer that are under way."""
