@@ -13,6 +13,7 @@ from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache.task import CacheTask
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.cluster.link_changes import LinkChange, LinkChanges, LinkPhase
+from aiodatadist.cluster.peer import Peer
 from aiodatadist.config.llm_config import LLMConfig, PoolConfig, RelinkPolicy
 from aiodatadist.datadist import LLMDataDist, Statistics
 from aiodatadist.device import TransferReport, empty, torch_empty
@@ -124,6 +125,7 @@ __all__ = [
     "Notification",
     "OutOfMemory",
     "ParamInvalid",
+    "Peer",
     "PeerLost",
     "Placement",
     "PoolConfig",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -18,17 +16,18 @@ import anyio
 from aiodatadist._native.runtime import Runtime
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache_manager import CacheManager
+from aiodatadist.cluster.cluster_ids import claim_id, refusal
 from aiodatadist.cluster.engine import Engine
 from aiodatadist.cluster.link_changes import LinkChanges
 from aiodatadist.cluster.listen_address import find_listen_address
+from aiodatadist.cluster.peer import Peer
 from aiodatadist.cluster.rank_groups import RankGroups
-from aiodatadist.concurrency.resident import Misuse, Resident
+from aiodatadist.concurrency.resident import Resident
 from aiodatadist.config.llm_config import LLMConfig
 from aiodatadist.counting import Call, Ended, Figures, Incident, Observer, Totals, figures_of, tell
 from aiodatadist.device import Device
 from aiodatadist.errors import (
     FeatureNotEnabled,
-    ForkError,
     InternalError,
     LLMException,
     LLMStatusCode,
@@ -38,8 +37,9 @@ from aiodatadist.errors import (
 from aiodatadist.link import LinkStatistics, Notification
 from aiodatadist.link.control.notifications import check_payload
 from aiodatadist.values import checks
-from aiodatadist.values.cluster_info import LLMClusterInfo
+from aiodatadist.values.cluster_info import LLMClusterInfo, one_peer, only_address
 from aiodatadist.values.descriptors import LLMRole, Placement, RegisterMemStatus
+from aiodatadist.values.durations import check_milliseconds, check_seconds, suspicion
 from aiodatadist.values.link_results import LinkResults
 
 logger = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class LLMDataDist:
         self._cache_manager: CacheManager
         self._rank_groups: RankGroups
         self._starting = anyio.Lock()
+        self._suspected: set[str] = set()
         self._observer: Observer | None = None
         self.totals = Totals()  # kept here because figures() needs them after the engine has ended
 
@@ -131,7 +132,7 @@ class LLMDataDist:
             self._first_config = self._config.model_copy(deep=True)
             config = self._engine_config()
             engine = Engine(self, config, resident, self._serving_a_request)
-            _claim_id(self._cluster_id, resident)
+            claim_id(self._cluster_id, resident)
             try:
                 await resident.start(engine.run)
             except OSError as error:
@@ -146,7 +147,7 @@ class LLMDataDist:
         name = f"cluster {self._cluster_id}"
         return Resident(
             f"aiodatadist {name}",
-            partial(_refusal, name),
+            partial(refusal, name),
             what=name,
             unfinished=f"{name} was never finalized: use async with, or await finalize()",
             patience=FINALIZE_SECONDS,
@@ -488,7 +489,8 @@ class LLMDataDist:
         ends it. Such attempts pause while this call makes the link, and continue if it fails.
 
         Args:
-            timeout: milliseconds for each peer, from connecting to ready; shared by ``link_retry_count`` attempts.
+            timeout: milliseconds for each peer, from connecting to ready; shared by ``link_retry_count`` attempts. The
+                log warns once if it is below 50, because then seconds were probably meant.
 
         Returns:
             The last failure, or success; and one status per peer, in order. Failures of single links are not raised:
@@ -498,8 +500,9 @@ class LLMDataDist:
         Raises:
             TypeError, ValueError, ParamInvalid: if another argument is wrong. Nothing was started.
         """
-        engine, seconds = self._running_here(), _seconds(timeout)
+        engine, seconds = self._running_here(), check_milliseconds(timeout, "timeout")
         ids = [_cluster_id(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
+        self._suspect(timeout, "timeout of link_clusters()")
 
         async def link(info: LLMClusterInfo, cluster_id: int) -> None:
             await engine.initiator.link_in_attempts(only_address(info), cluster_id, seconds)
@@ -526,9 +529,10 @@ class LLMDataDist:
         Returns:
             As :meth:`link_clusters`. A cluster that is not linked counts as success.
         """
-        engine, seconds = self._running_here(), _seconds(timeout)
+        engine, seconds = self._running_here(), check_milliseconds(timeout, "timeout")
         checks.instance(force, "force", bool)
         ids = [_cluster_id(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
+        self._suspect(timeout, "timeout of unlink_clusters()")
 
         async def unlink(info: LLMClusterInfo, cluster_id: int) -> None:
             self._check_unlink(info, force)
@@ -536,6 +540,62 @@ class LLMDataDist:
 
         calls: list[Linking] = [(i, partial(unlink, info, i)) for info, i in zip(clusters, ids, strict=True)]
         return await self._for_each("unlink_clusters", calls)
+
+    def _suspect(self, milliseconds: int, name: str) -> None:
+        """Warn once if a time limit is so short that seconds were probably meant."""
+        sentence = suspicion(milliseconds, name)
+        if sentence is not None and name not in self._suspected:
+            self._suspected.add(name)
+            logger.warning("cluster %d: %s", self._cluster_id, sentence)
+
+    async def link_to(
+        self,
+        peer: int | LLMClusterInfo,
+        address: str | tuple[str, int] | None = None,
+        *,
+        timeout: float = 3.0,
+    ) -> Peer:
+        """Link to one peer that listens: ``await datadist.link_to(1, "host:26001")``. Raises the reason if that fails.
+
+        Otherwise the same as :meth:`link_clusters`, which has statuses instead, and takes milliseconds.
+
+        Args:
+            peer: the peer's cluster id, or an ``LLMClusterInfo`` that has its address.
+            address: ``"host:port"``, ``"[ipv6]:port"`` or ``(host, port)``.
+            timeout: seconds, from connecting to ready; shared by ``link_retry_count`` attempts.
+
+        Returns:
+            The peer, with the calls that concern its link. Other calls name it by its cluster id.
+
+        Raises:
+            TypeError, ValueError, RuntimeError, ParamInvalid: if an argument is wrong. Nothing was started.
+            LinkTimeout: if the link was not ready in time.
+            AuthError, IncompatiblePeer, LinkError: if the peer refused the link, another cluster listens there, or none
+                does. With ``LLM_ALREADY_LINK`` if the peer is linked already, with ``LLM_PROCESSING_LINK`` if another
+                call is making the link.
+        """
+        engine, seconds = self._running_here(), check_seconds(timeout, "timeout")
+        cluster_id, where = one_peer(peer, address)
+        with self._observed("link_to", cluster_id):
+            await engine.initiator.link_in_attempts(where, cluster_id, seconds)
+        return Peer(self, cluster_id, where)
+
+    async def unlink_from(self, cluster_id: int, *, timeout: float = 3.0, force: bool = False) -> None:
+        """End the link to one peer, and attempts to make it again. Has no effect if the cluster is not linked.
+
+        Args:
+            timeout: seconds that transfers under way have to finish; then they are stopped.
+            force: as in :meth:`unlink_clusters`.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: if an argument is wrong.
+            LinkError: if the peer did not agree in time. Unless ``force``, this end's half of the link then stays.
+        """
+        engine, seconds = self._running_here(), check_seconds(timeout, "timeout")
+        checks.integer(cluster_id, "cluster_id", checks.UINT64)
+        checks.instance(force, "force", bool)
+        with self._observed("unlink_from", cluster_id):
+            await engine.unlink(cluster_id, seconds, force)
 
     def _check_unlink(self, info: LLMClusterInfo, force: bool) -> None:
         """Raise ParamInvalid if the link to this cluster must not be ended.
@@ -599,59 +659,5 @@ class LLMDataDist:
         return str((await link.wait_closed()).args[0])
 
 
-_live: weakref.WeakValueDictionary[int, Resident] = weakref.WeakValueDictionary()
-"""The initialised clusters of this process, by id, and those of processes from which this one was forked."""
-_live_lock = threading.Lock()
-
-
-def _claim_id(cluster_id: int, resident: Resident) -> None:
-    """Take a cluster id. Raises ParamInvalid if a live cluster of this process has it."""
-    with _live_lock:
-        other = _live.get(cluster_id)
-        if other is not None and other.is_alive:
-            raise ParamInvalid(
-                f"cluster {cluster_id} is initialised in this process already: ids must be unique",
-                hint="finalize() the other one first, or choose another id",
-            )
-        _live[cluster_id] = resident
-
-
-def _refusal(name: str, misuse: Misuse, reason: str | None) -> LLMException:
-    """Return the error for a cluster that is used in the wrong process, thread or event loop."""
-    match misuse:
-        case Misuse.FORKED:
-            return ForkError(f"this LLMDataDist was initialised {reason}", hint="start processes with spawn")
-        case Misuse.LOOP_CLOSED:
-            return LLMException(
-                f"the event loop on which {name} was initialised is closed",
-                hint="init() and use it under one asyncio.run(), and finalize() before that ends",
-            )
-        case Misuse.OTHER_LOOP:
-            return LLMException(f"{name} belongs to another event loop", hint="use it where it was initialised")
-        case Misuse.NO_LOOP:
-            return LLMException(
-                f"no event loop runs in this thread: {name} can be used only on the event loop where it was initialised",
-                hint="from another thread use asyncio.run_coroutine_threadsafe() and that loop, or aiodatadist.blocking",
-            )
-    return InternalError(f"{name} cannot be used: {misuse.value}{'' if reason is None else f': {reason}'}")
-
-
-def _seconds(timeout: int) -> float:
-    if checks.integer(timeout, "timeout", checks.INT32) <= 0:
-        raise ParamInvalid(f"timeout is {timeout}: must be above 0 milliseconds")
-    return timeout / 1000
-
-
 def _cluster_id(info: LLMClusterInfo) -> int:
     return checks.integer(info.remote_cluster_id, "remote_cluster_id", checks.UINT64)
-
-
-def only_address(info: LLMClusterInfo) -> tuple[str, int]:
-    """Return the cluster's only remote address. Raises ParamInvalid if it has none or several."""
-    addresses = info.remote_addresses
-    if len(addresses) != 1:
-        raise ParamInvalid(
-            f"cluster {info.remote_cluster_id} has {len(addresses)} remote addresses: exactly one is needed",
-            hint="append_remote_ip_info(host, port)",
-        )
-    return addresses[0]

@@ -29,7 +29,7 @@ from aiodatadist.counting import Figures, Observer
 from aiodatadist.errors import LLMException
 from aiodatadist.legacy import ModelRunner
 from aiodatadist.link import Notification
-from aiodatadist.values.cluster_info import LLMClusterInfo
+from aiodatadist.values.cluster_info import LLMClusterInfo, only_address
 from aiodatadist.values.descriptors import LLMRole
 
 Manager = CacheManager | KvCacheManager
@@ -53,7 +53,7 @@ class _Cluster(legacy.LLMDataDist):
         Upstream's hixl backend needs no address.
         """
         if not force and not self._is_v1 and not self.config.links_have_owners:
-            awaitable.only_address(info)
+            only_address(info)
 
 
 class LLMDataDist:
@@ -293,6 +293,13 @@ class LLMDataDist:
 
     # ---- ours ----
 
+    def link_to(
+        self, peer: int | LLMClusterInfo, address: str | tuple[str, int] | None = None, *, timeout: float = 3.0
+    ) -> None:
+        """Link to one peer that listens, as :meth:`aiodatadist.LLMDataDist.link_to` does, but return None."""
+        self._thread.call(lambda: self._inner.link_to(peer, address, timeout=timeout))
+
+    unlink_from = blocking(awaitable.LLMDataDist.unlink_from)
     statistics = blocking(awaitable.LLMDataDist.statistics)
     wait_register_mem_status = blocking(awaitable.LLMDataDist.wait_register_mem_status)
     wait_linked = blocking(awaitable.LLMDataDist.wait_linked)

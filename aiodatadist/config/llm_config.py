@@ -15,9 +15,9 @@ from aiodatadist.config.option_rules import PoolConfig, bounded, optional
 from aiodatadist.config.relink_policy import RelinkPolicy
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 from aiodatadist.values import checks
-from aiodatadist.values.addresses import is_host_name
+from aiodatadist.values.addresses import parse_address
 
-__all__ = ["LLMConfig", "PoolConfig", "RelinkPolicy", "TransportName", "parse_address"]
+__all__ = ["LLMConfig", "PoolConfig", "RelinkPolicy", "TransportName"]
 
 DEFAULT_SYNC_KV_TIMEOUT = 1000
 DEFAULT_MEM_UTILIZATION = 0.95
@@ -47,27 +47,6 @@ class _Unset:
 
 
 _UNSET: Final[Any] = _Unset()
-
-
-def parse_address(text: str, name: str) -> tuple[str, int]:
-    """Split ``"ip:port"``, ``"[ipv6]:port"`` or ``"name:port"`` into host and port. A host name stays a name.
-
-    Port 0 is any free port.
-
-    Raises:
-        ParamInvalid: if the text is none of these.
-    """
-    host, _, port = text.rpartition(":")
-    in_brackets = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if in_brackets else host
-    try:
-        is_address = ipaddress.ip_address(host).version == (6 if in_brackets else 4)
-    except ValueError:
-        is_address = not in_brackets and is_host_name(host)
-    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) in checks.UINT16
-    if not is_address or not is_port:
-        raise ParamInvalid(f"{name} is {text!r}: must be ip:port, [ipv6]:port or name:port with a port in [0, 65535]")
-    return host, int(port)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import anyio
 
 from aiodatadist import datadist
 from aiodatadist.cache_manager import CacheManager
+from aiodatadist.cluster.peer import Peer
 from aiodatadist.config import llm_config as configuration
 from aiodatadist.counting.callbacks import current_task, is_delivered
 from aiodatadist.errors import FeatureNotEnabled, LLMException, LLMStatusCode, NotLinked, ParamInvalid
@@ -25,6 +26,7 @@ from aiodatadist.legacy.statuses import v1_error, v1_errors
 from aiodatadist.values import checks
 from aiodatadist.values.cluster_info import LLMClusterInfo
 from aiodatadist.values.descriptors import LLMRole, RegisterMemStatus
+from aiodatadist.values.durations import check_milliseconds, check_seconds
 from aiodatadist.values.link_results import LinkResults
 
 logger = logging.getLogger(__name__)
@@ -199,7 +201,7 @@ class LLMDataDist(datadist.LLMDataDist):
         _check_local(clusters)
         if refusal is not None:
             return LinkResults(refusal, [])
-        async with self._alone(timeout) as is_alone:
+        async with self._alone(check_milliseconds(timeout, "timeout")) as is_alone:
             if not is_alone:
                 return LinkResults(LLMStatusCode.LLM_PROCESSING_LINK, [])
             linked = await super().link_clusters(clusters, timeout)
@@ -230,7 +232,7 @@ class LLMDataDist(datadist.LLMDataDist):
         refusal = _check(clusters)
         if refusal is not None:
             return LinkResults(refusal, [])
-        async with self._alone(timeout) as is_alone:
+        async with self._alone(check_milliseconds(timeout, "timeout")) as is_alone:
             if not is_alone:
                 return LinkResults(LLMStatusCode.LLM_PROCESSING_LINK, [])
             each = LinkResults.of(await _gather([self._unlink(info, timeout, force) for info in clusters]))
@@ -257,6 +259,42 @@ class LLMDataDist(datadist.LLMDataDist):
         with manager.link_locks.hold(remote_cluster_id, "check_link_status"), v1_errors():
             await super().check_link_status(remote_cluster_id)
 
+    async def link_to(
+        self, peer: int | LLMClusterInfo, address: str | tuple[str, int] | None = None, *, timeout: float = 3.0
+    ) -> Peer:
+        """Link to one peer that listens, for DECODER. See :meth:`aiodatadist.LLMDataDist.link_to`.
+
+        Raises LLMException with ``LLM_PROCESSING_LINK`` if another call of this kind did not end in time.
+        """
+        self._running_here()
+        if not self._is_v1:
+            return await super().link_to(peer, address, timeout=timeout)
+        self._v1("link_to").want_role(LLMRole.DECODER, "link_to")
+        async with self._alone(check_seconds(timeout, "timeout")) as is_alone:
+            if not is_alone:
+                raise _not_alone("link_to")
+            with v1_errors():
+                return await super().link_to(peer, address, timeout=timeout)
+
+    async def unlink_from(self, cluster_id: int, *, timeout: float = 3.0, force: bool = False) -> None:
+        """End the link to one peer. Has no effect if the cluster is not linked.
+
+        Raises LLMException with the statuses of :meth:`unlink_clusters`.
+        """
+        self._running_here()
+        if not self._is_v1:
+            await super().unlink_from(cluster_id, timeout=timeout, force=force)
+            return
+        checks.instance(force, "force", bool)
+        checks.integer(cluster_id, "cluster_id", checks.UINT64)
+        seconds = check_seconds(timeout, "timeout")
+        async with self._alone(seconds) as is_alone:
+            if not is_alone:
+                raise _not_alone("unlink_from")
+            error = await self._unlink(LLMClusterInfo(cluster_id), max(1, round(1000 * seconds)), force)
+        if error is not None and error.status_code is not LLMStatusCode.LLM_NOT_YET_LINK:
+            raise error
+
     async def _unlink(self, info: LLMClusterInfo, timeout: int, force: bool) -> LLMException | None:
         """End one link; return why that did not succeed, or None."""
         cluster_id = checks.integer(info.remote_cluster_id, "remote_cluster_id", checks.UINT64)
@@ -277,11 +315,9 @@ class LLMDataDist(datadist.LLMDataDist):
         return error.with_status(LLMStatusCode.LLM_NOTIFY_PROMPT_UNLINK_FAILED)
 
     @asynccontextmanager
-    async def _alone(self, timeout: int) -> AsyncIterator[bool]:
-        """Keep other calls from linking and unlinking; yield False if another call did not end within the timeout."""
-        if checks.integer(timeout, "timeout", checks.INT32) <= 0:
-            raise ParamInvalid(f"timeout is {timeout}: must be above 0 milliseconds")
-        with anyio.move_on_after(timeout / 1000) as limit:
+    async def _alone(self, seconds: float) -> AsyncIterator[bool]:
+        """Keep other calls from linking and unlinking; yield False if another call did not end in time."""
+        with anyio.move_on_after(seconds) as limit:
             await self._linking.acquire()
         if limit.cancelled_caught:
             yield False
@@ -378,6 +414,14 @@ class LLMDataDist(datadist.LLMDataDist):
         if not self._models:
             raise ParamInvalid("there is no model: add_model() says how large a token is")
         return self._models[0].capacity(seq_len)
+
+
+def _not_alone(operation: str) -> LLMException:
+    return LLMException(
+        "another call that links or unlinks did not end in time",
+        status_code=LLMStatusCode.LLM_PROCESSING_LINK,
+        operation=operation,
+    )
 
 
 def _check(clusters: Any) -> LLMStatusCode | None:

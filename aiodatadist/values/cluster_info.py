@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import overload
 
+from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
-from aiodatadist.values.addresses import host_port, is_host_name
+from aiodatadist.values.addresses import host_port, is_host_name, parse_address
 from aiodatadist.values.descriptors import LLMRole
 
 
@@ -31,18 +33,72 @@ def _as_text(ip: int | str) -> str:
     return ip if isinstance(ip, str) else str(IPv4Address(ip.to_bytes(4, "little")))
 
 
-class LLMClusterInfo:
-    """A peer for ``link_clusters`` and ``unlink_clusters``: its cluster id and the address it listens on."""
+def check_address(value: tuple[str, int] | str, name: str) -> tuple[str, int]:
+    """Return the host and port of a peer.
 
-    def __init__(self, remote_cluster_id: int | None = None, remote_role_type: LLMRole | int | None = None) -> None:
+    Raises:
+        TypeError, ValueError: if it is neither a text nor a tuple of a text and an int, or the port is no uint16.
+        ParamInvalid: if the text is not an address with a port, or the port is 0.
+    """
+    if isinstance(value, str):
+        host, port = parse_address(value, name)
+    elif isinstance(value, tuple) and len(value) == 2:
+        host = checks.instance(value[0], f"{name}[0]", str)
+        port = checks.integer(value[1], f"{name}[1]", checks.UINT16)
+    else:
+        raise TypeError(f'{name} is {value!r}: must be (host, port) or a text like "host:26001"')
+    if port == 0:
+        raise ParamInvalid(f"{name} is {value!r}: a peer listens on a port above 0")
+    return host, port
+
+
+class LLMClusterInfo:
+    """A peer for ``link_clusters`` and ``unlink_clusters``: its cluster id and the address it listens on.
+
+    In one line: ``LLMClusterInfo(1, ("10.0.0.7", 26001))`` or ``LLMClusterInfo(1, "[::1]:26001")``.
+
+    Args:
+        remote_cluster_id: the id of the peer.
+        remote_role_type: informational.
+        address: where the peer listens: host and port, or a text like ``"host:26001"``. :meth:`append_remote_ip_info`
+            sets it, too.
+
+    Raises:
+        TypeError, ValueError: if a type is wrong, or a number is outside its C type.
+        ParamInvalid, RuntimeError: if the address cannot be one, or its port is 0.
+    """
+
+    @overload
+    def __init__(
+        self,
+        remote_cluster_id: int | None = None,
+        remote_role_type: LLMRole | int | None = None,
+        *,
+        address: tuple[str, int] | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(self, remote_cluster_id: int, address: tuple[str, int] | str, /) -> None: ...
+    def __init__(
+        self,
+        remote_cluster_id: int | None = None,
+        remote_role_type: LLMRole | int | tuple[str, int] | str | None = None,
+        *,
+        address: tuple[str, int] | str | None = None,
+    ) -> None:
         self._remote_cluster_id: int | None = None
         self._remote_role_type: LLMRole | int | None = None
         self._local: list[tuple[int | str, int]] = []
         self._remote: list[tuple[int | str, int]] = []
+        if isinstance(remote_role_type, (tuple, str)):
+            if address is not None:
+                raise TypeError(f"address was given twice: {remote_role_type!r} and {address!r}")
+            remote_role_type, address = None, remote_role_type
         if remote_cluster_id is not None:
             self.remote_cluster_id = remote_cluster_id
         if remote_role_type is not None:
             self.remote_role_type = remote_role_type
+        if address is not None:
+            self.append_remote_ip_info(*check_address(address, "address"))
 
     @property
     def remote_cluster_id(self) -> int | None:
@@ -100,3 +156,30 @@ class LLMClusterInfo:
     def __repr__(self) -> str:
         where = ", ".join(host_port(*address) for address in self.remote_addresses)
         return f"<LLMClusterInfo {self._remote_cluster_id} at {where}>"
+
+
+def only_address(info: LLMClusterInfo) -> tuple[str, int]:
+    """Return the cluster's only remote address. Raises ParamInvalid if it has none or several."""
+    addresses = info.remote_addresses
+    if len(addresses) != 1:
+        raise ParamInvalid(
+            f"cluster {info.remote_cluster_id} has {len(addresses)} remote addresses: exactly one is needed",
+            hint="append_remote_ip_info(host, port)",
+        )
+    return addresses[0]
+
+
+def one_peer(peer: int | LLMClusterInfo, address: str | tuple[str, int] | None) -> tuple[int, tuple[str, int]]:
+    """Return the id and the address of a peer.
+
+    Raises TypeError, ValueError, RuntimeError or ParamInvalid if they are wrong, or the address is missing or given twice.
+    """
+    if isinstance(peer, LLMClusterInfo):
+        if address is not None:
+            raise TypeError(f"address is {address!r}: the LLMClusterInfo has the peer's address")
+        info = peer
+    elif address is None:
+        raise TypeError('address is missing: give the peer\'s, for instance "host:26001"')
+    else:
+        info = LLMClusterInfo(checks.integer(peer, "peer", checks.UINT64), address=address)
+    return checks.integer(info.remote_cluster_id, "remote_cluster_id", checks.UINT64), only_address(info)

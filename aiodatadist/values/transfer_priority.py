@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from enum import IntEnum
 from typing import Any
 
-from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
+from aiodatadist.values.durations import check_seconds
 
 
 class TransferPriority(IntEnum):
@@ -36,16 +35,8 @@ def check_priority(value: Any) -> TransferPriority:
     return checks.instance(value, "priority", TransferPriority)
 
 
-MAX_DEADLINE = 864_000.0
-"""The longest deadline in seconds: ten days."""
-
-
 def check_deadline(value: Any) -> float | None:
     """Return the seconds from now, or None. Raises TypeError or ParamInvalid if it is not such a duration."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"deadline is {value!r} of type {type(value).__name__}: must be seconds, or None")
-    if not 0 < value <= MAX_DEADLINE or math.isnan(value):
-        raise ParamInvalid(f"deadline is {value}: must be above 0 seconds, and at most {MAX_DEADLINE:g}")
-    return float(value)
+    return check_seconds(value, "deadline")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodatadist import LLMClusterInfo, LLMRole
+from aiodatadist import LLMClusterInfo, LLMRole, ParamInvalid
 
 
 def test_text_becomes_the_number_that_upstream_makes_of_it() -> None:
@@ -131,3 +131,34 @@ def test_repr_says_who_and_where() -> None:
     info = LLMClusterInfo(7)
     info.append_remote_ip_info("127.0.0.1", 26000)
     assert repr(info) == "<LLMClusterInfo 7 at 127.0.0.1:26000>"
+
+
+@pytest.mark.parametrize(
+    ("address", "kept"),
+    [
+        (("10.0.0.7", 26001), ("10.0.0.7", 26001)),
+        ("10.0.0.7:26001", ("10.0.0.7", 26001)),
+        (("::1", 26001), ("::1", 26001)),
+        ("[::1]:26001", ("::1", 26001)),
+        ("prefill-0.prefill:26001", ("prefill-0.prefill", 26001)),
+    ],
+)
+def test_an_address_fits_into_the_constructor(address: Any, kept: tuple[str, int]) -> None:
+    for info in (LLMClusterInfo(7, address), LLMClusterInfo(7, LLMRole.PROMPT, address=address)):
+        assert (info.remote_cluster_id, info.remote_addresses) == (7, [kept])
+
+
+@pytest.mark.parametrize(
+    ("address", "error"),
+    [("10.0.0.7", ParamInvalid), ("::1:26001", ParamInvalid), (("h", 0), ParamInvalid), (("h",), TypeError),
+     (("h", "1"), TypeError), ((1, 1), TypeError), (("h", 2**16), ValueError), (b"h:1", TypeError)],
+)  # fmt: skip
+def test_a_wrong_address_in_the_constructor_is_refused(address: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        LLMClusterInfo(7, address=address)
+
+
+def test_an_address_that_is_given_twice_is_refused() -> None:
+    twice: Any = LLMClusterInfo
+    with pytest.raises(TypeError, match="given twice"):
+        twice(7, "h:1", address="h:1")

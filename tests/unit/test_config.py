@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import SecretBytes
 
 from aiodatadist import FeatureNotEnabled, LLMConfig, LlmConfig, LLMException, LLMStatusCode, ParamInvalid, RelinkPolicy
-from aiodatadist.config.llm_config import parse_address
 from aiodatadist.config.option_rules import MAX_LOCAL_COMM_RES, BufferPoolConfig, PoolConfig
 from aiodatadist.transport import TRANSPORTS
+from aiodatadist.values.addresses import parse_address
 
 INT32 = st.integers(0, 2**31 - 1)
 

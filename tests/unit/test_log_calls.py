@@ -35,6 +35,7 @@ ALLOWED = {
     "concurrency.origin:log_unretrieved": (1, OWN_CALL),
     "concurrency.resident:Resident._outlast": (1, CLOSING),
     "concurrency.resident:Resident.keep": (1, CLOSING),
+    "datadist:LLMDataDist._suspect": (1, OWN_CALL),
     "context_caching.ems:_Client._warn": (1, OWN_CALL),
     "context_caching.memory.kv_layout:Layout.__init__": (2, OPENING),
     "context_caching.pool_guard:PoolGuard._say": (2, "once for each change of the gate, which changes with its probes"),

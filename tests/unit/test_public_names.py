@@ -20,7 +20,7 @@ PUBLIC: dict[str, str] = {
         LayerReceiver LayerSynchronizer LeaseEnd LeaseMismatch LeaseTicket LinkChange LinkChanges LinkClosed LinkError
         LinkPhase LinkResults LinkStatistics LinkTimeout LLMClusterInfo LLMConfig LlmConfig LLMDataDist
         LLMException LLMRole LLMStatusCode MemInfo Memtype Notification NotLinked OutOfMemory ParamInvalid
-        PeerLost Placement PoolConfig PoolUsage ProtocolError PushType RegisterMemStatus RelinkPolicy
+        Peer PeerLost Placement PoolConfig PoolUsage ProtocolError PushType RegisterMemStatus RelinkPolicy
         RuntimeUnavailable Statistics Status StuckError TorchNpuLayerSynchronizer TransferConfig TransferError
         TransferPriority TransferReport TransferTimeout TransferWithCacheKeyConfig empty new_lease_name prompt_digest
         torch_empty
