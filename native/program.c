@@ -70,6 +70,17 @@ void ring_stream_close(ring_stream *on)
     leave(on, before);
 }
 
+/* Waits without a limit until the device has let go of everything. An error is told once, and says nothing about what comes after
+ * it: so ask again. A second one is no answer, and never will be. */
+bool ring_stream_await_quiet(ring_stream *on)
+{
+    aclrtContext before;
+    bool quiet = enter(on, &before) == ACL_SUCCESS;
+    quiet = quiet && (on->driver.sync_stream(on->stream, -1) == ACL_SUCCESS || on->driver.sync_stream(on->stream, -1) == ACL_SUCCESS);
+    leave(on, before);
+    return quiet;
+}
+
 /* ---- a program, before it runs ---- */
 
 static bool moves_bytes(const ring_step *s)

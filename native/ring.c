@@ -578,19 +578,19 @@ int ring_close(ring *r, int64_t timeout_ms)
     if (r->running)
         cancel_running(r);
     pthread_cond_signal(&r->wake);
-    while (r->running && await_idle(r, end))
+    while (r->running && (timeout_ms < 0 ? !pthread_cond_wait(&r->idle, &r->lock) : await_idle(r, end)))
         ;
     bool running = r->running != NULL, stuck = r->stuck, join = r->has_worker && !running;
-    if (join)
-        r->has_worker = false;
+    r->has_worker &= !join;
     pthread_mutex_unlock(&r->lock);
     if (running)
         return 1;                         /* a program still uses the ring */
     if (join)
         pthread_join(r->worker, NULL);
-    if (!stuck)
-        ring_stream_close(&r->stream);
-    return stuck;
+    if (stuck && (timeout_ms >= 0 || !ring_stream_await_quiet(&r->stream)))
+        return 1;
+    ring_stream_close(&r->stream);
+    return 0;
 }
 
 void ring_free(ring *r)

@@ -49,8 +49,8 @@
  *
  * Steps, grids and index arrays stay the caller's: they must not move or change until the completion is reaped. The
  * memory that a program names belongs to the device until then, even if the program was cancelled. After RING_STUCK it belongs to
- * the device for ever: the ring cannot know when the device will let go of it. The ring can then no longer be used: later programs
- * end as RING_REFUSED, because nothing of them is on the device.
+ * the device until a ring_close() without a limit has returned 0. The ring can then no longer be used: later programs end as
+ * RING_REFUSED, because nothing of them is on the device.
  *
  * A serial ring is for a communicator that a program may leave unclean: its owner must destroy it before any other work is carried
  * out. So all queued programs end as RING_GIVEN_BACK before the end of the unclean one is reported. This includes programs that
@@ -180,7 +180,9 @@ uint32_t ring_watch(ring *r, uint64_t id);            /* layers of it that have 
 uint64_t ring_overdue(ring *r, int64_t *left_ms);
 uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room);     /* how many were written */
 int  ring_fd(const ring *r);               /* readable when ring_reap() has something to tell; now and then when it has not */
-int  ring_close(ring *r, int64_t timeout_ms);         /* cancels what is left. 0: quiet; 1: not yet, or stuck: the stream is leaked on purpose */
+/* Cancels what is left. 0: quiet; 1: not yet, or stuck. A negative limit is none: the call waits for what is stuck, too, and returns 1
+ * only if it can never be known that the device let go. Then the stream is leaked on purpose. */
+int  ring_close(ring *r, int64_t timeout_ms);
 void ring_free(ring *r);                  /* after ring_close() gave 0 and the last completions were reaped */
 
 /* Copies between host memory, remote to local, in the calling thread; they are of a step of so many bytes in all. */

@@ -66,6 +66,7 @@ void ring_signal(int fd);
 int64_t ring_after_ns(int64_t ms);        /* from now; never overflows */
 int  ring_stream_open(ring_stream *on, const ring_driver *driver, aclrtContext context, const ring_options *options);
 void ring_stream_close(ring_stream *on);
+bool ring_stream_await_quiet(ring_stream *on);    /* false: it will never be known */
 bool program_init(program *p, const ring_stream *on, int priority, uint64_t id, const ring_step *steps, uint32_t count,
                   int64_t timeout_ms);
 void program_refuse(program *p, int32_t state);   /* complete without having run, or gone on */

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from aiodatadist.concurrency import forks
 from aiodatadist.concurrency.blocking_calls import in_thread
 from aiodatadist.concurrency.completion import TransferCompletion, TransferState
 from aiodatadist.concurrency.loop_time import loop_time
+from aiodatadist.concurrency.threads import DaemonThread
 from aiodatadist.device.program import Program
 from aiodatadist.errors import DeviceError, ForkError, InternalError, LLMException, ParamInvalid, StuckError
 from aiodatadist.values.transfer_priority import TransferPriority
@@ -70,11 +72,14 @@ class StreamLimits:
         return self.patience + self.abort + 4 * self.grace  # C takes up to three times the grace after the rest
 
 
+WITHOUT_LIMIT = -1
+"""A limit in milliseconds with which closing a ring waits for what is stuck, too."""
+
 CLEAN_SECONDS = 60.0
 """Seconds that the owner of a communicator has to remove the requests that a transfer left in it."""
 
-_stuck: list[StreamTransfer] = []
-"""Transfers whose memory the device never let go of. What C reads for them must live as long as the process."""
+_stuck: dict[Stream, list[StreamTransfer]] = {}
+"""Transfers, by stream, whose memory the device has not let go of. What C reads for them must live until then."""
 
 
 Clean = Callable[["StreamTransfer", LLMException | None, Callable[[], None]], object]
@@ -189,8 +194,13 @@ class StreamTransfer(TransferCompletion):
 
     def _let_go(self) -> None:
         if self.state is TransferState.STUCK:
-            _stuck.append(self)
-        elif self._program is not None:
+            _stuck.setdefault(self._stream, []).append(self)
+        else:
+            self._drop_program()
+
+    def _drop_program(self) -> None:
+        """Drop what the device has let go of; from any thread."""
+        if self._program is not None:
             self._program.use = None
             self._program = None
 
@@ -454,7 +464,7 @@ class Stream:
 
         Raises:
             StuckError: if the device did not let go in time. The stream is closed all the same, and its transfers are
-                stuck.
+                stuck. A thread waits until the device lets go, and then drops what their programs use.
         """
         if self._closed:
             return
@@ -469,10 +479,27 @@ class Stream:
         finally:  # also when cancelled: the call has ended by then, too
             self._settle_all()
             if answers == [0]:
-                ring.ring_free(self.ring)
-                self.ring = None
-        if self.ring is not None:
+                self._free()
+            else:
+                self._leave_to_thread()
+        if answers != [0]:
             raise StuckError(f"{self.name}: the device does not let go of a transfer's memory")
+
+    def _free(self) -> None:
+        ring.ring_free(self.ring)
+        self.ring = None
+        for transfer in _stuck.pop(self, []):
+            transfer._drop_program()
+
+    def _leave_to_thread(self) -> None:
+        """Wait in a thread until the device has let go. If no thread can be started, that is never known."""
+
+        def wait() -> None:
+            if ring.ring_close(self.ring, WITHOUT_LIMIT) == 0:
+                self._free()
+
+        with suppress(RuntimeError):
+            DaemonThread(wait, "aiodatadist stuck").start()
 
     def _cancel_waiting(self) -> None:
         while self._waiting:

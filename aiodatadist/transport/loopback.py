@@ -199,9 +199,10 @@ class LoopbackChannel(Channel):
 
     async def wait_let_go(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._theirs.uses:
+        while (use := next(iter(self._theirs.uses), None)) is not None:  # a thread may drop the last one at any moment
             ended = asyncio.Event()
-            watch = weakref.finalize(next(iter(self._theirs.uses)), loop.call_soon_threadsafe, ended.set)
+            watch = weakref.finalize(use, loop.call_soon_threadsafe, ended.set)
+            del use
             watch.atexit = False
             try:
                 await ended.wait()

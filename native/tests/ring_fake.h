@@ -281,7 +281,7 @@ static inline int fake_tell(void)                           /* locked: a failure
 static inline aclError fake_sync_stream(aclrtStream s, int32_t ms)
 {
     (void)s;
-    struct timespec until = fake_in(ms);
+    struct timespec until = fake_in(ms < 0 ? 30000 : ms);
     int code = fake_enter(SYNC_STREAM);
     while (code == 0 && fake.head < fake.tail)
         if (pthread_cond_timedwait(&fake.changed, &fake.lock, &until))

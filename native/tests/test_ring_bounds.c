@@ -118,6 +118,8 @@ static void is_lost(ring *r, const script *s)
     CHECK_EQ(next_completion(r).id, 1);                     /* now the call has returned, and the stream is quiet */
     CHECK_EQ(submit(r, 3, s, PATIENCE_MS), RING_CLOSED);
     leave_stuck(r);
+    CHECK_EQ(ring_close(r, -1), 0);
+    CHECK_EQ(fake.live_streams, 0);
 }
 
 TEST(test_limit_of_a_program_is_told_although_a_call_hangs)

@@ -252,6 +252,11 @@ static void check_stuck(ring *r, const script *s)
     CHECK_EQ(fake.live_streams, 1);
 }
 
+static void *close_without_limit(void *r)
+{
+    return (void *)(intptr_t)ring_close(r, -1);
+}
+
 TEST(test_device_that_does_not_let_go_is_stuck_and_all_that_follows_with_it)
 {
     static const int states[] = { RING_TIMED_OUT, RING_CANCELLED, RING_FAILED };
@@ -274,6 +279,16 @@ TEST(test_device_that_does_not_let_go_is_stuck_and_all_that_follows_with_it)
         CHECK_DONE(next_completion(r), 3, RING_REFUSED, 0, 0);
         CHECK_EQ(fake_calls(ABORT), 1);
         check_stuck(r, &s);
+        uint64_t waits = fake_calls(SYNC_STREAM);
+        pthread_t closer;
+        pthread_create(&closer, NULL, close_without_limit, r);
+        fake_reached(SYNC_STREAM, waits + 1);
+        CHECK_EQ(fake.live_streams, 1);                     /* not before the device has let go */
+        fake_let_all();
+        void *left;
+        pthread_join(closer, &left);
+        CHECK(!left);
+        CHECK_EQ(fake.live_streams + fake.live_events, 0);
     }
 }
 
@@ -306,6 +321,8 @@ TEST(test_device_that_never_says_it_is_quiet_is_stuck)
     CHECK_DONE(done, 1, RING_STUCK, 0, 3);
     CHECK_EQ(done.code, CODE);                              /* and yet one can read why */
     check_stuck(r, &s);
+    CHECK_EQ(ring_close(r, -1), 1);                         /* it does not wait for what can never be known */
+    CHECK_EQ(fake.live_streams, 1);
 }
 
 TEST(test_abort_that_is_refused_leaves_the_device_stuck)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -52,9 +54,10 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene() -> AsyncIterator[tuple[Scene, SoftHold]]:
-    """Open a scene in which the next copy but one stands half-way until it is released."""
-    async with open_cluster(1, device_id=0, **OPTIONS) as mover, open_cluster(2, device_id=1, **OPTIONS) as owner:
+async def scene(**options: Any) -> AsyncIterator[tuple[Scene, SoftHold]]:
+    """Open a scene in which the next copy stands half-way until it is released."""
+    both = OPTIONS | options
+    async with open_cluster(1, device_id=0, **both) as mover, open_cluster(2, device_id=1, **both) as owner:
         status, each = await mover.datadist.link_clusters([cluster_info(owner)], 5000)
         assert status is LLMStatusCode.LLM_SUCCESS, each
         with soft_faults_cleared(), soft_hold("aclrtMemcpyAsync", at="half") as copy:
@@ -116,3 +119,36 @@ async def test_a_link_that_was_cut_is_closed_although_the_other_end_is_busy() ->
         await push.get_results()
         await s.manager.wait_usable(hers)
         await s.manager.copy_blocks(hers, {0: [1]})
+
+
+@pytest.mark.parametrize(
+    ("call", "is_one_sided"),
+    [("push_blocks", True), ("pull_blocks", True), ("pull_blocks", False)],
+    ids=["push", "pull", "request"],
+)
+async def test_memory_of_a_stuck_transfer_is_given_back_once_the_device_has_let_go(
+    call: str, is_one_sided: bool
+) -> None:
+    """The device of the end that moves the bytes does not let go, not even after an abort: the other end waits for it."""
+    async with scene(enable_remote_cache_accessible=is_one_sided) as (s, copy):
+        mine, hers = await s.caches()
+        move = getattr(s.mover.datadist.cache_manager, call)
+        task = move(BlocksCacheKey(2, LENT), mine, BLOCKS, BLOCKS)
+        await copy.arrived()
+        task.cancel()
+        other, cache, peer = (s.owner, hers, 1) if is_one_sided else (s.mover, mine, 2)
+        link = inside(other.datadist).links.any(peer)
+        with contextlib.suppress(LLMException, asyncio.CancelledError):
+            await task
+        await link.wait_closed()
+        manager = other.datadist.cache_manager
+        with pytest.raises(LLMException, match="withheld"):
+            await manager.copy_blocks(cache, {0: [1]})
+        usable = asyncio.ensure_future(manager.wait_usable(cache))
+        await turns()
+        assert not usable.done(), "the device has not let go"
+        copy.release()
+        await usable
+        await manager.copy_blocks(cache, {0: [1]})
+        await manager.deallocate_blocks_cache(cache)
+        assert manager.pool_usage()[Placement.DEVICE].withheld == 0
