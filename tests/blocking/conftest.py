@@ -13,6 +13,9 @@ from aiodatadist.blocking import stats
 from aiodatadist.cache.task import CacheTask
 from aiodatadist.concurrency import loop_thread as thread
 from tests.blocking.pairs import Pair, linked_pair
+from tests.heap import pytest_runtest_logstart
+
+__all__ = ["pytest_runtest_logstart"]
 
 
 @pytest.fixture(params=["asyncio", "uvloop"], autouse=True)

@@ -1,0 +1,23 @@
+"""Keep collections of garbage cheap: what earlier tests left is frozen from time to time, and not looked at again.
+
+``no_leaks`` and others collect garbage in each test. After a thousand tests each collection would look at the reports, timers
+and imported modules of all of them, which costs more than most tests. A folder whose tests do that has
+``pytest_runtest_logstart`` of this module in its ``conftest.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+from itertools import count
+
+EVERY = 25
+"""Tests between two freezes."""
+
+_started = count()
+
+
+def pytest_runtest_logstart() -> None:
+    """Freeze what is alive between two tests: modules and reports, but nothing that a test has made for itself."""
+    if next(_started) % EVERY == 0:
+        gc.collect()
+        gc.freeze()
