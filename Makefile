@@ -30,8 +30,20 @@ $(STAMP): $(BIN)/python pyproject.toml $(NATIVE) $(MODULES)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,demo]' cmake ninja
 	@touch $@
 
-demo: $(STAMP)  ## a prefill and a decode process share a KV cache
-	@$(BIN)/aiodatadist demo
+# The demo needs a tenth of what development needs; an environment for development does as well, if there is one.
+DEMO := $(if $(wildcard $(STAMP)),$(BIN),build/demo/bin)
+build/demo/bin/aiodatadist: pyproject.toml $(NATIVE) $(MODULES)
+	@echo 'installing what the demo needs into build/demo'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	@$(PYTHON) -m venv build/demo
+	@build/demo/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=24'
+	@build/demo/bin/python -m pip install --quiet --disable-pip-version-check '.[demo,cli]'
+	@touch $@
+
+$(BIN)/aiodatadist: $(STAMP) ;
+
+demo: $(DEMO)/aiodatadist  ## a prefill and a decode process share a KV cache
+	@$(DEMO)/aiodatadist demo
 
 test: $(STAMP)  ## everything that needs no NPU and no network: pytest, native, check and packaging side by side
 	@$(MAKE) --no-print-directory -j2 --output-sync=target pytest native check packaging
