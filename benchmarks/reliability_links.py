@@ -298,7 +298,7 @@ async def _host_again(port: Connection, number: int, listen: int, one_sided: boo
         caches = [await peer.blocks(DESC, model_id) for model_id in (number, 0)]
         view = peer.memory(caches[1]).view()
         view[:] = bytes([number]) * len(view)
-        lease = peer.datadist.cache_manager.lease_blocks(caches[1], ONE, 600_000)
+        lease = peer.datadist.cache_manager.lease_blocks(caches[1], ONE, 600)
         port.send((listens, lease.ticket()))
         await anyio.to_thread.run_sync(port.recv)
 
@@ -541,7 +541,7 @@ async def clock(short: bool) -> Figure:
                 jump = 3600.0 if number % 2 else -3600.0
                 time.time = lambda jump=jump: real() + jump  # type: ignore[misc]
                 await manager.pull_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)
-                began, lease = now(), prompt.datadist.cache_manager.lease_blocks(source, ONE, 20)
+                began, lease = now(), prompt.datadist.cache_manager.lease_blocks(source, ONE, 0.02)
                 await lease.wait_ended()
                 late.append(now() - began - 0.02)
         finally:

@@ -232,7 +232,7 @@ async def outlived(short: bool) -> Figure:
         books.write(range(64))
         ledger = BlockLedger(cache, 2)
         for number in range(1, count + 1):
-            lease = owner.lease_blocks(source, range(HALF), 30)
+            lease = owner.lease_blocks(source, range(HALF), 0.03)
             lease.add_done_callback(lambda _, number=number: books.write(range(HALF), number))  # type: ignore[misc]
             await anyio.sleep(chance.uniform(0.015, 0.035))
             try:

@@ -49,7 +49,7 @@ from tests.held import PULL, PUSH, held_transfer, there_and_back
 
 DESC = CacheDesc(2, [16, 4096], DataType.DT_UINT8)
 BLOCKS, TARGETS = [3, 9, 4], [1, 2, 7]
-MINUTE = 60_000
+MINUTE = 60.0
 
 
 class Pair:
@@ -61,7 +61,7 @@ class Pair:
         self.puller: CacheManager = one.datadist.cache_manager
         self.owner: CacheManager = two.datadist.cache_manager
 
-    def lease(self, timeout: int = MINUTE, **options: Any) -> BlockLease:
+    def lease(self, timeout: float = MINUTE, **options: Any) -> BlockLease:
         return self.owner.lease_blocks(self.theirs, BLOCKS, timeout, **options)
 
     def verify(self, blocks: list[int] = BLOCKS, targets: list[int] = TARGETS) -> None:
@@ -148,16 +148,16 @@ async def test_a_pull_that_fails_may_be_tried_again(pair: Pair) -> None:
 
 
 async def test_no_peer_comes(pair: Pair) -> None:
-    lease = pair.lease(50)
+    lease = pair.lease(0.05)
     ticket = lease.ticket()
     assert await ended(lease) is LeaseEnd.EXPIRED
     with pytest.raises(CacheNotFound, match="keeps no blocks"):
-        await pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=5000)
+        await pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience=5)
 
 
 async def test_a_pull_outlasts_the_lease_that_it_began_in() -> None:
     async with pair_of(sync_kv_timeout=10_000) as pair:
-        lease = pair.lease(200)
+        lease = pair.lease(0.2)
         with held_transfer() as held:
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
             await held.arrived()
@@ -232,7 +232,7 @@ async def test_a_pull_that_takes_too_long_ends_at_its_own_time() -> None:
         with soft_faults_cleared():
             soft_fault("HcclBatchGet:hang")
             with pytest.raises(TransferTimeout, match=r"0\.2 s of the call"):
-                await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, timeout_in_millis=200)
+                await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, deadline=0.2)
         assert lease.ended is None
 
 
@@ -241,7 +241,7 @@ async def test_an_owner_that_does_not_answer_a_claim(pair: Pair, monkeypatch: py
     link = inside(pair.one.datadist).links.find(2)
     for _ in range(3):
         with pytest.raises(TransferTimeout, match=r"0\.1 s of the call"):
-            await pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS, timeout_in_millis=100)
+            await pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS, deadline=0.1)
     task = pair.puller.pull_leased(pair.lease().ticket(), pair.mine, TARGETS)
     await there_and_back(pair.one, pair.two)
     task.cancel()
@@ -290,7 +290,7 @@ async def test_a_peer_comes_before_the_lease(pair: Pair) -> None:
     """A router is faster than a worker that is told of its scheduler's decision with the next step."""
     name = new_lease_name()
     ticket = LeaseTicket(cluster_id=2, lease=name, cache_id=pair.theirs.cache_id, blocks=tuple(BLOCKS), seconds=60)
-    task = pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=10_000)
+    task = pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience=10)
     await there_and_back(pair.one, pair.two)
     assert not task.done()
     lease = pair.lease(name=name)
@@ -304,7 +304,7 @@ async def test_a_peer_that_comes_too_early_is_told_after_its_patience(pair: Pair
         cluster_id=2, lease=new_lease_name(), cache_id=pair.theirs.cache_id, blocks=tuple(BLOCKS), seconds=60
     )
     with anyio.fail_after(10), pytest.raises(CacheNotFound, match="keeps no blocks"):
-        await pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=50)
+        await pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience=0.05)
 
 
 async def test_what_is_released_before_it_comes_to_be_ends_at_once(pair: Pair) -> None:
@@ -324,7 +324,7 @@ async def test_pulls_whose_claim_is_not_answered_yet_have_no_tasks(pair: Pair) -
     names = [new_lease_name() for _ in range(20)]
     made = LeaseTicket(cluster_id=2, lease=names[0], cache_id=pair.theirs.cache_id, blocks=tuple(BLOCKS), seconds=60)
     pulls = [
-        pair.puller.pull_leased(made.model_copy(update={"lease": name}), pair.mine, TARGETS, patience_in_millis=MINUTE)
+        pair.puller.pull_leased(made.model_copy(update={"lease": name}), pair.mine, TARGETS, patience=MINUTE)
         for name in names
     ]
     await there_and_back(pair.one, pair.two)

@@ -56,7 +56,7 @@ async def test_transfers_take_arrays() -> None:
     async with linked_pair(DESC) as (prompt, decoder, source, target):
         theirs, ours = prompt.datadist.cache_manager, decoder.datadist.cache_manager
         await ours.pull_blocks(BlocksCacheKey(1), target, np.array([3, 9], np.int32), np.array([0, 1]))
-        lease = theirs.lease_blocks(source, np.array([5, 6], np.uint64), 60_000)
+        lease = theirs.lease_blocks(source, np.array([5, 6], np.uint64), 60)
         await ours.pull_leased(lease.ticket(), target, np.array([2, 3]))
         moved = [(tensor, dst, 1, src) for tensor in range(4) for dst, src in enumerate((3, 9, 5, 6))]
         verify(decoder.memory(target), target, moved)

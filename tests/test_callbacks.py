@@ -84,7 +84,7 @@ async def test_whatever_the_callback_of_a_lease_raises_the_others_are_told_and_t
         def fail(_: BlockLease) -> None:
             raise Unusual
 
-        lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 5000)
+        lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 5)
         lease.add_done_callback(fail)
         lease.add_done_callback(lambda lease: told.append(str(lease.ended)))
         await decoder.datadist.cache_manager.pull_leased(lease.ticket(), cache, [2])

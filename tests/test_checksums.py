@@ -399,7 +399,7 @@ async def test_what_was_damaged_of_kept_blocks_is_not_landed(one_sided: bool, mo
     monkeypatch.setattr(link, "PORTION_BYTES", 2 * 2 * 4096)
     async with leased(KEPT, KEPT, one_sided) as (puller, owner, target, source):
         pull = puller.datadist.cache_manager.pull_leased
-        lease = owner.datadist.cache_manager.lease_blocks(source, [3, 9, 4, 12, 1], 60_000)
+        lease = owner.datadist.cache_manager.lease_blocks(source, [3, 9, 4, 12, 1], 60)
         soft_fault("HcclBatchGet:flip=-1@2;HcclBatchPut:flip=-1@2")  # of blocks 4 and 12, the second one
         with pytest.raises(DataCorrupted) as caught:
             await pull(lease.ticket(), target, [5, 6, 7, 8, 9], checksum=True)
@@ -414,7 +414,7 @@ async def test_what_was_damaged_of_kept_blocks_is_not_landed(one_sided: bool, mo
 @pytest.mark.parametrize("one_sided", [True, False])
 async def test_parts_of_blocks(one_sided: bool) -> None:
     async with leased(KEPT, CacheDesc(2, [16, 8192], DataType.DT_UINT8), one_sided) as (puller, owner, target, source):
-        lease = owner.datadist.cache_manager.lease_blocks(source, [3, 9, 4], 60_000)
+        lease = owner.datadist.cache_manager.lease_blocks(source, [3, 9, 4], 60)
         parts = BlockParts(2048, list(range(6)), [1, 0, 2, 3, 6, 5])  # four in each of these blocks
         soft_fault("HcclBatchGet:flip=-1;HcclBatchPut:flip=-1")
         pull = puller.datadist.cache_manager.pull_leased

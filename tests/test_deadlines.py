@@ -122,7 +122,7 @@ async def test_so_has_a_layered_transfer_whose_layers_do_not_come() -> None:
 
 async def test_so_has_a_pull_of_leased_blocks() -> None:
     async with linked_pair(DESC, sync_kv_timeout=600_000) as (prompt, decoder, source, target):
-        lease = prompt.datadist.cache_manager.lease_blocks(source, SCATTERED, 600_000)
+        lease = prompt.datadist.cache_manager.lease_blocks(source, SCATTERED, 600)
         await pull(decoder.datadist.cache_manager, target)
         soft_fault(HANG)
         task = decoder.datadist.cache_manager.pull_leased(lease.ticket(), target, SCATTERED, deadline=0.2)

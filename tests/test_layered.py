@@ -466,16 +466,14 @@ async def test_a_gate_that_stays_closed_is_a_timeout_of_its_own(
     """However long the transfer may take, and however many layers travel together; the layer is named."""
     monkeypatch.setattr(destination, "group_size", lambda *_: group)
     async with fan(sync_kv_timeout=3_600_000) as made, computing_stream(made) as compute:
-        synchronizer = EventLayerSynchronizer(made.source.datadist.device, LAYERS, 100)
+        synchronizer = EventLayerSynchronizer(made.source.datadist.device, LAYERS, 0.1)
         task = made.blocks(synchronizer)
         for layer in range(opened):
             compute(layer)
             synchronizer.record(layer, compute.stream)  # type: ignore[attr-defined]
         with anyio.fail_after(60):
             assert await task.synchronize() is LLMStatusCode.LLM_TIMEOUT
-        words = (
-            rf"layer {opened} was not recorded, .* within 100 ms, the timeout_in_millis of its EventLayerSynchronizer"
-        )
+        words = rf"layer {opened} was not recorded, .* within 0.1 s, the timeout of its EventLayerSynchronizer"
         with pytest.raises(TransferTimeout, match=words) as caught:
             await task
         assert caught.value.peer == 2
@@ -486,7 +484,7 @@ async def test_a_gate_that_stays_closed_is_a_timeout_of_its_own(
 async def test_compute_may_take_longer_than_its_transfer() -> None:
     async with fan(sync_kv_timeout=200) as made, computing_stream(made) as compute:
         before = made.held(0)
-        synchronizer = EventLayerSynchronizer(made.source.datadist.device, LAYERS, 60_000)
+        synchronizer = EventLayerSynchronizer(made.source.datadist.device, LAYERS, 60)
         task = made.blocks(synchronizer)
         with soft_faults_cleared():
             soft_fault("aclrtMemcpyAsync:hang")

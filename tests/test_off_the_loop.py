@@ -85,12 +85,12 @@ async def scene() -> AsyncIterator[Scene]:
     async with linked_pair(DESC, **options) as (prompt, decoder, _, blocks), AsyncExitStack() as stack:
         manager = decoder.datadist.cache_manager
         receiver = await stack.enter_async_context(manager.receive_layers(1, blocks))
-        lease = manager.lease_blocks(blocks, [1], 60_000)
+        lease = manager.lease_blocks(blocks, [1], 60)
         made = Scene(decoder.datadist, cluster_info(prompt), blocks, lease, receiver)
         made.slots = await manager.allocate_cache(SMALL, [CacheKey(2, 5)])
         host = CacheDesc(2, [8, 4096], DataType.DT_UINT8, Placement.HOST)
         made.host = await manager.allocate_blocks_cache(host)
-        theirs = prompt.datadist.cache_manager.lease_blocks(prompt_cache(prompt), [1], 60_000)
+        theirs = prompt.datadist.cache_manager.lease_blocks(prompt_cache(prompt), [1], 60)
         made.ticket = theirs.ticket()
         made.task = manager.pull_blocks(
             BlocksCacheKey(1, 77), blocks, [1], [5]
@@ -142,7 +142,7 @@ ON_THE_LOOP: dict[type, Table] = {
         "pull_blocks": lambda s: s.manager.pull_blocks(PEERS, s.blocks, [1], [5]),
         "pull_cache": lambda s: s.manager.pull_cache(CacheKey(1, 1), s.slots),
         "pull_leased": lambda s: s.manager.pull_leased(s.ticket, s.blocks, [3]),
-        "lease_blocks": lambda s: s.manager.lease_blocks(s.blocks, [2], 1000),
+        "lease_blocks": lambda s: s.manager.lease_blocks(s.blocks, [2], 1),
         "release_lease": lambda s: s.manager.release_lease(s.ticket),
         "push_blocks": lambda s: s.manager.push_blocks(PEERS, s.blocks, [1], [5]),
         "push_cache": lambda s: s.manager.push_cache(THEIRS, s.slots),
@@ -370,8 +370,8 @@ class BlockingScene:
         theirs = blocking.BlocksCacheKey(1)
         whole = blocking.TransferWithCacheKeyConfig(theirs, range(2), range(2))
         self.layers: LayersHandle = self.manager.submit_layers(self.cache, [whole], [3], [0])
-        self.lease = self.manager.lease_blocks(self.cache, [1], 60_000)
-        self.ticket = pair.source.manager.lease_blocks(pair.source.cache, [1], 60_000).ticket()
+        self.lease = self.manager.lease_blocks(self.cache, [1], 60)
+        self.ticket = pair.source.manager.lease_blocks(pair.source.cache, [1], 60).ticket()
         self.whole = whole
         self.slots = self.manager.register_cache(SMALL, arrays())
 
@@ -423,7 +423,7 @@ BLOCKING: dict[type, Table] = {
         "pool_usage": lambda s: s.manager.pool_usage(),
         "pull_leased": lambda s: s.manager.pull_leased(s.ticket, s.cache, [3]),
         "release_lease": lambda s: s.manager.release_lease(s.ticket),
-        "lease_blocks": lambda s: s.manager.lease_blocks(s.cache, [2], 1000),
+        "lease_blocks": lambda s: s.manager.lease_blocks(s.cache, [2], 1),
         "receive_layers": lambda s: s.manager.receive_layers(1, s.cache).__enter__(),
         "submit_pull_blocks": lambda s: s.manager.submit_pull_blocks(PEER_KEY, s.cache, [1], [1]),
         "submit_pull_cache": lambda s: s.manager.submit_pull_cache(CacheKey(1, 1), s.slots),

@@ -435,7 +435,7 @@ async def test_transfers_wait_for_the_link(one_sided: bool) -> None:
 
 async def test_pushes_and_leased_pulls_wait_too() -> None:
     async with waiting_pair() as (prompt, decoder, source, cache, door, _):
-        lease = prompt.datadist.cache_manager.lease_blocks(source, [1, 2], 30_000)
+        lease = prompt.datadist.cache_manager.lease_blocks(source, [1, 2], 30)
         push = decoder.datadist.cache_manager.push_blocks(KEY, cache, [3], [5])
         pull = decoder.datadist.cache_manager.pull_leased(lease.ticket(), cache, [6, 7])
         await door.open()
@@ -499,11 +499,11 @@ async def test_a_transfer_waits_no_longer_than_it_may() -> None:
         _,
     ):
         manager = decoder.datadist.cache_manager
-        lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 30_000)
+        lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 30)
         with took(20), pytest.raises(NotLinked, match="not linked again within 20 s: no cluster"):
             await manager.pull_blocks(KEY, cache, [0], [0])
         with took(5), pytest.raises(NotLinked, match="within 5 s"):
-            await manager.pull_leased(lease.ticket(), cache, [0], timeout_in_millis=5000)
+            await manager.pull_leased(lease.ticket(), cache, [0], deadline=5)
 
 
 @pytest.mark.autojump

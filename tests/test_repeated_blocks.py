@@ -117,7 +117,7 @@ async def test_copies_within_a_cluster() -> None:
 @modes
 async def test_blocks_that_are_kept(one_sided: bool) -> None:
     async with linked_pair(DESC, enable_remote_cache_accessible=one_sided) as (prompt, decoder, source, target):
-        lease = prompt.datadist.cache_manager.lease_blocks(source, [3, 3], 60_000)
+        lease = prompt.datadist.cache_manager.lease_blocks(source, [3, 3], 60)
         pull, ticket = decoder.datadist.cache_manager.pull_leased, lease.ticket()
         refused("dst_blocks", lambda: pull(ticket, target, [2, 2]))
         refused("dst_blocks", lambda: pull(ticket, target, [2, 2], parts=BlockParts(512, [0, 1], [0, 1])))

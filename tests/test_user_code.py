@@ -190,7 +190,7 @@ async def test_done_callbacks(what: Callable[[], BaseException], caplog: pytest.
                 assert (await task).bytes == 2 * 4096
             task.add_done_callback(fail)
             told += 2
-        lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 5000)
+        lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 5)
         lease.add_done_callback(fail)
         with anyio.fail_after(10):
             await manager.pull_leased(lease.ticket(), cache, [2])

@@ -101,7 +101,7 @@ async def test_all_that_is_said_may_have_more_fields_than_this_version_knows() -
                 synchronizer.ready(layer)
                 await receiver.layer(layer)
             await task
-        ticket = owner.lease_blocks(source, [4], 10_000).ticket()
+        ticket = owner.lease_blocks(source, [4], 10).ticket()
         assert (await manager.pull_leased(ticket, cache, [1])).bytes == 4 * 2048
         pooled = await owner.allocate_blocks_cache(DESC, BlocksCacheKey(1, 7))
         await manager.pull_blocks(BlocksCacheKey(1, 7), cache, [1], [2])

@@ -273,13 +273,13 @@ class LeasedBlocks:
 
     def keep(self, request: str, lease: str, blocks: list[int], prompt_digest: bytes, seconds: float) -> None:
         """Lease a request's blocks. Reported in ``sent``."""
-        millis, limit, leases = max(1, round(1000 * seconds)), max(1, round(1000 * self._pull_seconds)), []
+        leases: list[BlockLease] = []
         digest = prompt_as_kept(prompt_digest, self._layout, self._shape, self._rank, self._ranks)
         try:
             for number, cache in enumerate(self._caches):
                 name = lease_name(lease, number)
                 made = self._manager.lease_blocks(
-                    cache, blocks, millis, name=name, pull_timeout_in_millis=limit, prompt_digest=digest
+                    cache, blocks, seconds, name=name, pull_timeout=self._pull_seconds, prompt_digest=digest
                 )
                 leases.append(made)
         except (LLMException, TypeError, ValueError) as error:
@@ -390,7 +390,7 @@ class LeasedBlocks:
         async def pull(portion: _Portion, ticket: LeaseTicket, number: int) -> None:
             nonlocal nbytes
             try:
-                left = max(1, round(1000 * (until - anyio.current_time())))
+                left = max(0.001, until - anyio.current_time())
                 task = self._manager.pull_leased(
                     ticket,
                     self._caches[number],
@@ -399,8 +399,8 @@ class LeasedBlocks:
                     prompt_digest=portion.prompt_digest,
                     parts=None if portion.parts is None else portion.parts[number],
                     takers=portion.takers,
-                    timeout_in_millis=left,
-                    patience_in_millis=round(1000 * self._patience_seconds),
+                    deadline=left,
+                    patience=self._patience_seconds,
                 )
                 came = await self._bytes_of(task)
                 nbytes += came

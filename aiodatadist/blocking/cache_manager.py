@@ -78,10 +78,10 @@ class CacheManager:
         self,
         cache: Cache,
         blocks: BlockNumbers,
-        timeout_in_millis: int,
+        timeout: float,
         *,
         name: str | None = None,
-        pull_timeout_in_millis: int | None = None,
+        pull_timeout: float | None = None,
         prompt_digest: bytes | None = None,
     ) -> BlockLease:
         """Reserve blocks of a cache for one peer, like :meth:`aiodatadist.CacheManager.lease_blocks`."""
@@ -90,9 +90,9 @@ class CacheManager:
             inner = self._inner.lease_blocks(
                 cache,
                 blocks,
-                timeout_in_millis,
+                timeout,
                 name=name,
-                pull_timeout_in_millis=pull_timeout_in_millis,
+                pull_timeout=pull_timeout,
                 prompt_digest=prompt_digest,
             )
             return BlockLease(self._thread, inner)

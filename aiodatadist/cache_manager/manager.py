@@ -21,6 +21,7 @@ from aiodatadist.link import CALLS, AwaitedLink, BlockLease, KeptBlocks, LayerRe
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
 from aiodatadist.values.digests import LeaseDigests, check_prompt_digest
+from aiodatadist.values.durations import check_seconds
 from aiodatadist.values.grid import BlockNumbers, indexes
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS, LeaseTicket, check_lease_name
 from aiodatadist.values.selection import BlockParts, Selection, layers_of, whole_layers
@@ -237,10 +238,10 @@ class CacheManager(Caches):
         self,
         cache: Cache,
         blocks: BlockNumbers,
-        timeout_in_millis: int,
+        timeout: float,
         *,
         name: str | None = None,
-        pull_timeout_in_millis: int | None = None,
+        pull_timeout: float | None = None,
         prompt_digest: bytes | None = None,
     ) -> BlockLease:
         """Keep blocks of a cache for one peer, which gets the lease's ticket and calls :meth:`pull_leased`.
@@ -256,11 +257,11 @@ class CacheManager(Caches):
 
         Args:
             blocks: block numbers, at most 65536.
-            timeout_in_millis: the time that a peer has to begin.
+            timeout: seconds that a peer has to begin.
             name: 32 hexadecimal digits, for a caller that has written the ticket before; generated if omitted.
-            pull_timeout_in_millis: the time that a pull has once it has begun, whatever limit its peer sets. A pull
-                that takes longer fails there, and the blocks are given up 5 seconds later. If omitted, a minute, or
-                twice ``sync_kv_timeout`` if that is more.
+            pull_timeout: seconds that a pull has once it has begun, whatever limit its peer sets. A pull that takes
+                longer fails there, and the blocks are given up 5 seconds later. If omitted, a minute, or twice
+                ``sync_kv_timeout`` if that is more.
             prompt_digest: of the tokens that the blocks hold, as :func:`aiodatadist.prompt_digest` returns it. A pull
                 with another one, or none, is refused.
 
@@ -277,26 +278,19 @@ class CacheManager(Caches):
         if len(numbers) > MAX_TICKET_BLOCKS:
             raise ParamInvalid(f"blocks has {len(numbers)} numbers: a lease keeps at most {MAX_TICKET_BLOCKS}")
         check_below(numbers, entry.pieces, "blocks", "cache")
-        checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32)
-        limit = self._pull_seconds(pull_timeout_in_millis, "pull_timeout_in_millis")
+        seconds = check_seconds(timeout, "timeout")
+        limit = self._pull_seconds() if pull_timeout is None else check_seconds(pull_timeout, "pull_timeout")
         self._engine.check_here()
         self._engine.check_running()
-        engine, seconds = self._engine, timeout_in_millis / 1000
+        engine = self._engine
         check_prompt_digest(prompt_digest)
         return engine.block_leases.open(
             engine.cluster_id, entry, numbers, seconds, limit, check_lease_name(name), prompt_digest
         )
 
-    def _pull_seconds(self, millis: int | None, name: str) -> float:
-        """Return the time limit of a pull of leased blocks.
-
-        Raises TypeError or ValueError if ``millis`` is not a uint32, ParamInvalid if it is 0.
-        """
-        if millis is None:
-            return max(LEASED_SECONDS, 2 * self._engine.timeout)
-        if checks.integer(millis, name, checks.UINT32) == 0:
-            raise ParamInvalid(f"{name} is 0: must be at least 1")
-        return millis / 1000
+    def _pull_seconds(self) -> float:
+        """Return the time limit of a pull of leased blocks, if its caller sets none."""
+        return max(LEASED_SECONDS, 2 * self._engine.timeout)
 
     def pull_leased(
         self,
@@ -310,8 +304,7 @@ class CacheManager(Caches):
         dst_layer_range: range | None = None,
         tensor_num_per_layer: int = 2,
         takers: int = 1,
-        timeout_in_millis: int | None = None,
-        patience_in_millis: int = 0,
+        patience: float = 0.0,
         checksum: bool | None = None,
         priority: TransferPriority = TransferPriority.NORMAL,
         deadline: float | None = None,
@@ -335,13 +328,11 @@ class CacheManager(Caches):
                 called once the owner has confirmed the claim.
             takers: the number of pulls, of this cluster and of others, that share the blocks. All must pass the same
                 number. The blocks are kept until all pulls have them, or one does not want them.
-            timeout_in_millis: for the whole pull, from now; if omitted, a minute, or twice ``sync_kv_timeout`` if that
-                is more. The owner has its own limit (``lease_blocks(pull_timeout_in_millis=)``): the smaller one
-                counts.
-            patience_in_millis: how long the owner waits for a lease that it does not know yet.
+            patience: seconds for which the owner waits for a lease that it does not know yet.
             checksum: as in :meth:`pull_blocks`, for each portion. ``landed_blocks`` counts no damaged block.
             priority: as in :meth:`pull_blocks`.
-            deadline: seconds from now for the whole pull, if that is less than ``timeout_in_millis``.
+            deadline: seconds from now for the whole pull; if None, a minute, or twice ``sync_kv_timeout`` if that is
+                more. The owner has its own limit (``lease_blocks(pull_timeout=)``): the smaller one counts.
             prompt_digest: of the tokens for which the caller wants the blocks, as :func:`aiodatadist.prompt_digest`
                 returns it. The owner must have been given the same one.
 
@@ -373,9 +364,8 @@ class CacheManager(Caches):
         layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
         engine, link = self._engine, self._link_or_wait(kept.key)
-        seconds = self._pull_seconds(timeout_in_millis, "timeout_in_millis")
-        seconds = min(seconds, check_deadline(deadline) or seconds)
-        patience = checks.integer(patience_in_millis, "patience_in_millis", checks.UINT32) / 1000
+        seconds = check_deadline(deadline) or self._pull_seconds()
+        patience = check_seconds(patience, "patience", may_be_zero=True)
         selection = Selection(layers, sources, targets, parts=now)
         is_checked = self._is_checked(checksum)
         is_request, priority = not engine.one_sided, check_priority(priority)

@@ -439,9 +439,9 @@ class Destination:
         if layer is None or not isinstance(error, TransferTimeout):
             return error
         return TransferTimeout(
-            f"layer {layer} was not recorded, or its compute did not end, within {1000 * self._gate_seconds:g} ms, the"
-            " timeout_in_millis of its EventLayerSynchronizer",
-            hint="give EventLayerSynchronizer a longer timeout_in_millis",
+            f"layer {layer} was not recorded, or its compute did not end, within {self._gate_seconds:g} s, the"
+            " timeout of its EventLayerSynchronizer",
+            hint="give EventLayerSynchronizer a longer timeout",
         )
 
     def _arrived(self, landed: int) -> None:

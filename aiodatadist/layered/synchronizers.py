@@ -17,6 +17,7 @@ from aiodatadist.counting.callbacks import shown
 from aiodatadist.device import OUTSIDE_CAPTURE, Device, Gate, Stream, open_gates, refuse_captured
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
+from aiodatadist.values.durations import check_seconds
 
 
 class LayerSynchronizer(ABC):
@@ -182,15 +183,15 @@ class EventLayerSynchronizer(LayerSynchronizer):
     Args:
         device: ``LLMDataDist.device``.
         num_layers: layers of the source cache.
-        timeout_in_millis: the time for each layer to be computed, from the layer before; by default ten minutes.
+        timeout: seconds for each layer to be computed, from the layer before; by default ten minutes.
 
     Raises:
         FeatureNotEnabled: if the runtime has no notifies (CANN before 8.5).
     """
 
-    def __init__(self, device: Device, num_layers: int, timeout_in_millis: int = 600_000) -> None:
+    def __init__(self, device: Device, num_layers: int, timeout: float = 600.0) -> None:
         self.num_layers = checks.integer(num_layers, "num_layers", checks.UINT32)
-        self.seconds = checks.integer(timeout_in_millis, "timeout_in_millis", checks.UINT32) / 1000
+        self.seconds = check_seconds(timeout, "timeout")
         self._device = device
         self._loop = _get_running_loop()
         self._gates: list[Gate] = []

@@ -71,8 +71,9 @@ class Prefill:
             raise Refused(410, "the request was taken back")
         if name in self._leases:
             raise Refused(409, f"there is a lease {name} already")
-        millis = round(1000 * self._lease_seconds)
-        lease = self._kv.manager.lease_blocks(self._kv.device, table, millis, name=name, prompt_digest=prompt)
+        lease = self._kv.manager.lease_blocks(
+            self._kv.device, table, self._lease_seconds, name=name, prompt_digest=prompt
+        )
         self._leases[name] = lease
         span = tracer.start_span("lease", attributes={"serving.blocks": len(table)})  # a child of its request's
 

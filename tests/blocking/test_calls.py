@@ -84,15 +84,15 @@ def test_notifications_are_taken_one_by_one_and_within_a_time(pair: Pair) -> Non
 
 
 def test_blocks_are_kept_until_a_peer_has_them(pair: Pair) -> None:
-    lease = pair.source.manager.lease_blocks(pair.source.cache, [3, 9], 60_000)
+    lease = pair.source.manager.lease_blocks(pair.source.cache, [3, 9], 60)
     assert lease.wait_ended(0) is None
     pair.target.manager.pull_leased(lease.ticket().model_dump(mode="json"), pair.target.cache, [0, 1])
     pair.target.check({0: (0, 3), 1: (0, 9)})
     assert lease.wait_ended(5) is lease.ended is LeaseEnd.TAKEN
-    other = pair.source.manager.lease_blocks(pair.source.cache, [4], 60_000)
+    other = pair.source.manager.lease_blocks(pair.source.cache, [4], 60)
     pair.target.manager.release_lease(other.ticket())
     assert other.wait_ended(5) is LeaseEnd.RELEASED
-    assert pair.source.manager.lease_blocks(pair.source.cache, [4], 60_000).withdraw() is LeaseEnd.WITHDRAWN
+    assert pair.source.manager.lease_blocks(pair.source.cache, [4], 60).withdraw() is LeaseEnd.WITHDRAWN
 
 
 def table() -> str:

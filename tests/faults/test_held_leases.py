@@ -94,7 +94,7 @@ async def test_lease_that_was_withdrawn_is_claimed_by_no_further_taker(one_sided
         mine,
     ):
         manager = puller.datadist.cache_manager
-        lease = owner.datadist.cache_manager.lease_blocks(theirs, [3, 9], 60_000)
+        lease = owner.datadist.cache_manager.lease_blocks(theirs, [3, 9], 60)
         ticket: LeaseTicket = lease.ticket()
         with soft_faults_cleared(), soft_hold("HcclBatchGet" if one_sided else "HcclBatchPut", at="half") as copy:
             first = manager.pull_leased(ticket, mine, [0, 1], takers=2)

@@ -293,7 +293,7 @@ async def test_a_lease_that_an_older_link_claimed_is_nothing_of_the_new_one() ->
         changes = cluster.datadist.link_changes()
         await cluster.datadist.cache_manager.pull_blocks(KEY, cache, [0], [0])
         old = inside(cluster.datadist).links.find(1)
-        lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 30_000)
+        lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 30)
         await cut_link(old)
         await linked_at(changes, 2)
         new = inside(cluster.datadist).links.find(1)

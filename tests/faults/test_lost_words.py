@@ -125,7 +125,7 @@ async def test_a_pull_of_leased_blocks_succeeds_although_a_word_about_its_claim_
 @pytest.mark.parametrize("kind", ["claim", "unclaim"])
 async def test_one_of_two_takers_that_says_everything_twice_counts_once(mishaps: Mishaps, kind: str) -> None:
     async with pair_of() as pair:
-        lease = pair.lease(60_000)
+        lease = pair.lease(60)
         mishaps.decide = once((kind, "twice"))
         ticket = lease.ticket()
         await pair.puller.pull_leased(ticket, pair.mine, TARGETS, takers=2)
@@ -138,7 +138,7 @@ async def test_one_of_two_takers_that_says_everything_twice_counts_once(mishaps:
 
 async def test_a_claim_that_comes_again_when_its_pull_is_over_keeps_nothing(mishaps: Mishaps) -> None:
     async with pair_of() as pair:
-        lease = pair.lease(60_000)
+        lease = pair.lease(60)
         mishaps.decide = once(("claim", "kept"))
         await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, takers=2)
         mishaps.again()
@@ -149,9 +149,9 @@ async def test_a_claim_that_comes_again_when_its_pull_is_over_keeps_nothing(mish
 
 async def test_an_end_of_a_pull_that_is_lost_costs_its_owner_the_blocks_for_the_pulls_time(mishaps: Mishaps) -> None:
     async with pair_of() as pair:
-        lease = pair.lease(60_000)
+        lease = pair.lease(60)
         mishaps.decide = once(("unclaim", "lost"))
-        await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, timeout_in_millis=500)
+        await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS, deadline=0.5)
         with anyio.fail_after(ENOUGH):
             assert await lease.wait_ended() is LeaseEnd.EXPIRED
 

@@ -120,7 +120,7 @@ async def test_a_layer_that_is_not_computed_in_time_ends_its_transfer_only(mine:
 
 
 async def time_out(pair: Pair) -> None:
-    task = layered(pair, EventLayerSynchronizer(pair.here.datadist.device, LAYERS, 300))
+    task = layered(pair, EventLayerSynchronizer(pair.here.datadist.device, LAYERS, 0.3))
     with pytest.raises(LLMException) as caught:
         await task
     assert caught.value.status_code is LLMStatusCode.LLM_TIMEOUT

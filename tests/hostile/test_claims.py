@@ -194,9 +194,9 @@ async def test_a_claim_that_comes_before_its_lease_is_compared_as_well(pair: Pai
     name = new_lease_name()
     ticket = pair.lease().ticket().model_copy(update={"lease": name})
     forged = ticket.model_copy(update={"blocks": (5, 6, 7)})
-    wrong = pair.puller.pull_leased(forged, pair.mine, [10, 11, 12], patience_in_millis=10_000, prompt_digest=PROMPT)
-    another = pair.puller.pull_leased(ticket, pair.mine, [13, 14, 15], patience_in_millis=10_000, prompt_digest=ANOTHER)
-    right = pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=10_000, prompt_digest=PROMPT)
+    wrong = pair.puller.pull_leased(forged, pair.mine, [10, 11, 12], patience=10, prompt_digest=PROMPT)
+    another = pair.puller.pull_leased(ticket, pair.mine, [13, 14, 15], patience=10, prompt_digest=ANOTHER)
+    right = pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience=10, prompt_digest=PROMPT)
     leases = inside(pair.two.datadist).block_leases
     with anyio.fail_after(10):
         while len(leases._early) < 3:
@@ -241,7 +241,7 @@ async def test_a_stranger_s_release_that_comes_before_the_lease_is_of_no_effect(
     ticket = pair.lease().ticket().model_copy(update={"lease": name})
     await pair.puller.release_lease(ticket, prompt_digest=ANOTHER)
     await pair.puller.release_lease(ticket.model_copy(update={"blocks": (5, 6, 7)}), prompt_digest=PROMPT)
-    task = pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience_in_millis=10_000, prompt_digest=PROMPT)
+    task = pair.puller.pull_leased(ticket, pair.mine, TARGETS, patience=10, prompt_digest=PROMPT)
     leases = inside(pair.two.datadist).block_leases
     with anyio.fail_after(10):
         while not leases._early:

@@ -61,8 +61,8 @@ async def test_transfers_links_and_pools_are_shown() -> None:
             await manager.pull_blocks(KEY, cache, [1], [2])
         with pytest.raises(CacheNotFound):
             await manager.pull_blocks(BlocksCacheKey(1, 77), cache, [0], [0])
-        prompt.datadist.cache_manager.lease_blocks(source, [0], 10_000)
-        await prompt.datadist.cache_manager.lease_blocks(source, [1], 1).wait_ended()
+        prompt.datadist.cache_manager.lease_blocks(source, [0], 10)
+        await prompt.datadist.cache_manager.lease_blocks(source, [1], 0.001).wait_ended()
         await manager.allocate_blocks_cache(DESC)
         now = scraped(registry)
         pull = {"cluster": "2", "operation": "pull_blocks"}

@@ -91,7 +91,7 @@ async def test_torch_events_are_handed_on_as_numbers() -> None:
 
 async def test_gates_of_the_device() -> None:
     async with await Device.open(0) as device:
-        synchronizer = EventLayerSynchronizer(device, 2, 1500)
+        synchronizer = EventLayerSynchronizer(device, 2, 1.5)
         assert (synchronizer.num_layers, synchronizer.seconds) == (2, 1.5)
         stream = device.open_stream("compute")
         for layer in (-1, 2):
@@ -119,5 +119,5 @@ async def test_what_gates_are_refused() -> None:
     async with await Device.open(0) as device:
         with pytest.raises(ValueError, match="num_layers is -1"):
             EventLayerSynchronizer(device, -1)
-        with pytest.raises(TypeError, match="timeout_in_millis is None"):
+        with pytest.raises(TypeError, match="timeout is None"):
             EventLayerSynchronizer(device, 1, None)  # type: ignore[arg-type]

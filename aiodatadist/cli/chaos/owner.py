@@ -159,7 +159,7 @@ class OwnerCluster:
         free = [block for block in range(LEASED) if block not in busy][: question["count"]]
         if not free:
             return {"ticket": None}
-        lease = self._manager.lease_blocks(self._kept_cache, free, question["millis"])
+        lease = self._manager.lease_blocks(self._kept_cache, free, question["seconds"])
         self.leases[lease] = None
         lease.add_done_callback(self._lease_ended)
         return {"ticket": lease.ticket().model_dump(mode="json"), "versions": [self._versions[b] for b in free]}

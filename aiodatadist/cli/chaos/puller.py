@@ -271,8 +271,8 @@ class Target:
     async def _lease(self, patch: Patch, chance: random.Random) -> None:
         await self._until_linked()
         targets = some(chance, patch.blocks, LEASED // 2)
-        millis = chance.choice((20, 200, 1000))
-        question = {"ask": "lease", "count": len(targets), "millis": millis}
+        seconds = chance.choice((0.02, 0.2, 1.0))
+        question = {"ask": "lease", "count": len(targets), "seconds": seconds}
         answer = await self._side.mail.ask(self._cluster_id, question)
         if answer is None or answer["ticket"] is None:
             return
@@ -281,13 +281,13 @@ class Target:
             await self._release(ticket)
             return
         if way < 0.3:
-            await anyio.sleep(chance.uniform(0, 2 * millis / 1000))
+            await anyio.sleep(chance.uniform(0, 2 * seconds))
         count = len(answer["versions"])
         targets, terms = targets[:count], some_terms(chance, self._side.profile)
         stamps = await self._pulled(
             patch, ticket["blocks"][:count], targets, terms,
             "pull_leased",
-            lambda: self._manager.pull_leased(ticket, patch.cache, targets, timeout_in_millis=2000, **terms.arguments),
+            lambda: self._manager.pull_leased(ticket, patch.cache, targets, deadline=2.0, **terms.arguments),
             chance,
             may_fail=True,  # it may have expired
         )  # fmt: skip
