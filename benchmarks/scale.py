@@ -79,7 +79,7 @@ async def _host_peers(first: int, count: int, port: Connection) -> None:
     async with AsyncExitStack() as stack:
         addresses = []
         for cluster_id in range(first, first + count):
-            peer = await stack.enter_async_context(open_cluster(cluster_id, heartbeat_interval=5000))
+            peer = await stack.enter_async_context(open_cluster(cluster_id, heartbeat_interval=5.0))
             await peer.blocks(SMALL)
             addresses.append((cluster_id, *(peer.datadist.listen_address or ("", 0))))
         port.send(addresses)
@@ -152,7 +152,7 @@ async def measure_links(rounds: int, batch: int) -> list[dict[str, Any]]:
         addresses = stack.enter_context(hosted(max(LINKS)))
         hubs = []
         for device, count in enumerate(LINKS):
-            options: dict[str, Any] = {"device_id": device, "mem_pool_cfg": POOL, "heartbeat_interval": 5000}
+            options: dict[str, Any] = {"device_id": device, "mem_pool_cfg": POOL, "heartbeat_interval": 5.0}
             hub = await stack.enter_async_context(open_cluster(1 + device, **options))
             cache = await hub.blocks(SMALL)
             started = time.perf_counter()
@@ -172,7 +172,7 @@ async def measure_links(rounds: int, batch: int) -> list[dict[str, Any]]:
 async def seconds_to_link(count: int) -> float:
     """Return the seconds in which ``count`` links are made at once."""
     with hosted(count) as addresses:
-        async with open_cluster(1, heartbeat_interval=5000) as hub:
+        async with open_cluster(1, heartbeat_interval=5.0) as hub:
             await hub.blocks(SMALL)
             started = now()
             await link_all(hub, addresses)

@@ -304,7 +304,7 @@ async def test_bytes_that_came_after_the_owners_limit_do_not_count(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error"), [(0, ParamInvalid), (-1, ParamInvalid), ("1", TypeError), (2**32, ParamInvalid)]
+    ("wrong", "error"), [(0, ParamInvalid), (-1, ParamInvalid), (True, TypeError), (2**32, ParamInvalid)]
 )
 async def test_limits_that_cannot_be(wrong: Any, error: type[Exception]) -> None:
     async with pair_of() as pair:

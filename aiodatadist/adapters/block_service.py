@@ -110,7 +110,7 @@ class Settings(BaseModel):
     max_leased: float = Field(default=0.5, ge=0, le=1)
     max_leased_per_client: float | None = Field(default=None, ge=0, le=1)
     sync_kv_timeout: int = Field(default=10_000, ge=1)
-    heartbeat_interval: int = 2000
+    heartbeat_interval: float = 2.0
     heartbeat_misses: int = 3
     transfer_checksum: bool = False
 

@@ -171,8 +171,7 @@ class _Life:
             case "save":
                 call = self._cache.save_values(keys, [[each] for each in buffers], timeout=settings.seconds)
             case "look_up":
-                lease = round(1000 * settings.lease_seconds)
-                call = self._cache.exists_values(keys, timeout=settings.seconds, lease_ms=lease)
+                call = self._cache.exists_values(keys, timeout=settings.seconds, lease=settings.lease_seconds)
             case _:
                 await self._cache.remove_values(keys, timeout=settings.seconds)
                 return [True] * len(keys)

@@ -109,7 +109,7 @@ class Engine:
         self.layered: set[LayeredTransfer] = set()
         self.transfer_checksum = config.transfer_checksum
         self.serving_a_request = serving_a_request
-        self._heartbeats = Heartbeats(config.heartbeat_interval / 1000, config.heartbeat_misses)
+        self._heartbeats = Heartbeats(config.heartbeat_interval, config.heartbeat_misses)
         self.relinker = Relinker(config.relink_policy, self, self.changes)
         self.links = LinkTable(self, self.relinker)
         self.peek_link = self.links.peek
@@ -466,7 +466,7 @@ class Engine:
             one_sided=self._config.enable_remote_cache_accessible,
             has_key=key is not None,
             backend=self._config.transfer_backend or "",
-            heartbeat=self._config.heartbeat_interval / 1000,
+            heartbeat=self._config.heartbeat_interval,
             links=0 if peer is None else self.totals.generations[peer],
             endpoint=EndpointInfo(**{name: getattr(end, name) for name in names}),
             minor=MINOR,

@@ -16,18 +16,19 @@ from aiodatadist.config.relink_policy import RelinkPolicy
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 from aiodatadist.values import checks
 from aiodatadist.values.addresses import parse_address
+from aiodatadist.values.durations import suspicion
 
 __all__ = ["LLMConfig", "PoolConfig", "RelinkPolicy", "TransportName"]
 
 DEFAULT_SYNC_KV_TIMEOUT = 1000
 DEFAULT_MEM_UTILIZATION = 0.95
-DEFAULT_HEARTBEAT_INTERVAL = 2000
+DEFAULT_HEARTBEAT_INTERVAL = 2.0
 DEFAULT_HEARTBEAT_MISSES = 3
 
-SAFE_HEARTBEAT_INTERVAL: Final = 500
-"""Milliseconds. Below this, busy machines or lost packets may look like a dead peer."""
-SAFE_SILENCE: Final = 2000
-"""Milliseconds. TCP needs at least 200 to send a lost packet again, and several may be lost in a row."""
+SAFE_HEARTBEAT_INTERVAL: Final = 0.5
+"""Seconds. Below this, busy machines or lost packets may look like a dead peer."""
+SAFE_SILENCE: Final = 2.0
+"""Seconds. TCP needs at least 0.2 to send a lost packet again, and several may be lost in a row."""
 TransportName = Literal["hccl", "loopback"]
 
 WITHOUT_EFFECT: Final = {
@@ -73,7 +74,8 @@ class LLMConfig(BaseModel):
         listen_ip_info: ``"ip:port"`` to listen on for peers that link to this cluster; port 0 is any free one. A host
             name may stand for its address. ``init`` then looks it up, and takes the first IPv4 address, or else the
             first address. Its other name is ``listen``.
-        sync_kv_timeout: milliseconds for one transfer, counted from when it begins to run.
+        sync_kv_timeout: milliseconds for one transfer, counted from when it begins to run. Below 50, ``init`` logs a
+            warning, because then seconds were probably meant.
         enable_cache_manager, enable_remote_cache_accessible: the mode. Both are on by default.
         link_total_time: seconds for a link by rank table; 0 means ``HCCL_CONNECT_TIMEOUT``, or else 120.
         link_retry_count: attempts within that time.
@@ -100,9 +102,9 @@ class LLMConfig(BaseModel):
             ``global_resource_config`` must be JSON by the time of ``init``. Addresses in ``cluster_info`` are kept as
             integers.
         transport: how bytes travel: ``"hccl"``, or ``"loopback"`` inside one process.
-        heartbeat_interval: milliseconds between two signs of life that this end sends on a link, 10 to 600000. The peer
-            is told this interval and waits for the signs. How soon this end notices a silent peer is therefore the
-            peer's setting, so set it at both ends. Below 500, ``init`` logs a warning that busy machines may end links,
+        heartbeat_interval: seconds between two signs of life that this end sends on a link, 0.01 to 600. The peer is
+            told this interval and waits for the signs. How soon this end notices a silent peer is therefore the peer's
+            setting, so set it at both ends. Below 0.5, ``init`` logs a warning that busy machines may end links,
             unless so many misses are allowed that a peer has 2 s.
         heartbeat_misses: a peer that misses this number of its own heartbeats in a row, 1 to 100, is lost.
         relink: when a broken link that this end's ``link_clusters`` made is made again, as JSON, a dict or a
@@ -138,9 +140,7 @@ class LLMConfig(BaseModel):
     cluster_info: Annotated[str | None, optional(rules.cluster_info)] = None
     output_max_size: Annotated[int | None, optional(bounded("output_max_size", 0, 2**63 - 1))] = None
     transport: Annotated[TransportName, BeforeValidator(rules.choice("transport", *get_args(TransportName)))] = "hccl"
-    heartbeat_interval: Annotated[int, BeforeValidator(bounded("heartbeat_interval", 10, 600_000))] = (
-        DEFAULT_HEARTBEAT_INTERVAL
-    )
+    heartbeat_interval: Annotated[float, BeforeValidator(rules.heartbeat_interval)] = DEFAULT_HEARTBEAT_INTERVAL
     heartbeat_misses: Annotated[int, BeforeValidator(bounded("heartbeat_misses", 1, 100))] = DEFAULT_HEARTBEAT_MISSES
     relink: Annotated[str | None, optional(rules.shaped("relink", RelinkPolicy))] = None
     transfer_checksum: Annotated[bool, rules.flag("transfer_checksum")] = False
@@ -172,7 +172,7 @@ class LLMConfig(BaseModel):
         cluster_info: str | None = None,
         output_max_size: int | None = None,
         transport: TransportName = "hccl",
-        heartbeat_interval: int = DEFAULT_HEARTBEAT_INTERVAL,
+        heartbeat_interval: float = DEFAULT_HEARTBEAT_INTERVAL,
         heartbeat_misses: int = DEFAULT_HEARTBEAT_MISSES,
         relink: str | Mapping[str, float | None] | RelinkPolicy | None = None,
         transfer_checksum: bool = False,
@@ -302,13 +302,16 @@ class LLMConfig(BaseModel):
 
     def risks(self) -> list[str]:
         """Return a line for each option whose value is allowed but invites failures: its name, and the reason."""
+        suspected = suspicion(self.sync_kv_timeout, "sync_kv_timeout")
+        lines = [] if suspected is None else [suspected]
         silence = self.heartbeat_interval * (self.heartbeat_misses + 1)
-        if self.heartbeat_interval >= SAFE_HEARTBEAT_INTERVAL or silence >= SAFE_SILENCE:
-            return []
-        return [
-            f"heartbeat_interval is {self.heartbeat_interval} ms: below {SAFE_HEARTBEAT_INTERVAL} ms links may end if "
-            f"packets are lost or machines are busy, after {silence} ms without a sign of life (docs/links.md has a table)"
-        ]
+        if self.heartbeat_interval < SAFE_HEARTBEAT_INTERVAL and silence < SAFE_SILENCE:
+            lines.append(
+                f"heartbeat_interval is {self.heartbeat_interval:g} s: below {SAFE_HEARTBEAT_INTERVAL:g} s links may end if "
+                f"packets are lost or machines are busy, after {silence:g} s without a sign of life (docs/links.md has a "
+                "table)"
+            )
+        return lines
 
     def _beyond_the_manual(self) -> list[str]:
         rdma = (
@@ -423,6 +426,7 @@ _DEVICE = _Kind(rules.read_devices, _write_devices, "a number, or several joined
 _FIRST_DEVICE = _Kind(rules.read_devices, lambda value: _write_devices(value).partition(";")[0], _DEVICE.rule)
 _NUMBER = _Kind(_number, str, "a number")
 _SHARE = _Kind(float, repr, "a number with a decimal point")
+_SECONDS = _Kind(float, repr, "a number of seconds")
 _SWITCH = _Kind(_switch, lambda value: str(int(value)), "'0' or '1'")
 
 
@@ -472,7 +476,7 @@ _OPTIONS: Final = (
     _Option("llm.ClusterInfo", "cluster_info"),
     _Option("llm.OutputMaxSize", "output_max_size", _NUMBER),
     _Option("aiodatadist.Transport", "transport", is_quiet=True),
-    _Option("aiodatadist.HeartbeatInterval", "heartbeat_interval", _NUMBER, is_quiet=True),
+    _Option("aiodatadist.HeartbeatInterval", "heartbeat_interval", _SECONDS, is_quiet=True),
     _Option("aiodatadist.HeartbeatMisses", "heartbeat_misses", _NUMBER, is_quiet=True),
     _Option("aiodatadist.Relink", "relink", is_quiet=True),
     _Option("aiodatadist.TransferChecksum", "transfer_checksum", _SWITCH, is_quiet=True),

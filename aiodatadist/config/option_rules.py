@@ -107,6 +107,15 @@ def milliseconds(value: Any) -> int:
     return int(value)
 
 
+def heartbeat_interval(value: Any) -> float:
+    """Check ``heartbeat_interval``: seconds in [0.01, 600]."""
+    if isinstance(value, bool) or not isinstance(value, (float, int)):
+        raise TypeError(f"heartbeat_interval is {value!r} of type {type(value).__name__}: must be a number of seconds")
+    if not 0.01 <= value <= 600:  # false for a NaN, too
+        raise ParamInvalid(f"heartbeat_interval is {value}: must be in [0.01, 600] seconds")
+    return float(value)
+
+
 def bounded(name: str, low: int, high: int, *, step: int = 1, kind: range | None = None) -> Check:
     """Return a check for an int in [low, high] that is a multiple of ``step``, and within the C type ``kind`` before that."""
 

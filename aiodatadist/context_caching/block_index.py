@@ -45,14 +45,14 @@ class ExistsQuery:
         shards: the shards that must have the blocks.
         groups: layer groups that must all be there. If None, any one is enough.
         local_only: if true, only the local read cache is asked.
-        lease_ms: milliseconds for which the pool should keep what was found, if it can.
+        lease: seconds for which the pool should keep what was found, if it can.
         deadline: a time of the loop's clock.
     """
 
     shards: Sequence[str]
     groups: Sequence[int] | None
     local_only: bool
-    lease_ms: int
+    lease: float
     deadline: float
 
     def groups_of(self, shape: Shape) -> Sequence[int]:
@@ -152,7 +152,7 @@ class BlockIndex:
             keys += self._names.of_blocks(product(hashes, question.groups_of(shape)), shape, shard)
         found = self._pipeline.local.has(keys)
         if not question.local_only and not all(found):
-            answers = await self._asked(list(compress(keys, map(not_, found))), question.lease_ms, question.deadline)
+            answers = await self._asked(list(compress(keys, map(not_, found))), question.lease, question.deadline)
             behind = iter(answers)
             found = [there or next(behind) for there in found] if any(found) else answers
         everywhere, at = [True] * len(hashes), 0
@@ -169,12 +169,12 @@ class BlockIndex:
                 del self._shapes[shard]  # the shard may have another layout now: read its record again next time
         return everywhere if len(known) == len(shards) else [False] * len(hashes)
 
-    async def _asked(self, keys: Sequence[PoolKey], lease_ms: int, deadline: float) -> list[bool]:
+    async def _asked(self, keys: Sequence[PoolKey], lease: float, deadline: float) -> list[bool]:
         found: list[bool] = []
         for part in _portions(keys):
             if found:
                 await anyio.lowlevel.checkpoint()
-            question = self._pipeline.pool.exists_many(part, lease_ms=lease_ms, deadline=deadline)
+            question = self._pipeline.pool.exists_many(part, lease=lease, deadline=deadline)
             answers = await self._pipeline.ask(question, deadline)
             if len(answers) != len(part):
                 raise PoolUnreachable(f"the pool gave {len(answers)} answers to {len(part)} questions")
@@ -225,10 +225,10 @@ class BlockIndex:
             keys += self._names.of_blocks(product(part, range(shape.groups)), shape)
         return await self.remove_keys(keys, deadline)
 
-    async def exists_keys(self, keys: Sequence[PoolKey], lease_ms: int, deadline: float) -> list[bool]:
+    async def exists_keys(self, keys: Sequence[PoolKey], lease: float, deadline: float) -> list[bool]:
         """Return for each of the caller's own keys True if its value is there."""
         found = self._pipeline.local.has(keys)
-        answers = iter(await self._asked(list(compress(keys, map(not_, found))), lease_ms, deadline))
+        answers = iter(await self._asked(list(compress(keys, map(not_, found))), lease, deadline))
         return [there or next(answers) for there in found]
 
     async def remove_keys(self, keys: Sequence[PoolKey], deadline: float) -> int:

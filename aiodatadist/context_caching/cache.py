@@ -619,7 +619,7 @@ class ContextCache:
         timeout: float | None = TIMEOUT,
         read_local_only: bool = False,
         all_ranks: bool = False,
-        lease_ms: int = 0,
+        lease: float = 0.0,
         groups: Sequence[int] | None = None,
     ) -> CcResult:
         """Count the blocks that are there, from the first one without a gap. A hint: they may be gone a moment later.
@@ -630,7 +630,7 @@ class ContextCache:
         Args:
             read_local_only: if true, ask only the local read cache.
             all_ranks: if true, the shards of all ranks must be there; otherwise only this rank's.
-            lease_ms: milliseconds for which the pool is asked to keep what was found, if it can.
+            lease: seconds for which the pool is asked to keep what was found, if it can.
             groups: layer groups that must all be there. If None, any one group is enough, because a group may store
                 nothing of a block.
 
@@ -643,11 +643,11 @@ class ContextCache:
         seconds = rules.seconds(timeout)
         rules.flag(read_local_only, "read_local_only")
         rules.flag(all_ranks, "all_ranks")
-        rules.integer(lease_ms, "lease_ms", 0)
+        lease = rules.lease(lease)
         await give_way()
         shards = self._names.shards() if all_ranks else [self._names.shard]
         with self._records.of("exists", len(wanted)) as record:
-            record.result = await self._exists(wanted, seconds, shards, groups, read_local_only, lease_ms)
+            record.result = await self._exists(wanted, seconds, shards, groups, read_local_only, lease)
             return record.result
 
     async def _exists(
@@ -657,7 +657,7 @@ class ContextCache:
         shards: Sequence[str],
         groups: Sequence[int] | None,
         local_only: bool,
-        lease_ms: int,
+        lease: float,
     ) -> CcResult:
         if not self._guard.is_open:
             return CcResult.of([CcStatus.SKIPPED] * len(wanted))
@@ -666,7 +666,7 @@ class ContextCache:
             return CcResult.of([CcStatus.TIMEOUT] * len(wanted))
         deadline = anyio.current_time() + left
         try:
-            question = ExistsQuery(shards, groups, local_only, lease_ms, deadline)
+            question = ExistsQuery(shards, groups, local_only, lease, deadline)
             return await in_time(self._block_index.exists(wanted, question), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
             what = f"exists of {len(wanted)} hashes found nothing"
@@ -677,14 +677,14 @@ class ContextCache:
             return CcResult.of([failure] * len(wanted))
 
     async def exists_values(
-        self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT, lease_ms: int = 0
+        self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT, lease: float = 0.0
     ) -> CcResult:
         """Look up values of the caller's own keys: ``details`` has a status for each. A hint, as in :meth:`exists`.
 
         A pool that is slow or fails counts as empty.
 
         Args:
-            lease_ms: milliseconds for which the pool is asked to keep what was found, if it can.
+            lease: seconds for which the pool is asked to keep what was found, if it can.
 
         Raises:
             EmsInvalidArgument: if an argument is wrong.
@@ -692,18 +692,18 @@ class ContextCache:
         self._resident.check()
         names = self._pool_keys(keys)
         seconds = rules.seconds(timeout)
-        rules.integer(lease_ms, "lease_ms", 0)
+        lease = rules.lease(lease)
         await give_way()
         with self._records.of("exists_values", len(names)) as record:
-            record.result = await self._exists_values(names, seconds, lease_ms)
+            record.result = await self._exists_values(names, seconds, lease)
             return record.result
 
-    async def _exists_values(self, names: Sequence[PoolKey], seconds: float, lease_ms: int) -> CcResult:
+    async def _exists_values(self, names: Sequence[PoolKey], seconds: float, lease: float) -> CcResult:
         if not self._guard.is_open:
             return CcResult.of([CcStatus.SKIPPED] * len(names))
         deadline = anyio.current_time() + seconds
         try:
-            found = await in_time(self._block_index.exists_keys(names, lease_ms, deadline), deadline)
+            found = await in_time(self._block_index.exists_keys(names, lease, deadline), deadline)
         except (PoolTimeout, PoolUnreachable) as problem:
             told = "exists of %d keys found nothing: %s", len(names), problem
             self._pipeline.incidents.add(Incident.LOOKUP_FAILED, logger, *told)

@@ -15,6 +15,9 @@ from aiodatadist.context_caching.errors import EmsInvalidArgument
 
 T = TypeVar("T")
 
+MAX_LEASE_SECONDS = 86_400
+"""The longest time for which a pool is asked to keep what was found: a day."""
+
 _FIELD_NAME = re.compile(":[^:]*:")
 _REFERENCE = re.compile("[O&PXz]|Z(?![fdg])")
 """Marks of references in a buffer's format: objects and all pointers. ``Z`` before a letter is a complex number."""
@@ -65,6 +68,15 @@ def seconds(value: Any, name: str = "timeout") -> float:
     if not value >= 0:
         raise EmsInvalidArgument(f"{name} is {value}: must be at least 0")
     return math.inf if value > 1e300 else float(value)
+
+
+def lease(value: Any) -> float:
+    """Return the value if it is a time of 0 to a day in seconds."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise EmsInvalidArgument(f"lease is {_shown(value)}: must be a number of seconds")
+    if not 0 <= value <= MAX_LEASE_SECONDS:
+        raise EmsInvalidArgument(f"lease is {value}: must be in [0, {MAX_LEASE_SECONDS}] seconds")
+    return float(value)
 
 
 def some(values: Any, name: str) -> Sequence[Any]:

@@ -140,7 +140,7 @@ class PoolContract:
         async with self.open_pool() as pool:
             keys = [new_key() for _ in range(7)]
             await store(pool, keys[::2], [b"value"] * 4)
-            there = await pool.exists_many(keys, lease_ms=100, deadline=soon())
+            there = await pool.exists_many(keys, lease=0.1, deadline=soon())
             assert there == [True, False, True, False, True, False, True]
 
     async def test_removed_is_gone_and_can_be_put_again(self) -> None:

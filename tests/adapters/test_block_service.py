@@ -68,7 +68,7 @@ def ends() -> Iterator[tuple[End, End]]:
         yield made[0], made[1]
 
 
-FAST: dict[str, Any] = {"heartbeat_interval": 100}
+FAST: dict[str, Any] = {"heartbeat_interval": 0.1}
 
 
 def order(request: str, lease: str, source: WorkerAddress, **changes: Any) -> PullOrder:
@@ -354,7 +354,7 @@ def test_a_second_order_of_a_request_is_ignored(ends: tuple[End, End]) -> None:
 
 
 def test_requests_to_a_peer_that_does_not_answer_wait_side_by_side() -> None:
-    settings = Settings(link_seconds=1, pull_seconds=1, heartbeat_interval=100)
+    settings = Settings(link_seconds=1, pull_seconds=1, heartbeat_interval=0.1)
     puller = End(1, settings, LAYOUT)
     with closing(puller.service), socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -24,7 +24,7 @@ from tests.adapters.test_block_service import PROMPT
 HEADS, HEAD, LAYERS, BLOCKS = 4, 8, 2, 12
 HEAD_MAJOR: Axes = ("heads", 2, "tokens", HEAD)
 TOKEN_MAJOR: Axes = ("tokens", "heads", HEAD)
-FAST: dict[str, Any] = {"heartbeat_interval": 100, "patience_seconds": 2, "link_seconds": 5}
+FAST: dict[str, Any] = {"heartbeat_interval": 0.1, "patience_seconds": 2, "link_seconds": 5}
 
 
 class Worker:

@@ -94,7 +94,7 @@ def links(monkeypatch: pytest.MonkeyPatch) -> Iterator[Closing]:
 def ends() -> Iterator[tuple[End, End]]:
     """Prefill and decode, which do not take each other for dead."""
     with ExitStack() as stack:
-        made = tuple(End(number, heartbeat_interval=20_000) for number in range(2))
+        made = tuple(End(number, heartbeat_interval=20.0) for number in range(2))
         for each in made:
             stack.enter_context(closing(each.service))
         yield made[0], made[1]
@@ -184,7 +184,7 @@ def test_an_order_to_push_waits_while_a_broken_link_is_given_back(ends: tuple[En
 
 
 def test_orders_to_pull_and_to_release_wait_while_a_broken_link_is_given_back(links: Closing) -> None:
-    settings = Settings(link_seconds=5, patience_seconds=2, heartbeat_interval=20_000)
+    settings = Settings(link_seconds=5, patience_seconds=2, heartbeat_interval=20.0)
     owner, puller = (test_block_service.End(number, settings, test_block_service.LAYOUT) for number in range(2))
     with closing(owner.service), closing(puller.service):
         leases = [new_lease_name() for _ in range(3)]

@@ -23,7 +23,7 @@ from tests.stopwatch import lasting
 
 BLOCKS, BYTES, LAYERS = 16, 4096, 3
 LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
-FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5, "patience_seconds": 0.2}
+FAST: dict[str, Any] = {"heartbeat_interval": 0.1, "link_seconds": 5, "patience_seconds": 0.2}
 
 
 class End:

@@ -20,7 +20,7 @@ from tests.adapters.test_pushes import End
 
 ROOT = Path(__file__).resolve().parents[2]
 SAME = 77
-SLOW: dict[str, Any] = {"heartbeat_interval": 20_000}
+SLOW: dict[str, Any] = {"heartbeat_interval": 20.0}
 
 HANGS = """
 import sys

@@ -26,7 +26,7 @@ from tests.profiles import at_night
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS, NBYTES, TENSORS = 64, 1 << 20, 2
-FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5}
+FAST: dict[str, Any] = {"heartbeat_interval": 0.1, "link_seconds": 5}
 
 PREFILL = """
 import json, sys, time

@@ -107,8 +107,8 @@ class _Apart(KVPool):
     async def get_many(self, keys: Sequence[PoolKey], sizes: Sequence[int], *, deadline: float) -> Any:
         return await self._pool.get_many(self._keys(keys), sizes, deadline=deadline)
 
-    async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
-        return await self._pool.exists_many(self._keys(keys), lease_ms=lease_ms, deadline=deadline)
+    async def exists_many(self, keys: Sequence[PoolKey], *, lease: float = 0.0, deadline: float) -> list[bool]:
+        return await self._pool.exists_many(self._keys(keys), lease=lease, deadline=deadline)
 
     async def remove_many(self, keys: Sequence[PoolKey], *, deadline: float) -> int:
         return await self._pool.remove_many(self._keys(keys), deadline=deadline)

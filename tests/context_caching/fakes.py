@@ -53,9 +53,9 @@ class Foreign(KVPool):
         await self._misbehave("get_many")
         return await self.inner.get_many(keys, sizes, deadline=deadline)
 
-    async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
+    async def exists_many(self, keys: Sequence[PoolKey], *, lease: float = 0.0, deadline: float) -> list[bool]:
         await self._misbehave("exists_many")
-        return await self.inner.exists_many(keys, lease_ms=lease_ms, deadline=deadline)
+        return await self.inner.exists_many(keys, lease=lease, deadline=deadline)
 
     async def remove_many(self, keys: Sequence[PoolKey], *, deadline: float) -> int:
         await self._misbehave("remove_many")

@@ -28,9 +28,9 @@ class Listening(Foreign):
         super().__init__(inner)
         self.questions: list[list[PoolKey]] = []
 
-    async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
+    async def exists_many(self, keys: Sequence[PoolKey], *, lease: float = 0.0, deadline: float) -> list[bool]:
         self.questions.append(list(keys))
-        return await super().exists_many(keys, lease_ms=lease_ms, deadline=deadline)
+        return await super().exists_many(keys, lease=lease, deadline=deadline)
 
 
 def one_of(number: int) -> CcConfig_v1:

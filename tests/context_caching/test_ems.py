@@ -95,7 +95,7 @@ def test_blocks_make_the_round_trip() -> None:
     assert cc.is_ready(future)
     assert kv.rows(block_slots([4, 5])) == saved
     assert cc.exists([7, -7, 8]) == CcResult(2, 3)
-    assert cc.exists([7], CcKvOption(timeout=0), lease_ms=5, all_ranks=True).success == 1
+    assert cc.exists([7], CcKvOption(timeout=0), lease=0.005, all_ranks=True).success == 1
     assert cc.remove([7]) == 1
     assert cc.load(hashes=[7], chunk_descs=[[(0, BLOCK)]]).success == 0
     cc.unregister_kvcache()

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES, PAGE, TENSORS = 32, 2048, 4
 ITEMS = (64, 8, 8)
 """Bytes of what goes with a request."""
-FAST = {"heartbeat_interval": 100, "link_seconds": 5, "pull_seconds": 20, "lease_seconds": 20}
+FAST = {"heartbeat_interval": 0.1, "link_seconds": 5, "pull_seconds": 20, "lease_seconds": 20}
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from aiodatadist.context_caching import EmsInvalidArgument
 BLOCKS = 8
 PROMPT = prompt_digest([1, 2, 3])
 LAYERS = 3
-FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5}
+FAST: dict[str, Any] = {"heartbeat_interval": 0.1, "link_seconds": 5}
 
 
 @pytest.fixture(scope="module")

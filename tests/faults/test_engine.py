@@ -64,7 +64,7 @@ def has_ipv6() -> bool:
 
 @pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6 here")
 async def test_a_link_over_ipv6_is_as_good(no_leaks: None) -> None:
-    options: dict[str, Any] = {"listen_ip_info": "[::1]:0", "heartbeat_interval": 200, "heartbeat_misses": 4}
+    options: dict[str, Any] = {"listen_ip_info": "[::1]:0", "heartbeat_interval": 0.2, "heartbeat_misses": 4}
     async with open_cluster(1, **options) as prompt, open_cluster(2, device_id=1, **options) as decoder:
         await prompt.blocks(DESC)
         cache = await decoder.blocks(DESC)

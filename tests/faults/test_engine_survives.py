@@ -29,7 +29,7 @@ DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 async def test_a_link_outlives_the_time_that_a_handshake_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (initiator, pending_client):
         monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT", 0.3)
-    async with linked_pair(DESC, heartbeat_interval=50, heartbeat_misses=100) as (_, decoder, _, cache):
+    async with linked_pair(DESC, heartbeat_interval=0.05, heartbeat_misses=100) as (_, decoder, _, cache):
         with anyio.move_on_after(1.0):
             await decoder.datadist.wait_link_closed(1)
             pytest.fail("the link ended")

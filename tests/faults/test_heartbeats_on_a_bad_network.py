@@ -113,11 +113,11 @@ async def test_a_peer_whose_messages_come_is_alive_although_its_heartbeats_do_no
         await silence_ends(owner, puller)
 
 
-@pytest.mark.parametrize(("interval", "is_told"), [(499, True), (500, False)])
+@pytest.mark.parametrize(("interval", "is_told"), [(0.499, True), (0.5, False)])
 async def test_an_interval_that_does_not_survive_lost_packets_is_told_at_init(
-    interval: int, is_told: bool, caplog: pytest.LogCaptureFixture
+    interval: float, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_cluster(1, heartbeat_interval=interval):
         pass
-    told = [text for text in caplog.messages if "heartbeat_interval is 499 ms: below 500 ms" in text]
+    told = [text for text in caplog.messages if "heartbeat_interval is 0.499 s: below 0.5 s" in text]
     assert len(told) == is_told

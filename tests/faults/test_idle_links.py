@@ -24,8 +24,8 @@ BUSY = 4
 """Of them, on which something moves where something moves at all."""
 DESC = CacheDesc(2, [64, 1 << 20], DataType.DT_UINT8)
 BLOCKS = list(range(64))
-BRISK = {"heartbeat_interval": 100, "heartbeat_misses": 3}
-PATIENT = {"heartbeat_interval": 100, "heartbeat_misses": 7}
+BRISK = {"heartbeat_interval": 0.1, "heartbeat_misses": 3}
+PATIENT = {"heartbeat_interval": 0.1, "heartbeat_misses": 7}
 """Of a machine on which more is to be done than it has processors for."""
 DEFAULTS: dict[str, Any] = {}
 

@@ -20,7 +20,7 @@ from tests import children
 from tests.faults.peer import DESC
 from tests.test_pull import moved
 
-BRISK = {"heartbeat_interval": 200, "heartbeat_misses": 4}
+BRISK = {"heartbeat_interval": 0.2, "heartbeat_misses": 4}
 
 
 def has_ipv6() -> bool:

@@ -38,8 +38,8 @@ from tests.stopwatch import lasting
 DESC = CacheDesc(2, [16, 1 << 20], DataType.DT_UINT8)  # 32 MiB: several windows
 BLOCKS = list(range(16))
 POOL = '{"memory_size": 67108864}'
-BRISK = {"heartbeat_interval": 100, "heartbeat_misses": 3}
-PATIENT = {"heartbeat_interval": 100, "heartbeat_misses": 9}
+BRISK: dict[str, Any] = {"heartbeat_interval": 0.1, "heartbeat_misses": 3}
+PATIENT: dict[str, Any] = {"heartbeat_interval": 0.1, "heartbeat_misses": 9}
 """Of tests in which a process that gets no core for half a second must not look dead."""
 DETECTED = 0.5 + 0.3
 """Seconds after which a stopped peer is lost: interval x (misses + 1), and slack for a busy machine."""
@@ -158,7 +158,7 @@ async def test_a_stopped_peer_is_noticed_while_blocks_move(one_sided: bool) -> N
 
 
 async def test_a_cancelled_pull_that_the_peer_did_not_answer_does_not_keep_its_death_from_others() -> None:
-    options: dict[str, Any] = {"enable_remote_cache_accessible": False, "heartbeat_interval": 60_000}
+    options: dict[str, Any] = {"enable_remote_cache_accessible": False, "heartbeat_interval": 60.0}
     async with puppet(**options) as peer, linked_to(peer, **options) as (cluster, cache):
         manager = cluster.datadist.cache_manager
         await manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
@@ -178,7 +178,7 @@ async def test_a_cancelled_pull_that_the_peer_did_not_answer_does_not_keep_its_d
 
 
 async def test_a_cancelled_pull_that_the_peer_did_not_answer_does_not_hold_up_finalize() -> None:
-    options: dict[str, Any] = {"enable_remote_cache_accessible": False, "heartbeat_interval": 60_000}
+    options: dict[str, Any] = {"enable_remote_cache_accessible": False, "heartbeat_interval": 60.0}
     async with puppet(**options) as peer, linked_to(peer, **options) as (cluster, cache):
         manager = cluster.datadist.cache_manager
         peer.send(signal.SIGSTOP)

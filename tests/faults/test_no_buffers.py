@@ -94,7 +94,7 @@ async def settled_descriptors() -> int:
 
 
 async def main(number: int) -> list[Any]:
-    options: dict[str, Any] = {"heartbeat_interval": 60_000}
+    options: dict[str, Any] = {"heartbeat_interval": 60.0}
     async with open_cluster(1, **options) as owner, open_cluster(2, device_id=1, **options) as puller:
         await owner.blocks(DESC)
         cache = await puller.blocks(DESC)

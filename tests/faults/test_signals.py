@@ -25,7 +25,7 @@ from tests.held import let_pass
 from tests.profiles import at_night
 
 DESC = CacheDesc(2, [64, 64 << 10], DataType.DT_UINT8)
-HEARTBEATS = {"heartbeat_interval": 50, "heartbeat_misses": 100}  # often, and no loss where the machine is busy
+HEARTBEATS = {"heartbeat_interval": 0.05, "heartbeat_misses": 100}  # often, and no loss where the machine is busy
 ROUNDS = 4
 PERIOD = 0.001
 

@@ -38,10 +38,10 @@ from tests.strict.marks import any_memory
 LENT, AGAIN, OTHER = 5, 6, 7
 SIZE = 64 << 20
 WHOLE = DESC.size * DESC.num_tensors
-STOPPABLE = {"heartbeat_interval": 100, "heartbeat_misses": 6}
+STOPPABLE: dict[str, Any] = {"heartbeat_interval": 0.1, "heartbeat_misses": 6}
 """A stopped peer is lost in 0.7 s; one that gets no core for half a second is not."""
 LOST = {"PeerLost", "LinkClosed", "NotLinked", "LinkError", "TransferTimeout"}
-LATE = {"heartbeat_interval": 100, "heartbeat_misses": 24, "sync_kv_timeout": 2000}
+LATE: dict[str, Any] = {"heartbeat_interval": 0.1, "heartbeat_misses": 24, "sync_kv_timeout": 2000}
 """A stopped peer is lost in 2.5 s, when the time of its transfer is over, too."""
 modes = pytest.mark.parametrize("one_sided", [True, False], ids=["pushed", "served"])
 

@@ -34,7 +34,7 @@ from tests.hostile.vllm_names import both_halves, sglang_manager
 BLOCKS, BYTES = 8, 4096
 LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
 PROMPT = prompt_digest([1, 2, 3])
-FAST: dict[str, Any] = {"heartbeat_interval": 100, "link_seconds": 5, "patience_seconds": 1}
+FAST: dict[str, Any] = {"heartbeat_interval": 0.1, "link_seconds": 5, "patience_seconds": 1}
 ELSEWHERE = [
     ("198.51.100.1", 22),
     ("10.0.0.9", 6379),

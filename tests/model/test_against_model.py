@@ -796,7 +796,7 @@ async def run(program: Program, log: list[str]) -> None:
             clusters[number] = await stack.enter_async_context(
                 open_cluster(
                     number, device_id=number - 1, transport=world.transport, sync_kv_timeout=60_000,
-                    heartbeat_interval=10_000, enable_remote_cache_accessible=world.one_sided, **options,
+                    heartbeat_interval=10.0, enable_remote_cache_accessible=world.one_sided, **options,
                 )
             )  # fmt: skip
         reality = Reality(model, clusters)

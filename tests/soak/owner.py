@@ -66,7 +66,7 @@ def options_of(settings: Settings, cluster_id: int) -> dict[str, Any]:
         "listen_ip_info": "127.0.0.1:0",
         "device_id": cluster_id % 8,
         "mem_pool_cfg": settings.pool_cfg,
-        "heartbeat_interval": settings.interval,
+        "heartbeat_interval": settings.interval / 1000,
         "sync_kv_timeout": 60_000,
     }
 

@@ -37,8 +37,8 @@ MEETING = 2
 """Seconds in which the members of a communicator have to come."""
 TIMEOUT = 1000
 """Milliseconds of a transfer."""
-HEARTBEAT, MISSES = 200, 4
-LOST = HEARTBEAT * (MISSES + 1) / 1000
+HEARTBEAT, MISSES = 0.2, 4
+LOST = HEARTBEAT * (MISSES + 1)
 """Seconds after which a peer that says nothing is lost."""
 
 

@@ -1,7 +1,7 @@
 """EMS's own interface, for callers that block: the same names, checks and results.
 
 ``Ems.init`` starts the process's client, which runs one event loop in its own thread; ``Ems.get_cc`` returns its cache,
-and ``Ems.shutdown`` ends it. Times are milliseconds here, and nowhere else.
+and ``Ems.shutdown`` ends it. EMS's times are milliseconds; ``lease``, which is not EMS's, is seconds.
 """
 
 from __future__ import annotations
@@ -490,7 +490,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
         hashes: Sequence[int],
         option: CcKvOption = _DEFAULT,
         *,
-        lease_ms: int = 0,
+        lease: float = 0.0,
         all_ranks: bool = False,
         groups: Sequence[int] | None = None,
     ) -> CcResult:
@@ -499,7 +499,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
         The keyword arguments are not EMS's.
 
         Args:
-            lease_ms: milliseconds for which the pool is asked to keep what was found.
+            lease: seconds for which the pool is asked to keep what was found.
             all_ranks: if true, count only blocks that all ranks have.
             groups: layer groups that must all have a block. If None, any one group is enough.
 
@@ -514,7 +514,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
                 timeout=o.seconds,
                 read_local_only=o.read_local_only,
                 all_ranks=all_ranks,
-                lease_ms=lease_ms,
+                lease=lease,
                 groups=groups,
             )
 

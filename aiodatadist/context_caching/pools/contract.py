@@ -125,7 +125,7 @@ class Capabilities:
     Attributes:
         name: name of the engine, for messages and metrics.
         in_process: its memory is this process's own, so that values need no proof of being complete.
-        lease: ``exists_many(lease_ms=...)`` protects what it finds.
+        lease: ``exists_many(lease=...)`` protects what it finds.
         placement: there are several nodes, and all values of one distribute key are on one of them.
         auth: the engine checks access.
         cancel_is_immediate: nothing of a cancelled call continues. Otherwise its memory is set aside until the engine
@@ -188,10 +188,10 @@ class KVPool(ABC):
         """
 
     @abstractmethod
-    async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
+    async def exists_many(self, keys: Sequence[PoolKey], *, lease: float = 0.0, deadline: float) -> list[bool]:
         """Return for each key True if it is there now: a hint, not a lock.
 
-        Values found are protected for ``lease_ms``, if the engine can do that.
+        Values found are protected for ``lease`` seconds, if the engine can do that.
 
         Raises:
             PoolTimeout, PoolUnreachable: see the module.

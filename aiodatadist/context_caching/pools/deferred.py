@@ -83,8 +83,8 @@ class DeferredPool(KVPool):
     ) -> list[Value | GetStatus]:
         return await self._there.get_many(keys, sizes, deadline=deadline)
 
-    async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
-        return await self._there.exists_many(keys, lease_ms=lease_ms, deadline=deadline)
+    async def exists_many(self, keys: Sequence[PoolKey], *, lease: float = 0.0, deadline: float) -> list[bool]:
+        return await self._there.exists_many(keys, lease=lease, deadline=deadline)
 
     async def remove_many(self, keys: Sequence[PoolKey], *, deadline: float) -> int:
         return await self._there.remove_many(keys, deadline=deadline)

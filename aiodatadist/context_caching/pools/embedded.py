@@ -119,8 +119,8 @@ class MemoryPool(KVPool):
             return GetStatus.WRONG_LENGTH
         return loan
 
-    async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
-        """Return for each key True if it is there; it then counts as used now. ``lease_ms`` has no further effect."""
+    async def exists_many(self, keys: Sequence[PoolKey], *, lease: float = 0.0, deadline: float) -> list[bool]:
+        """Return for each key True if it is there; it then counts as used now. ``lease`` has no further effect."""
         self._check_open()
         found: list[bool] = []
         for first in range(0, len(keys), AT_ONCE):

@@ -272,10 +272,10 @@ class MooncakePool(KVPool):
                 found[places[place]] = _value(piece, code)
         return found
 
-    async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
+    async def exists_many(self, keys: Sequence[PoolKey], *, lease: float = 0.0, deadline: float) -> list[bool]:
         """Return for each key True if it is there.
 
-        What is found is protected for the master's ``default_kv_lease_ttl``, whatever ``lease_ms`` says. For some
+        What is found is protected for the master's ``default_kv_lease_ttl``, whatever ``lease`` says. For some
         seconds the master also lists what was on a dead node: values that this pool failed to read in the last 10
         seconds count as absent until they are put again or read.
         """

@@ -236,7 +236,7 @@ class RedisPool(KVPool):
         found = (_value(reply, buffer) for reply, buffer in zip(replies, buffers, strict=True))
         return [next(found) if fit else GetStatus.NO_ROOM for fit in fits]
 
-    async def exists_many(self, keys: Sequence[PoolKey], *, lease_ms: int = 0, deadline: float) -> list[bool]:
+    async def exists_many(self, keys: Sequence[PoolKey], *, lease: float = 0.0, deadline: float) -> list[bool]:
         exists = keyed("EXISTS")
         requests = await self._prepared(lambda key: exists(flat(key)), keys, deadline, "exists")
         replies = await self._run(requests, deadline, "exists", at_once=True)
