@@ -375,7 +375,7 @@ class LLMDataDist:
             NotLinked, PeerLost, LinkClosed: if there is no link, or it ended before the notification was sent.
         """
         link = self._running_here().links.find(checks.integer(cluster_id, "cluster_id", checks.UINT64))
-        await link.notify(check_payload(payload))
+        await link.session.notify(check_payload(payload))
 
     def notifications(self) -> AsyncIterator[Notification]:
         """Return an iterator over the notifications from peers: ``async for note in datadist.notifications()``.
@@ -459,9 +459,8 @@ class LLMDataDist:
             LinkTimeout: if no answer came within ``sync_kv_timeout``.
         """
         engine = self._running_here()
-        await engine.links.find(checks.integer(remote_cluster_id, "remote_cluster_id", checks.UINT64)).ping(
-            engine.timeout
-        )
+        link = engine.links.find(checks.integer(remote_cluster_id, "remote_cluster_id", checks.UINT64))
+        await link.session.ping(engine.timeout)
 
     async def link_clusters(
         self,

@@ -69,7 +69,7 @@ async def crowd(count: int, is_one_sided: bool, is_known: bool, has_cancelled: b
             ends["cancelled" if task.cancelled() else "done" if error is None else type(error).__name__] += 1
         seconds, used = perf_counter() - start, process_time() - used
         watcher.cancel()
-        is_lost = not decoder.datadist._running().links.find(1).is_ready
+        is_lost = not decoder.datadist._running().links.find(1).session.is_ready
         outcome = ", ".join(f"{many} {how}" for how, many in sorted(ends.items()))
         return (
             f"{count / seconds:8.0f} pulls/s, late {1000 * max(late):6.1f} ms, calls {1000 * called:5.0f} ms, "

@@ -51,6 +51,10 @@ WINGS = {
         "results", "pools.contract", "errors", "checks", "identity", "memory", "pools", "transfer", "health_gate",
         "pool_guard", "block_index", "calls", "cache", "", "ems",
     ),
+    "link": (
+        "lifecycle", "control", "host", "data", "session", "ownership", "transfers", "reactions", "link_handshake", "link",
+        "",
+    ),
     "cli": ("kit", "demo", "probe", "doctor", "bench", "chaos", "arguments", ""),
 }  # fmt: skip
 """The same inside a room that has rooms."""

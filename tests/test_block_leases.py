@@ -33,7 +33,7 @@ from aiodatadist import (
     TransferTimeout,
     new_lease_name,
 )
-from aiodatadist.link import link
+from aiodatadist.link.transfers import transfers
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
@@ -247,7 +247,7 @@ async def test_an_owner_that_does_not_answer_a_claim(pair: Pair, monkeypatch: py
     task.cancel()
     await task.synchronize()
     await there_and_back(pair.one, pair.two)
-    assert (len(link.questions), link.operations) == (0, set())
+    assert (len(link.session.questions), link.transfers.running.operations) == (0, set())
 
 
 async def test_a_pull_that_is_cancelled_when_its_bytes_are_here_does_not_wait_for_the_owner(
@@ -434,7 +434,7 @@ async def test_parts_that_cannot_be_made_fail_the_pull_alone(pair: Pair) -> None
 
 
 async def test_blocks_that_landed_before_a_pull_failed_are_told(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "PORTION_BYTES", 2 * 4096)
+    monkeypatch.setattr(transfers, "PORTION_BYTES", 2 * 4096)
     await pair.puller.pull_leased(pair.lease().ticket(), pair.mine, [10, 11, 12])  # all that is asked once is known
     lease = pair.lease()
     with soft_faults_cleared():
@@ -450,7 +450,7 @@ async def test_blocks_that_landed_before_a_pull_failed_are_told(pair: Pair, monk
 
 
 async def test_portions_of_a_pull_are_cancelled_together(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "PORTION_BYTES", 1)
+    monkeypatch.setattr(transfers, "PORTION_BYTES", 1)
     lease = pair.lease()
     with held_transfer(pair.mover) as held:
         task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)

@@ -28,8 +28,7 @@ from aiodatadist import (
 )
 from aiodatadist.cache import digester
 from aiodatadist.cluster.engine import Engine
-from aiodatadist.link import link
-from aiodatadist.link.transfers import checksums
+from aiodatadist.link.transfers import checksums, transfers
 from aiodatadist.link.transfers import responder as responding
 from aiodatadist.link.transfers.responder import Responder
 from aiodatadist.testing import (
@@ -396,7 +395,7 @@ KEPT = CacheDesc(2, [16, 4096], DataType.DT_UINT8)
 
 @pytest.mark.parametrize("one_sided", [True, False])
 async def test_what_was_damaged_of_kept_blocks_is_not_landed(one_sided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "PORTION_BYTES", 2 * 2 * 4096)
+    monkeypatch.setattr(transfers, "PORTION_BYTES", 2 * 2 * 4096)
     async with leased(KEPT, KEPT, one_sided) as (puller, owner, target, source):
         pull = puller.datadist.cache_manager.pull_leased
         lease = owner.datadist.cache_manager.lease_blocks(source, [3, 9, 4, 12, 1], 60)
@@ -479,10 +478,10 @@ async def test_a_wrong_number_of_checksums_ends_the_link(count: int, monkeypatch
 
     monkeypatch.setattr(Responder, "_digests", lie)
     async with way("pull") as w:
-        session = inside(w.decoder.datadist).links.find(1)
+        link = inside(w.decoder.datadist).links.find(1)
         with pytest.raises(ProtocolError, match="checksums: it was asked for 3"):
             await w.move(checksum=True)
-        assert isinstance(await session.wait_closed(), ProtocolError)
+        assert isinstance(await link.wait_closed(), ProtocolError)
 
 
 @pytest.mark.parametrize("sums", [[], [1, 2]])
@@ -517,13 +516,13 @@ async def test_nothing_outside_of_a_cache_is_summed(changes: dict[str, Any], wor
     good = {"first_tensor": 0, "tensors": 1, "offset": 0, "step": BLOCK, "nbytes": BLOCK, "tail": BLOCK, "indexes": [1]}
     async with way("pull") as w:
         await w.move([0], [0])
-        session = inside(w.decoder.datadist).links.find(1)
+        link = inside(w.decoder.datadist).links.find(1)
 
         async def ask(**fields: Any) -> Digests:
             def question(call: int) -> Digest:
                 return Digest(**{"cache_id": 1, **good, **fields, "call": call, "seconds": 5.0})
 
-            with anyio.fail_after(20), session.questions.open(question, Digests, checksums=1) as asked:
+            with anyio.fail_after(20), link.session.questions.open(question, Digests, checksums=1) as asked:
                 await asked.answered.wait()
             assert isinstance(asked.answer, Digests)
             return asked.answer
@@ -531,5 +530,5 @@ async def test_nothing_outside_of_a_cache_is_summed(changes: dict[str, Any], wor
         answer = await ask(**changes)
         assert answer.status != LLMStatusCode.LLM_SUCCESS
         assert words in answer.reason
-        assert session.is_ready
+        assert link.session.is_ready
         assert (await ask()).status == LLMStatusCode.LLM_SUCCESS

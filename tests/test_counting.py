@@ -139,7 +139,7 @@ async def test_a_peer_that_vanishes_is_counted_as_lost() -> None:
 async def test_a_link_that_is_broken_off_has_its_cause(failure: PeerLost, cause: Cause | None, counted: str) -> None:
     async with linked_pair(DESC) as (_, decoder, _, _):
         link = inside(decoder.datadist).links.find(1)
-        link.break_off(failure, cause)
+        link.session.break_off(failure, cause)
         await link.wait_closed()
         assert decoder.datadist.figures().links_ended == {counted: 1}
 
@@ -255,7 +255,7 @@ async def test_figures_may_be_read_by_any_thread_while_links_are_made_and_lost()
                 assert (await one.datadist.link_clusters([cluster_info(two)], 20_000))[0] is LLMStatusCode.LLM_SUCCESS
                 await two.datadist.wait_linked(1)
                 ends = [inside(one.datadist).links.find(2), inside(two.datadist).links.find(1)]
-                ends[0].lost("its network is gone")
+                ends[0].session.lost("its network is gone")
                 for end in ends:
                     await end.wait_closed()
         finally:

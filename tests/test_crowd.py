@@ -123,8 +123,8 @@ async def test_a_look_up_that_is_cancelled_behind_its_answer_is_not_carried_out(
         await task
     assert tasks[-1].cancelled()
     assert decoder.datadist.statistics().links[0].transfers == 9
-    session = inside(decoder.datadist).links.find(1)
-    assert (len(session.questions), len(session.operations)) == (0, 0)
+    link = inside(decoder.datadist).links.find(1)
+    assert (len(link.session.questions), len(link.transfers.running.operations)) == (0, 0)
 
 
 async def test_a_look_up_is_forgotten_when_nothing_waits_for_it(
@@ -137,12 +137,12 @@ async def test_a_look_up_is_forgotten_when_nothing_waits_for_it(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    session = inside(decoder.datadist).links.find(1)
-    assert len(session.questions) == 0
+    link = inside(decoder.datadist).links.find(1)
+    assert len(link.session.questions) == 0
     held.answer()
     await pull(BlocksCacheKey(1), cache, [0], [0])
     await there_and_back(decoder, prompt)
-    assert len(session.questions) == 0
+    assert len(link.session.questions) == 0
 
 
 async def test_who_comes_behind_a_question_is_not_told_that_there_was_nothing_before(
@@ -176,7 +176,7 @@ async def test_a_peer_that_answers_others_is_not_taken_for_one_that_does_not_sto
         _,
         cache,
     ):
-        session = inside(decoder.datadist).links.find(1)
+        link = inside(decoder.datadist).links.find(1)
 
         async def insist(questions: PendingQuestions, question: Question, seconds: float) -> None:
             waits.append(seconds)
@@ -187,12 +187,12 @@ async def test_a_peer_that_answers_others_is_not_taken_for_one_that_does_not_sto
         monkeypatch.setattr(PendingQuestions, "insist", insist)
         monkeypatch.setattr(Responder, "begin", lambda *_: None)  # it never comes to it
         task = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
-        while len(session.questions) == 0:
+        while len(link.session.questions) == 0:
             await anyio.lowlevel.checkpoint()
         task.cancel()
         with pytest.raises(asyncio.CancelledError if answers else LinkError):
             await task
-        assert session.is_ready is answers
+        assert link.session.is_ready is answers
         assert len(waits) == (3 if answers else 1) * pull_requests.STOPS
 
 
@@ -496,7 +496,7 @@ async def test_more_requests_than_a_peer_serves_wait_here_and_cost_no_link(
             await task
     for task in tasks[1::2]:
         await task.synchronize()
-    assert inside(decoder.datadist).links.find(1).is_ready
+    assert inside(decoder.datadist).links.find(1).session.is_ready
 
 
 async def test_a_request_that_is_stopped_at_its_owner_before_its_turn_is_answered_at_once() -> None:

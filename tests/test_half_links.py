@@ -41,7 +41,7 @@ async def until_half_is_ready(client: Cluster) -> None:
 
 
 async def until_not_ready(link: Link) -> None:
-    while link.is_ready:  # noqa: ASYNC110 - nothing tells of it
+    while link.session.is_ready:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0.001)
 
 

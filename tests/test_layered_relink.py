@@ -506,7 +506,7 @@ async def test_a_link_that_breaks_again_before_it_began() -> None:
         made, before = state.fan, state.fan.held(0)
 
         def breaks() -> None:
-            state.engine.links.any(2).break_off(PeerLost("it broke"))
+            state.engine.links.any(2).session.break_off(PeerLost("it broke"))
 
         state.awaited.add(_Then(breaks))
         task = made.blocks(Computing(made))

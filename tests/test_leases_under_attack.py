@@ -22,13 +22,12 @@ from aiodatadist import (
     new_lease_name,
 )
 from aiodatadist.device import TransferState
-from aiodatadist.link import link
 from aiodatadist.link.control import block_leases
 from aiodatadist.link.control.peer_claim import PeerClaim
 from aiodatadist.link.control.peer_leases import SLACK_SECONDS
-from aiodatadist.link.transfers import leased_pull
+from aiodatadist.link.transfers import leased_pull, transfers
 from aiodatadist.testing import cluster_info, inside, open_cluster, soft_fault, soft_faults_cleared
-from aiodatadist.testing.views import transfers_of, wire_of
+from aiodatadist.testing.views import transfers_of
 from aiodatadist.values import peer_budget
 from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS
 from aiodatadist.wire.messages import Claimed, Message
@@ -42,7 +41,7 @@ MANY = 2000
 async def test_a_pull_of_many_portions_that_wait_is_cancelled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(link, "PORTION_BYTES", 1)
+    monkeypatch.setattr(transfers, "PORTION_BYTES", 1)
     desc = CacheDesc(1, [MANY, 64], DataType.DT_UINT8)
     async with open_cluster(1) as one, open_cluster(2, device_id=1) as two:
         mine, theirs = await one.blocks(desc), await two.blocks(desc)
@@ -50,7 +49,7 @@ async def test_a_pull_of_many_portions_that_wait_is_cancelled(
         lease = two.datadist.cache_manager.lease_blocks(theirs, range(MANY), MINUTE)
         other = two.datadist.cache_manager.lease_blocks(theirs, [0], MINUTE)
         await one.datadist.cache_manager.pull_leased(other.ticket(), mine, [0])
-        stream = inside(one.datadist).links.find(2).running.stream("ours")
+        stream = inside(one.datadist).links.find(2).transfers.running.stream("ours")
         stream.hold()
         task = one.datadist.cache_manager.pull_leased(lease.ticket(), mine, range(MANY))
         await there_and_back(one, two)
@@ -118,7 +117,7 @@ async def test_a_callback_that_asks_a_cancelled_future_for_its_result_concerns_n
                 task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
                 link = inside(pair.two.datadist).links.find(1)
                 await claimed(lease, pair)
-                link.lost("its network is gone")
+                link.session.lost("its network is gone")
                 await link.wait_closed()
                 with pytest.raises(LinkError):
                     await task
@@ -251,9 +250,9 @@ async def test_a_pull_that_takes_longer_than_the_owner_allows_fails(one_sided: b
 async def test_the_owners_limit_is_told_again_where_its_first_answer_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiodatadist.link.control.questions.AGAIN_SECONDS", 0.05)
     async with pair_of(sync_kv_timeout=10_000) as pair:
-        wire = wire_of(inside(pair.two.datadist).links.find(1))
+        session = inside(pair.two.datadist).links.find(1).session
         lost: list[Claimed] = []
-        lease, post = pair.lease(pull_timeout=0.5), wire.post
+        lease, post = pair.lease(pull_timeout=0.5), session.post
 
         def lose_the_first(message: Message) -> None:
             if isinstance(message, Claimed) and not lost:
@@ -261,7 +260,7 @@ async def test_the_owners_limit_is_told_again_where_its_first_answer_was_lost(mo
             else:
                 post(message)
 
-        monkeypatch.setattr(wire, "post", lose_the_first)
+        monkeypatch.setattr(session, "post", lose_the_first)
         with soft_faults_cleared():
             soft_fault("HcclBatchGet:hang")
             with pytest.raises(TransferTimeout, match=r"0\.5 s of the call, and the owner keeps its blocks no longer"):
@@ -276,9 +275,9 @@ async def test_bytes_that_came_after_the_owners_limit_do_not_count(monkeypatch: 
     async with pair_of(sync_kv_timeout=10_000) as pair:
         other = pair.lease()
         await pair.puller.pull_leased(other.ticket(), pair.mine, TARGETS)  # all that is asked once is known
-        wire, mine = wire_of(inside(pair.two.datadist).links.find(1)), inside(pair.one.datadist).links.find(2)
+        session, mine = inside(pair.two.datadist).links.find(1).session, inside(pair.one.datadist).links.find(2)
         late: list[Claimed] = []
-        lease, post = pair.lease(pull_timeout=0.001), wire.post
+        lease, post = pair.lease(pull_timeout=0.001), session.post
 
         def hold_answers(message: Message) -> None:
             if isinstance(message, Claimed):
@@ -286,7 +285,7 @@ async def test_bytes_that_came_after_the_owners_limit_do_not_count(monkeypatch: 
             else:
                 post(message)
 
-        monkeypatch.setattr(wire, "post", hold_answers)
+        monkeypatch.setattr(session, "post", hold_answers)
         with held_transfer() as held:
             task = pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS)
             await held.arrived()

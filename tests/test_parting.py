@@ -70,9 +70,9 @@ async def test_a_peer_that_says_many_times_that_it_leaves_is_told_goodbye_once(
         link, theirs = inside(decoder.datadist).links.find(1), inside(prompt.datadist).links.find(2)
         monkeypatch.setattr(Spawner, "start_soon", noted)
         monkeypatch.setattr("aiodatadist.link.link.give_way", counted)
-        with theirs.posting_together():
+        with theirs.session.wire.together():
             for _ in range(MANY):
-                theirs.post(Disconnect(reason="it leaves"))
+                theirs.session.post(Disconnect(reason="it leaves"))
         await link.wait_closed()
         assert said.count("_say_bye") == 1
         assert given
@@ -83,13 +83,13 @@ async def test_heartbeats_may_end_before_the_peers_last_word_has_had_its_effect(
 ) -> None:
     async with linked() as (_, decoder):
         link = inside(decoder.datadist).links.find(1)
-        end = link.questions.end
+        end = link.session.questions.end
 
         def end_and_hear_of_the_heartbeats() -> None:
             end()
-            link.lost("its heartbeat connection was closed")
+            link.session.lost("its heartbeat connection was closed")
 
-        monkeypatch.setattr(link.questions, "end", end_and_hear_of_the_heartbeats)
+        monkeypatch.setattr(link.session.questions, "end", end_and_hear_of_the_heartbeats)
         assert await decoder.datadist.unlink_clusters(known_as(1)) == SUCCESS
 
 
@@ -112,7 +112,7 @@ async def test_a_peer_that_is_left_by_force_hears_it_behind_what_was_said_in_the
         link = inside(decoder.datadist).links.find(1)
         ended = asyncio.create_task(prompt.datadist.wait_link_closed(2))
         await asyncio.sleep(0)
-        link.release_lease("0" * 32)
+        link.session.release_lease("0" * 32)
         await link.abandon(LinkClosed("it was enough"))
         assert await ended == "cluster 2 unlinked: it was enough"
 
@@ -129,7 +129,7 @@ async def test_a_peer_whose_connection_broke_is_heard_out(monkeypatch: pytest.Mo
         ended = asyncio.create_task(link.wait_closed())
         monkeypatch.setattr("aiodatadist.link.link.LAST_WORD_SECONDS", math.inf)
         gather_until(wire_of(link), math.inf)
-        link.post(Note(payload="x" * MAX_NOTE, number=0))  # more than is sent without a task
+        link.session.post(Note(payload="x" * MAX_NOTE, number=0))  # more than is sent without a task
         await pumped.wait()
         assert await decoder.datadist.unlink_clusters(known_as(1), force=True) == SUCCESS
         assert str(await ended).startswith("cluster 2 unlinked: ")

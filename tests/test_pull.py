@@ -338,7 +338,7 @@ async def test_a_pull_whose_question_is_not_answered_ends(how: str, monkeypatch:
         link = inside(decoder.datadist).links.find(1)
         task = manager.pull_cache(CacheKey(1, 0), target, 0, deadline=0.05 if how == "deadline" else None)
         assert entry is not None
-        assert (entry.leases, len(link.questions)) == (1, 1)
+        assert (entry.leases, len(link.session.questions)) == (1, 1)
         if how == "cancel":
             assert task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -352,4 +352,4 @@ async def test_a_pull_whose_question_is_not_answered_ends(how: str, monkeypatch:
             words = "say where its cache is within 0.1 s" if how == "timeout" else "deadline"
             with pytest.raises(TransferTimeout, match=words):
                 await task
-        assert (entry.leases, len(link.questions)) == (0, 0)
+        assert (entry.leases, len(link.session.questions)) == (0, 0)

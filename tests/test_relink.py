@@ -40,7 +40,7 @@ from aiodatadist import (
 from aiodatadist.cluster.initiator import LinkInitiator
 from aiodatadist.cluster.link_changes import MAX_UNREAD
 from aiodatadist.device import give_way
-from aiodatadist.link.link import Link
+from aiodatadist.link.transfers.transfers import Transfers
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
@@ -402,7 +402,7 @@ async def test_a_link_of_the_peers_that_comes_and_breaks_during_an_attempt_is_no
                 await again(self, *arguments)
                 return
             assert (await prompt.datadist.link_clusters([cluster_info(decoder)], 5000))[0] is SUCCESS
-            inside(decoder.datadist).links.any(1).break_off(PeerLost("it is gone"))
+            inside(decoder.datadist).links.any(1).session.break_off(PeerLost("it is gone"))
             await door.open()
             raise PeerLost("it is gone")
 
@@ -756,14 +756,14 @@ async def test_a_transfer_that_cannot_begin_fails_alone(
 ) -> None:
     """Whatever keeps it from beginning: its caller is not there any more to be told, and the others are not to blame."""
     async with waiting_pair() as (_, decoder, _, cache, door, _):
-        begin, calls = Link.begin, itertools.count()
+        begin, calls = Transfers.begin, itertools.count()
 
-        def begins(link: Link, *words: Any) -> Any:
+        def begins(transfers: Transfers, *words: Any) -> Any:
             if next(calls) == 0:
                 raise MemoryError("no room for a program")
-            return begin(link, *words)
+            return begin(transfers, *words)
 
-        monkeypatch.setattr(Link, "begin", begins)
+        monkeypatch.setattr(Transfers, "begin", begins)
         first, second = (decoder.datadist.cache_manager.pull_blocks(KEY, cache, [n], [7 - n]) for n in range(2))
         await door.open()
         with pytest.raises(InternalError, match="the transfer could not begin: MemoryError") as failed:

@@ -68,13 +68,13 @@ async def test_blocks_are_written_by_their_owner() -> None:
 async def test_a_request_that_comes_while_its_owner_unlinks_ends_with_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     async with linked_pair(BLOCKS, enable_remote_cache_accessible=False) as (prompt, decoder, _, cache):
         link, unlinking = inside(prompt.datadist).links.find(2), list[asyncio.Task[None]]()
-        begin = link._responder.begin
+        begin = link.transfers.responder.begin
 
         def leave_and_begin(message: Pull) -> None:
             unlinking.append(asyncio.create_task(link.disconnect("it was enough", 5.0)))
             asyncio.get_running_loop().call_soon(begin, message)  # when that task has begun
 
-        monkeypatch.setattr(link._responder, "begin", leave_and_begin)
+        monkeypatch.setattr(link.transfers.responder, "begin", leave_and_begin)
         with pytest.raises(
             LinkClosed, match=r"cluster 1 has ended the link, and said: .* was unlinked: it was enough"
         ) as told:

@@ -80,7 +80,7 @@ class Pair:
         return inside(self.peer.datadist).links.find(1)
 
     def target(self) -> RemoteCache:
-        found = inside(self.owner.datadist).links.find(2).catalogue.get(self.cache.cache_id)
+        found = inside(self.owner.datadist).links.find(2).session.catalogue.get(self.cache.cache_id)
         assert found is not None
         return found
 
@@ -93,7 +93,7 @@ class Pair:
     async def ask(self, calls: range, **changes: Any) -> None:
         """Say requests, and return when they have come. A few at a time, as the wire is read."""
         for call in calls:
-            self.link.post(self.request(call, **changes))
+            self.link.session.post(self.request(call, **changes))
         await there_and_back(self.peer, self.owner)
 
 
@@ -248,7 +248,7 @@ async def test_the_link_ends_at_more_requests_than_a_peer_may_have_in_line(
     HeldSums(pair.owner, monkeypatch)
     link = inside(pair.owner.datadist).links.find(2)
     await pair.ask(range(1000, 1000 + MANY))
-    pair.link.post(pair.request(5000))
+    pair.link.session.post(pair.request(5000))
     assert f"{MANY} requests are under way" in str(await link.wait_closed())
 
 

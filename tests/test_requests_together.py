@@ -160,7 +160,7 @@ async def test_a_request_of_several_is_cancelled_alone(requesting: tuple[Cluster
         held.release()
         for task in (first, tasks[0], tasks[2]):
             await task
-    assert inside(decoder.datadist).links.find(1).is_ready
+    assert inside(decoder.datadist).links.find(1).session.is_ready
 
 
 async def test_a_message_of_requests_that_comes_twice_is_served_once(
@@ -173,7 +173,7 @@ async def test_a_message_of_requests_that_comes_twice_is_served_once(
     served, answers = prompt.datadist.figures().transfers["served"].succeeded, len(said.answers())
     message = said.requests()[0]
     assert len(said.requests()) == 1
-    inside(decoder.datadist).links.find(1).post(message)
+    inside(decoder.datadist).links.find(1).session.post(message)
     await there_and_back(decoder, prompt)
     assert prompt.datadist.figures().transfers["served"].succeeded == served
     assert len(said.answers()) == answers
@@ -223,7 +223,7 @@ async def test_a_request_that_is_too_long_to_be_said_fails_alone_and_at_once(
     selection = Selection(Layers(), few, few, parts=BlockParts(1, parts, parts))
     long = TransferSpec(local, BlocksCacheKey(1), selection, "get", 20.0, is_request=True)
     monkeypatch.setattr(frames, "MAX_BODY", 600)
-    transfer = link.start(long, "pull_leased")
+    transfer = link.transfers.start(long, "pull_leased")
     await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [1])
     assert transfer.is_done
     assert isinstance(transfer.error, ParamInvalid)
@@ -332,11 +332,11 @@ async def test_requests_that_name_too_many_blocks_together_end_the_link(
     message = pull(src_blocks=blocks, dst_blocks=blocks, also=[(2, blocks, blocks)] * (MAX_TOGETHER - 1))
     assert message.count_blocks() == 2 * MAX_INDEXES
     mine, theirs = inside(decoder.datadist).links.find(1), inside(prompt.datadist).links.find(2)
-    mine.post(message)
-    await mine.ping()
-    mine.post(message.model_copy(update={"src_blocks": [*blocks, 0]}))
+    mine.session.post(message)
+    await mine.session.ping()
+    mine.session.post(message.model_copy(update={"src_blocks": [*blocks, 0]}))
     with pytest.raises(LinkError):
-        await mine.ping()
+        await mine.session.ping()
     words = f"the requests of a message name {2 * MAX_INDEXES + 1} blocks: the limit is {2 * MAX_INDEXES}"
     assert words in str(await theirs.wait_closed())
 
@@ -350,12 +350,12 @@ async def test_parts_of_blocks_count_for_each_request_of_a_message(
     parts = PartNumbers(nbytes=64, src=[0] * (most - 1), dst=list(range(most - 1)))
     message = pull(src_blocks=[0], dst_blocks=[0], parts=parts, also=[(2, [0], [0])] * (MAX_TOGETHER - 1))
     mine, theirs = inside(decoder.datadist).links.find(1), inside(prompt.datadist).links.find(2)
-    mine.post(message)
-    await mine.ping()
+    mine.session.post(message)
+    await mine.session.ping()
     more = PartNumbers(nbytes=64, src=[0] * most, dst=list(range(most)))
-    mine.post(message.model_copy(update={"parts": more}))
+    mine.session.post(message.model_copy(update={"parts": more}))
     with pytest.raises(LinkError):
-        await mine.ping()
+        await mine.session.ping()
     words = (
         f"the requests of a message name {2 * MAX_INDEXES + 2 * MAX_TOGETHER} blocks: the limit is {2 * MAX_INDEXES}"
     )

@@ -123,7 +123,7 @@ def request(into: Cache, **changes: Any) -> Any:
 async def test_what_is_wrong_is_refused_as_it_is_on_the_long_way(served: Served, wrong: dict[str, Any]) -> None:
     """A caller of this version is told before it asks; whatever asks is refused by the owner, and nothing is written."""
     await served.pull([1], [1])
-    questions = inside(served.decoder.datadist).links.find(1).questions
+    questions = inside(served.decoder.datadist).links.find(1).session.questions
     first = await questions.ask(request(served.target, **wrong), Pulled)
     for _ in range(3):
         right = await questions.ask(request(served.target, src_blocks=[1], dst_blocks=[1]), Pulled)
@@ -165,9 +165,9 @@ async def test_a_destination_whose_number_another_one_takes_over_is_not_written_
         await served.pull([1], [1])
     link, number = inside(served.decoder.datadist).links.find(1), served.target.cache_id
     place = inside(served.decoder.datadist).registry.local(other, "other").message()
-    link.post(Revoke(cache_id=number, seconds=1.0))
-    link.post(Grant(cache=place.model_copy(update={"cache_id": number})))
-    answer = await link.questions.ask(request(served.target), Pulled)
+    link.session.post(Revoke(cache_id=number, seconds=1.0))
+    link.session.post(Grant(cache=place.model_copy(update={"cache_id": number})))
+    answer = await link.session.questions.ask(request(served.target), Pulled)
     assert isinstance(answer, Pulled)
     assert answer.status == LLMStatusCode.LLM_SUCCESS
     served.check({1: 1})

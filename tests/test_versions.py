@@ -196,16 +196,16 @@ async def test_a_message_that_this_version_does_not_know_is_ignored_if_it_may_be
 ) -> None:
     async with linked_pair(DESC) as (prompt, decoder, _, cache):
         link = link_of(decoder, 1)
-        link.post({"type": "gossip", "optional": True, "of": "the weather"})  # type: ignore[arg-type]
-        await link.ping(10)
+        link.session.post({"type": "gossip", "optional": True, "of": "the weather"})  # type: ignore[arg-type]
+        await link.session.ping(10)
         assert "gossip" not in caplog.text
         with pytest.raises(FeatureNotEnabled, match="the peer's version does not know what 'pong' answers"):
-            await link.questions.ask(lambda call: {"type": "inquire", "call": call}, Pong)  # type: ignore[arg-type, return-value]
-        link.post({"type": "inform"})  # type: ignore[arg-type]
-        await link.ping(10)
+            await link.session.questions.ask(lambda call: {"type": "inquire", "call": call}, Pong)  # type: ignore[arg-type, return-value]
+        link.session.post({"type": "inform"})  # type: ignore[arg-type]
+        await link.session.ping(10)
         assert "cluster 1 does not know 'inform': it is of an older version" in caplog.text
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
-        assert link_of(prompt, 2).is_ready
+        assert link_of(prompt, 2).session.is_ready
 
 
 async def test_a_message_that_a_peer_of_the_same_version_should_not_know_ends_the_link(
@@ -213,7 +213,7 @@ async def test_a_message_that_a_peer_of_the_same_version_should_not_know_ends_th
 ) -> None:
     async with linked_pair(DESC) as (prompt, decoder, _, _):
         monkeypatch.setattr("aiodatadist.link.control.wire.encode", with_more)
-        link_of(decoder, 1).post({"type": "gossip", "optional": True})  # type: ignore[arg-type]
+        link_of(decoder, 1).session.post({"type": "gossip", "optional": True})  # type: ignore[arg-type]
         assert "is not valid" in str(await prompt.datadist.wait_link_closed(2))
 
 

@@ -548,7 +548,7 @@ class _Life:
     async def _post(self, peer: LinkedPeer, message: PushMessage) -> None:
         """Send a message over the peer's own link. Raises PeerLost or LinkError if it has ended."""
         for each in push_messages.split(message):
-            await self._links.current(peer).notify(push_messages.encode(each))
+            await self._links.current(peer).session.notify(push_messages.encode(each))
 
     async def _listen(self) -> None:
         async for note in self._datadist.notifications():

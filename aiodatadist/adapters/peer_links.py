@@ -302,7 +302,7 @@ class PeerLinks:
             return
         attempt = None if failed is not None else await self._reach(peer, link, request)
         error = failed if attempt is None else attempt.error
-        if error is not None or (attempt is not None and attempt.instance != link.instance):
+        if error is not None or (attempt is not None and attempt.instance != link.session.instance):
             why = error or f"another instance of cluster {peer.cluster_id} listens there"
             raise NotAPeer(
                 f"offer refused: the link to cluster {peer.cluster_id} leads to {host_port(*link.place)}, "

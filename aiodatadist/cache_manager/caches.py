@@ -35,7 +35,7 @@ from aiodatadist.values.transfer_priority import TransferPriority, check_deadlin
 if TYPE_CHECKING:
     from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.cluster.engine import Engine
-    from aiodatadist.link import Link
+    from aiodatadist.link import Transfers
 
 Tensor = Any
 """An address, a numpy array, a torch or torch_npu tensor, or another writable buffer."""
@@ -468,21 +468,21 @@ class Caches:
             raise _not_accessible(cache, name)
         return entry
 
-    def _link(self, key: Key) -> Link:
+    def _transfers(self, key: Key) -> Transfers:
         if key.cluster_id == self._engine.cluster_id:
             raise ParamInvalid(f"{key} names this cluster itself: name a peer, or copy")
         if isinstance(key, CacheKey):
             check_cache_key(key)
         if isinstance(key, CacheKeyByIdAndIndex) and key.cache_id < 0:
             raise CacheNotFound(f"{key}: peers can reach no cache with such an id")
-        link = self._engine.links.find(key.cluster_id)
-        link.check_ready()
-        return link
+        transfers = self._engine.links.find(key.cluster_id).transfers
+        transfers.session.check_ready()
+        return transfers
 
-    def _link_or_wait(self, key: Key) -> Link | AwaitedLink:
-        """Return the link to the key's cluster; or a link that is being made again, if transfers wait for it."""
+    def _link_or_wait(self, key: Key) -> Transfers | AwaitedLink:
+        """Return the transfers of the key's cluster. If its link is being made again, return those that wait for it."""
         try:
-            return self._link(key)
+            return self._transfers(key)
         except (NotLinked, LinkError):
             awaited = self._engine.relinker.awaited(key.cluster_id)
             if awaited is None:

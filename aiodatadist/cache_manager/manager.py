@@ -30,7 +30,7 @@ from aiodatadist.values.transfer_priority import TransferPriority, check_deadlin
 from aiodatadist.wire.messages import MAX_TAKERS
 
 if TYPE_CHECKING:
-    from aiodatadist.link import Link
+    from aiodatadist.link import Transfers
 
 LEASED_SECONDS = 60.0
 """Seconds that a pull of leased blocks may take, unless its caller sets a limit."""
@@ -209,7 +209,7 @@ class CacheManager(Caches):
         if deadline is not None:
             check_deadline(deadline)
         engine.check_here()
-        made = link.shortcuts.at_once(direction, key, cache, mine, theirs, count, priority)
+        made = link.transfers.shortcuts.at_once(direction, key, cache, mine, theirs, count, priority)
         if isinstance(made, EndedTask):
             if engine.observer is not None:
                 self._observe(CALLS[direction], link.cluster_id, made.completion)
@@ -388,7 +388,7 @@ class CacheManager(Caches):
         """
         kept = LeaseTicket.of(ticket)
         digests = LeaseDigests.of(kept.cache_id, kept.blocks, check_prompt_digest(prompt_digest))
-        self._link(kept.key).release_lease(kept.lease, digests)
+        self._transfers(kept.key).session.release_lease(kept.lease, digests)
         await give_way()
 
     # ---- pushing ----
@@ -495,7 +495,7 @@ class CacheManager(Caches):
         spec = TransferSpec(entry, key, selection, "put", seconds, checksum=is_checked, priority=priority)
         return self._start(what, link, spec, terms)
 
-    def _start(self, what: str, link: Link | AwaitedLink, spec: TransferSpec, terms: Terms) -> CacheTask:
+    def _start(self, what: str, link: Transfers | AwaitedLink, spec: TransferSpec, terms: Terms) -> CacheTask:
         seconds = check_deadline(terms.deadline)
         transfer = link.begin(spec, what, terms.notify)
         self._limit(transfer, seconds)
@@ -606,10 +606,10 @@ class CacheManager(Caches):
         tensors = layers_of(None, None, tensor_num_per_layer).tensors_per_layer
         entry = self._local(cache, "cache")
         link = self._engine.links.find(checks.integer(cluster_id, "cluster_id", checks.UINT64))
-        link.check_ready()
-        receiver = link.layer_events.watch(entry.cache_id, max(1, len(entry.addresses) // tensors))
+        link.session.check_ready()
+        receiver = link.session.layer_events.watch(entry.cache_id, max(1, len(entry.addresses) // tensors))
         try:
-            await link.announce(receiver)
+            await link.session.announce(receiver)
             yield receiver
         finally:
-            link.layer_events.unwatch(entry.cache_id)
+            link.session.layer_events.unwatch(entry.cache_id)

@@ -437,7 +437,7 @@ class Engine:
             await link.abandon(LinkClosed(f"the link to cluster {cluster_id} was unlinked by force"))
             return
         try:
-            if self._config.links_have_owners and link.is_ready and not await link.owners.disown(timeout):
+            if self._config.links_have_owners and link.session.is_ready and not await link.owners.disown(timeout):
                 return
             await link.disconnect("unlink_clusters", timeout)
         except LinkTimeout:

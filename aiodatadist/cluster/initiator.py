@@ -322,9 +322,9 @@ class LinkInitiator:
                 self.linked(link)
 
         try:
-            with link.questions.open(_ping, Pong) as call:
+            with link.session.questions.open(_ping, Pong) as call:
                 link.call_when_mutual(heard)
-                await link.while_it_lasts(lambda: link.questions.persist(call, _ping))
+                await link.session.while_it_lasts(lambda: link.session.questions.persist(call, _ping))
         except LinkError as error:
             if self._links.peek(link.cluster_id) not in {None, link}:
                 self._links.check_not_linked(link.cluster_id)
@@ -334,10 +334,10 @@ class LinkInitiator:
             if not (link.life.is_mutual or self._engine.is_stopping):
                 why = LinkError(*self._engine.gave_up().args)  # not an orderly end, so relinking continues
                 await link.refuse(why)
-                link.break_off(why)
+                link.session.break_off(why)
             raise
         finally:
-            if link.failure is not None:
+            if link.session.failure is not None:
                 with anyio.CancelScope(shield=True, deadline=anyio.current_time() + DRAIN_TIMEOUT):
                     await link.wait_closed()
 
@@ -347,7 +347,7 @@ class LinkInitiator:
         The peer refuses another link until it has agreed to that end. A peer that is gone never agrees.
         """
         old = self._links.peek(cluster_id)
-        if old is not None and not old.is_ready:
+        if old is not None and not old.session.is_ready:
             with anyio.move_on_after(seconds):
                 await old.wait_closed()
 
@@ -391,7 +391,7 @@ class LinkInitiator:
     def _joinable(self, cluster_id: int) -> Link | None:
         """Return a ready link that belongs only to its initiator, the peer; None if there is none."""
         link = self._links.peek(cluster_id)
-        return link if link is not None and link.is_ready and not link.life.ownership.is_ours else None
+        return link if link is not None and link.session.is_ready and not link.life.ownership.is_ours else None
 
     async def _join(self, cluster_id: int, timeout: float) -> bool:
         """Own the peer's link, too. Return False if there is none, or no longer."""

@@ -118,8 +118,8 @@ class LinkTable:
             self._replaced.discard(link)
             if self._links.get(link.cluster_id) is link:
                 del self._links[link.cluster_id]
-                if link.failure is not None:
-                    self.remember(link.cluster_id, f"the last link ended: {link.failure.args[0]}")
+                if link.session.failure is not None:
+                    self.remember(link.cluster_id, f"the last link ended: {link.session.failure.args[0]}")
                 if link.life.is_mutual:
                     self._relinker.ended(link)
             self.news.wake()
@@ -156,12 +156,14 @@ class LinkTable:
         one that it had and lost. Without ``peer``, a link that this end does not own does not count.
         """
         existing = self._links.get(cluster_id)
-        is_linked = existing is not None and existing.is_ready
+        is_linked = existing is not None and existing.session.is_ready
         if existing is not None and peer is None:
             is_linked &= existing.life.ownership.is_ours
         elif existing is not None and peer is not None:
             is_linked &= (
-                existing.life.is_mutual and existing.instance == peer.instance and existing.peer_links >= peer.links
+                existing.life.is_mutual
+                and existing.session.instance == peer.instance
+                and existing.peer_links >= peer.links
             )
         if is_linked or (cluster_id == self._engine.cluster_id and self.is_to_itself):
             raise LinkError(
@@ -213,7 +215,7 @@ class LinkTable:
     async def wait_parted(self) -> None:
         """Wait until the links that the peers have ended are gone completely, for ``PART_TIMEOUT`` at most."""
         with anyio.move_on_after(PART_TIMEOUT):
-            for link in [*self._replaced, *(link for link in self._links.values() if not link.is_ready)]:
+            for link in [*self._replaced, *(link for link in self._links.values() if not link.session.is_ready)]:
                 await link.wait_closed()
 
     @property
@@ -228,7 +230,7 @@ class LinkTable:
 
     def statistics(self) -> list[LinkStatistics]:
         return [
-            link.counters.snapshot(link.cluster_id, link.life.state.value, link.generation)
+            link.transfers.running.counters.snapshot(link.cluster_id, link.life.state.value, link.generation)
             for link in list(self._links.values())
         ]
 

@@ -114,8 +114,8 @@ class Heartbeats:
             news.wake()
 
         try:
-            silence = link.heartbeat * (self._misses + 1)
-            watch = self._thread.watch(sock, silence, lost, begun, patience, link.quiet_seconds)
+            silence = link.session.heartbeat * (self._misses + 1)
+            watch = self._thread.watch(sock, silence, lost, begun, patience, link.session.wire.quiet_seconds)
         except (OSError, RuntimeError) as error:  # out of descriptors or threads, or the end of the engine
             raise LinkError(f"no heartbeats can be exchanged: {error}") from error
         self._watched.add(link)
@@ -130,7 +130,7 @@ class Heartbeats:
                     await news.wait()
                 await _let_it_tell(link, why)
             if why and not link.is_closed:
-                link.lost(why, None if why == CLOSED else Cause.HEARTBEATS_MISSED)
+                link.session.lost(why, None if why == CLOSED else Cause.HEARTBEATS_MISSED)
         finally:
             self._watched.discard(link)
             watch.stop()

@@ -136,7 +136,7 @@ class Relinker:
             wanted = self._wanted[cluster_id] = _Wanted(cluster_id, address, seconds)
             link = self._engine.peek_link(cluster_id)
             if link is not None:
-                wanted.instance = link.instance
+                wanted.instance = link.session.instance
                 link.remake_if_lost(True)
         else:
             wanted.address, wanted.seconds = address, seconds
@@ -197,16 +197,16 @@ class Relinker:
         wanted = self._wanted.get(link.cluster_id)
         self._tell_end(link, LinkClosed(f"cluster {link.cluster_id} was linked again"))
         if wanted is not None and link.life.was_unlinked:
-            self._end_wanted(wanted, link.copy_of_failure())
+            self._end_wanted(wanted, link.session.copy_of_failure())
         elif wanted is not None:
-            wanted.lost_at, wanted.reason = anyio.current_time(), link.copy_of_failure()
+            wanted.lost_at, wanted.reason = anyio.current_time(), link.session.copy_of_failure()
 
     def linked(self, link: Link) -> None:
         """Note that both ends have a link, whichever made it."""
         wanted = self._wanted.get(link.cluster_id)
         self._tell(LinkPhase.LINKED, link.cluster_id, attempt=0 if wanted is None else wanted.attempts)
         if wanted is not None:
-            wanted.instance = link.instance
+            wanted.instance = link.session.instance
             if link.life.ownership.is_ours:
                 self._is_there(wanted, link)
             wanted.woken.wake()
@@ -214,7 +214,7 @@ class Relinker:
 
     def ended(self, link: Link) -> None:
         """Note that a link that both ends had has ended, and was the last one with its peer."""
-        failure = link.copy_of_failure()
+        failure = link.session.copy_of_failure()
         self._tell_end(link, failure)
         wanted = self._wanted.get(link.cluster_id)
         if wanted is None:
@@ -226,7 +226,7 @@ class Relinker:
             self._go_on(wanted)
 
     def _tell_end(self, link: Link, otherwise: LinkError) -> None:
-        reason = otherwise if link.failure is None else link.copy_of_failure()
+        reason = otherwise if link.session.failure is None else link.session.copy_of_failure()
         phase = LinkPhase.UNLINKED if link.life.was_unlinked else LinkPhase.LOST
         self._changes.tell(LinkChange(link.cluster_id, phase, link.generation, reason))
 
@@ -272,7 +272,7 @@ class Relinker:
         wanted.is_there()
         link.remake_if_lost(True)
         if wanted.awaited is not None and wanted.awaited:
-            self._engine.spawn(wanted.awaited.begin_all, link)
+            self._engine.spawn(wanted.awaited.begin_all, link.transfers)
 
     def _drop(self, wanted: _Wanted, why: LinkError) -> None:
         if wanted.scope is not None:

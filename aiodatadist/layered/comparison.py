@@ -10,7 +10,7 @@ from aiodatadist.concurrency.scope import Scope
 from aiodatadist.errors import InternalError, LLMException
 
 if TYPE_CHECKING:
-    from aiodatadist.link import Link
+    from aiodatadist.link import Transfers
 
 
 class LayerComparison:
@@ -32,7 +32,7 @@ class LayerComparison:
 
     def __init__(
         self,
-        link: Link,
+        link: Transfers,
         compare: Callable[[int], Awaitable[None]],
         hold: Callable[[], AbstractContextManager[None]],
         verified: Callable[[int], None],
@@ -56,7 +56,7 @@ class LayerComparison:
         self._landed = max(layers, self._landed)
         if self._landed > self._compared and not self._has_task and not self._scope.cancel_called:
             self._has_task = True
-            self._link.spawn(self._run)
+            self._link.session.spawn(self._run)
 
     def stop(self) -> None:
         """Verify no further layers. One that is being compared ends in a moment."""

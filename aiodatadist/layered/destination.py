@@ -24,7 +24,7 @@ from aiodatadist.errors import (
 )
 from aiodatadist.layered.comparison import LayerComparison
 from aiodatadist.layered.request import Wanted
-from aiodatadist.link import AwaitedLink, Link, check_still_usable
+from aiodatadist.link import AwaitedLink, Transfers, check_still_usable
 from aiodatadist.link.data.cost_model import group_size
 from aiodatadist.values.grid import Grid
 from aiodatadist.values.transfer_priority import TransferPriority
@@ -70,7 +70,7 @@ class Destination:
     ) -> None:
         self.index = index
         self._priority = priority
-        self._link: Link | None = None
+        self._link: Transfers | None = None
         self._awaited: AwaitedLink | None = None
         self._awaited_instance = ""
         self._linked: Callable[[Destination], None] | None = None
@@ -110,7 +110,7 @@ class Destination:
         else:
             self._use(wanted.link)
 
-    def _use(self, link: Link) -> None:
+    def _use(self, link: Transfers) -> None:
         self._link = link
         if self._is_checked:
             self._comparison = LayerComparison(
@@ -118,7 +118,7 @@ class Destination:
             )
 
     @property
-    def link(self) -> Link:
+    def link(self) -> Transfers:
         if self._link is None:
             raise InternalError(f"the link to cluster {self.cluster_id} is not there yet")
         return self._link
@@ -150,10 +150,10 @@ class Destination:
             self._awaited_instance = self._awaited.instance()
             self._awaited.add(self)
 
-    def begin(self, link: Link) -> None:
+    def begin(self, link: Transfers) -> None:
         """Begin, because the link is there. Raises LLMException if the transfer can no longer be what was asked for."""
         check_still_usable(self._entry)
-        if self._wanted.addresses is not None and link.instance != self._awaited_instance:
+        if self._wanted.addresses is not None and link.session.instance != self._awaited_instance:
             raise CacheNotFound(
                 f"cluster {self.cluster_id} is no longer the process that gave its dst_addrs: they would be addresses of its"
                 " memory now",
@@ -195,7 +195,7 @@ class Destination:
         """Find the destination, and how to reach it. An error ends this destination."""
         requester, wanted = self.link.requester, self._wanted
         try:
-            remote, _, grid = await self.link.while_it_lasts(
+            remote, _, grid = await self.link.session.while_it_lasts(
                 lambda: requester.locate(self._entry, wanted.key, self._plan, self._seconds)
             )
             self._begin(remote, grid)
@@ -214,10 +214,10 @@ class Destination:
 
     def _begin(self, remote: RemoteCache, grid: Grid) -> None:
         if self.is_open:
-            self.link.check_ready()
-            self.link.channels.check_reaches(remote, f"cluster {self.cluster_id}")
+            self.link.session.check_ready()
+            self.link.session.channels.check_reaches(remote, f"cluster {self.cluster_id}")
             self._grid = grid.mirrored()
-            self.link.layer_events.begin(self, remote.cache_id)
+            self.link.session.layer_events.begin(self, remote.cache_id)
 
     def choose_group(self, layer_seconds: float | None) -> None:
         """Choose the number of layers to send at a time from what was measured on this link.
@@ -226,7 +226,7 @@ class Destination:
         """
         if self._grid is not None:
             compute = None if layer_seconds is None else layer_seconds * len(self.layers)
-            self.group = group_size(len(self.layers), self._grid.total, compute, self.link.estimate.costs)
+            self.group = group_size(len(self.layers), self._grid.total, compute, self.link.running.estimate.costs)
 
     # ---- sending ----
 
@@ -237,7 +237,7 @@ class Destination:
 
     def offer(self, layer: int) -> None:
         """Take this layer, which is ready, as are all wanted ones before it."""
-        if self.is_open and self._device_event is not None and self.link.channels.has_one_queue:
+        if self.is_open and self._device_event is not None and self.link.session.channels.has_one_queue:
             self._try(lambda: self._wait_on_host(Program().wait_number(self._event(layer)), layer, self._seconds))
             self._offered = layer - self.layers.start + 1
         elif self.is_open:
@@ -261,7 +261,7 @@ class Destination:
         first, self._sent = self._sent, self._ready
         started = perf_counter()
         self._try(lambda: self._launch(first, self._ready))
-        self.link.estimate.add_interference(perf_counter() - started)
+        self.link.running.estimate.add_interference(perf_counter() - started)
 
     def _try(self, launch: Callable[[], None]) -> None:
         """Call ``launch``. An error ends this destination; after a fork it is raised, because it is the caller's."""
@@ -305,11 +305,11 @@ class Destination:
         transfer.add_done_callback(self._ended)
 
     def _usable(self) -> tuple[LinkChannel, RemoteCache, Grid]:
-        self.link.check_ready()
+        self.link.session.check_ready()
         remote, grid = self._remote, self._grid
         if remote is None or grid is None or remote.is_withdrawn:
             raise CacheNotFound("the peer revoked the destination while it was being filled")
-        link_channel = self.link.channels.find(self._entry.epoch, remote.epoch)
+        link_channel = self.link.session.channels.find(self._entry.epoch, remote.epoch)
         if link_channel is None:
             raise InternalError("the channel is older than the caches")
         return link_channel, remote, grid
@@ -350,8 +350,8 @@ class Destination:
         return (
             remote is not None
             and not remote.is_withdrawn
-            and self.link.is_ready
-            and (self.link.channels.find(self._entry.epoch, remote.epoch) is None)
+            and self.link.session.is_ready
+            and (self.link.session.channels.find(self._entry.epoch, remote.epoch) is None)
         )
 
     def _reach(self) -> None:
@@ -360,7 +360,7 @@ class Destination:
         async def reach() -> None:
             try:
                 if self._remote is not None:
-                    await self.link.channels.reach(self._entry.epoch, self._remote.epoch)
+                    await self.link.session.channels.reach(self._entry.epoch, self._remote.epoch)
             except LLMException as error:
                 self.fail(error)
             finally:
@@ -370,7 +370,7 @@ class Destination:
 
         if not self._is_reaching:
             self._is_reaching = True
-            self.link.spawn(reach)
+            self.link.session.spawn(reach)
 
     # ---- gates ----
 
@@ -380,7 +380,7 @@ class Destination:
         ``seconds`` is the time for each layer to be computed.
         """
         self._gate, self._gate_seconds = gate, seconds
-        if self.link.channels.has_one_queue:
+        if self.link.session.channels.has_one_queue:
             self._try(lambda: self._follow_gates(gate, seconds))
         else:
             self._try(lambda: self._launch_gated(gate, seconds))
@@ -400,7 +400,7 @@ class Destination:
         self._layering = layering
         self._sent = count
         self._transfers[transfer] = count
-        if self._is_watched or self.link.layer_events.is_watched(remote.cache_id):
+        if self._is_watched or self.link.session.layer_events.is_watched(remote.cache_id):
             self.watch()
         transfer.add_done_callback(self._ended)
 
@@ -473,7 +473,7 @@ class Destination:
         ):  # a portion after one that failed proves nothing
             return
         first, self.landed = self.landed, landed
-        self.link.layer_events.tell(self._remote.cache_id, self._base + first, self._base + landed)
+        self.link.session.layer_events.tell(self._remote.cache_id, self._base + first, self._base + landed)
         self._news(self)
         if landed == len(self.layers):
             self._close(TransferState.DONE, None)
@@ -512,10 +512,10 @@ class Destination:
         if error is not None:
             error.peer = self.cluster_id
         if self._remote is not None:
-            self.link.layer_events.finish(self)
+            self.link.session.layer_events.finish(self)
             if state is not TransferState.DONE:
                 failure = error or TransferError("the transfer was cancelled")
-                self.link.layer_events.tell(self._remote.cache_id, 0, 0, failure)
+                self.link.session.layer_events.tell(self._remote.cache_id, 0, 0, failure)
         if state is not TransferState.DONE:  # otherwise all has landed, and the device reports it in a moment
             for transfer in [*self._transfers, *self._waits]:
                 transfer.cancel()

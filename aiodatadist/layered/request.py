@@ -19,7 +19,7 @@ from aiodatadist.values.selection import Geometry, Layers, Selection, layers_of
 from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 
 if TYPE_CHECKING:
-    from aiodatadist.link import AwaitedLink, Link
+    from aiodatadist.link import AwaitedLink, Transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Wanted:
         addresses: of the destination's tensors, if the caller gave them; otherwise the key's cache has them.
     """
 
-    link: Link | AwaitedLink
+    link: Transfers | AwaitedLink
     key: Key
     layers: range
     first: int | None
@@ -165,7 +165,7 @@ class LayeredRequest:
         return cls(entry, sources, targets, size or (entry.stride if sources else 0), tensors)
 
     def wanted(
-        self, config: TransferConfig | TransferWithCacheKeyConfig, find_link: Callable[[Any], Link | AwaitedLink]
+        self, config: TransferConfig | TransferWithCacheKeyConfig, find_link: Callable[[Any], Transfers | AwaitedLink]
     ) -> Wanted:
         """Return one destination.
 
@@ -193,7 +193,7 @@ class LayeredRequest:
         return Selection(layers, self.src_blocks, self.dst_blocks, src_slot=slot, nbytes=self.entry.stride)
 
     def _wanted_by_address(
-        self, config: TransferConfig, layers: range, find_link: Callable[[Any], Link | AwaitedLink]
+        self, config: TransferConfig, layers: range, find_link: Callable[[Any], Transfers | AwaitedLink]
     ) -> Wanted:
         addresses = array("Q", config.dst_addrs)
         if len(addresses) != self.tensors * len(layers):

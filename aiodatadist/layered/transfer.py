@@ -89,8 +89,8 @@ class LayeredTransfer(TransferCompletion):
     def quiesce_seconds(self) -> float:
         """The longest time of its streams, plus a little for its own tasks."""
         links = [part.link for part in self.parts if part.has_link]
-        streams = max((link.quiesce_seconds for link in links), default=0.0)
-        return streams + 1.0 + (CLEAN_SECONDS if any(link.channels.has_one_queue for link in links) else 0.0)
+        streams = max((link.running.quiesce_seconds for link in links), default=0.0)
+        return streams + 1.0 + (CLEAN_SECONDS if any(link.session.channels.has_one_queue for link in links) else 0.0)
 
     def _cancel(self) -> bool:
         self._stop_tasks()

@@ -1,16 +1,15 @@
 """The link to one peer: the messages that two clusters exchange, and the bytes that they move.
 
 ``control`` is the conversation with the peer, ``data`` reaches its memory, and ``transfers`` are what either end asks for.
-``lifecycle`` lists, as tables, what can happen to a link. ``session`` is what all parts of a link share. ``link`` acts on the
-life of a link, and ``link_handshake`` begins it. ``reactions`` maps each message to what this end does about it, and
-``ownership`` settles which end owns the link. ``awaited_link`` holds transfers until a broken link is made again, and
-``host`` describes the cluster that a link belongs to.
+``lifecycle`` lists, as tables, what can happen to a link. ``session`` is the peer and the conversation with it, which all
+parts of a link share. ``link`` has a session and acts on its life, and ``link_handshake`` begins it. ``reactions`` maps each
+message to what this end does about it, and ``ownership`` settles which end owns the link. ``host`` describes the cluster that
+a link belongs to.
 
 The room promises that the failure of a link affects only its own transfers, and that memory is released once nothing can
 land in it. It knows nothing of other links.
 """
 
-from aiodatadist.link.awaited_link import AwaitedLink, check_still_usable
 from aiodatadist.link.control.block_leases import BlockLease, BlockLeases, LeaseEnd
 from aiodatadist.link.control.connection import Connection, FirstWords, connected
 from aiodatadist.link.control.layer_events import LayerReceiver
@@ -22,8 +21,10 @@ from aiodatadist.link.data.statistics import LinkCounters, LinkStatistics
 from aiodatadist.link.host import LinkHost
 from aiodatadist.link.lifecycle import AWAIT_LINK, Cause, LinkState
 from aiodatadist.link.link import DRAIN_TIMEOUT, Link
+from aiodatadist.link.transfers.awaited_link import AwaitedLink, check_still_usable
 from aiodatadist.link.transfers.leased_pull import KeptBlocks
 from aiodatadist.link.transfers.running import CALLS
+from aiodatadist.link.transfers.transfers import Transfers
 
 __all__ = [
            "AWAIT_LINK",
@@ -47,6 +48,7 @@ __all__ = [
            "NotificationInbox",
            "RemoteOperation",
            "TransferSpec",
+           "Transfers",
            "Wire",
            "channel_name",
            "check_still_usable",

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.abc
 from anyio.lowlevel import checkpoint
 
 from aiodatadist.concurrency.signal import Signal
-from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.counting import Incident
-from aiodatadist.device import StreamTransfer, TransferCompletion, TransferState, give_way
+from aiodatadist.device import give_way
 from aiodatadist.errors import (
-    FeatureNotEnabled,
     LinkClosed,
     LinkError,
     LinkTimeout,
@@ -26,12 +22,9 @@ from aiodatadist.errors import (
     ProtocolError,
     StuckError,
 )
-from aiodatadist.link.control.layer_events import LayerReceiver
-from aiodatadist.link.control.notifications import IncomingNotifications, check_payload
+from aiodatadist.link.control.notifications import IncomingNotifications
 from aiodatadist.link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS
 from aiodatadist.link.control.wire import Wire
-from aiodatadist.link.data.remote_operation import RemoteOperation, TransferSpec, failed
-from aiodatadist.link.data.shortcut import Shortcuts
 from aiodatadist.link.host import LinkHost
 from aiodatadist.link.lifecycle import Cause, End, Event, LinkState, Reach, Service
 from aiodatadist.link.link_handshake import LinkHandshake, refuse
@@ -39,26 +32,18 @@ from aiodatadist.link.ownership import Owners
 from aiodatadist.link.reactions import REACTIONS, Reactions
 from aiodatadist.link.session import Session
 from aiodatadist.link.transfers.checksums import check_peer
-from aiodatadist.link.transfers.leased_pull import KeptBlocks, LeasedPull
-from aiodatadist.link.transfers.requester import Requester
-from aiodatadist.link.transfers.responder import Responder
+from aiodatadist.link.transfers.transfers import Transfers
 from aiodatadist.transport import StillWritten
-from aiodatadist.values.digests import UNSAID, LeaseDigests
 from aiodatadist.values.foreign import printable
 from aiodatadist.wire.frames import Unknown
 from aiodatadist.wire.handshake import Handshake
 from aiodatadist.wire.messages import (
-    DIGESTS_SINCE,
-    PROTOCOL,
     Bye,
     Connect,
     Disconnect,
     Hello,
     Message,
-    Ping,
-    Pong,
     Refuse,
-    Unclaim,
 )
 
 if TYPE_CHECKING:
@@ -68,24 +53,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 DRAIN_TIMEOUT = 5.0
 """Seconds that a peer has for ending its transfers when a link is closed in good order."""
-PORTION_BYTES = 64 << 20
-"""The size of one portion of a leased pull. Portions that have landed stay valid if a later one fails."""
 LAST_WORD_SECONDS = 1.0
 """Seconds for receiving what a peer sent before its connection broke."""
 
 
-class Link(Session):
-    """A link to one peer, from the handshake to the end.
+class Link:
+    """A link to one peer: its life, from the handshake until everything has been released.
 
     Attributes:
-        heartbeat_token: the token that a connection for this link's heartbeats must present.
+        session: the peer, the conversation with it and the failure that ends it.
+        transfers: the transfers of either end.
         owners: the ends that own the link.
-        requester: the transfers for which the peer must be asked.
-        shortcuts: the short way for small transfers that are repeated.
+        life: the state of the link, and why it ended.
+        heartbeat_token: the token that a connection for this link's heartbeats must present.
         generation: how many times the link to this peer has been made, this one included; 0 until it is filed.
         peer_links: the number of links with this cluster that the peer had before.
         dialled: the place where this end asked for the link, as its caller named it; None if the peer asked.
@@ -93,27 +75,32 @@ class Link(Session):
     """
 
     def __init__(self, wire: Wire, device: Device, transport: Transport, host: LinkHost) -> None:
-        super().__init__(wire, device, transport, host)
+        self._host = host
+        self._wire = wire
         self._transport = transport
         self._is_heard_out = Signal()
-        self._closed = Signal()
         self._at_end: list[Callable[[], object]] = []
         self._when_mutual: Callable[[], object] | None = None
         self._reason = ""
         self._patience = 0.0
+        self.session = session = Session(wire, transport, host)
+        self.life = session.life
+        self.transfers = Transfers(session, device)
+        self.owners = Owners(session, lambda reason: self.disconnect(reason, DRAIN_TIMEOUT))
         incoming = IncomingNotifications(
-            self._say_while_open,
-            lambda payload, taken: host.heard(self.cluster_id, self.generation, payload, taken),
+            session.post_if_open,
+            lambda payload, taken: host.heard(session.cluster_id, self.generation, payload, taken),
         )
-        self.requester = Requester(self)
-        self.shortcuts = Shortcuts(self)
-        self._responder = Responder(self, host.registry, self.shortcuts)
-        self.owners = Owners(self, lambda reason: self.disconnect(reason, DRAIN_TIMEOUT))
-        self._reactions = Reactions(self, host, self.owners, self.requester, self._responder, incoming)
+        self._reactions = Reactions(session, self.owners, self.transfers, incoming)
         self.heartbeat_token = secrets.token_hex(32)
         self.generation = self.peer_links = 0
         self.dialled: tuple[str, int] | None = None
         self.place = "", 0
+
+    @property
+    def cluster_id(self) -> int:
+        """The peer's cluster id; 0 until it is known."""
+        return self.session.cluster_id
 
     # ---- opening ----
 
@@ -138,152 +125,18 @@ class Link(Session):
         """
 
         async def met(peer: Hello) -> None:
-            self.cluster_id, self.instance, self.heartbeat = peer.cluster_id, peer.instance, peer.heartbeat
+            self.session.meet(handshake.me, peer)
             self.peer_links = peer.links
-            self._names = (handshake.me, peer.cluster_id)
             await admit(peer)
 
         def check(peer: Hello) -> None:
             if self._host.transfer_checksum:
                 check_peer(peer.minor, handshake.me, peer.cluster_id)
 
-        link_handshake = LinkHandshake(handshake, self._wire, self.channels, self._transport, check, met)
+        link_handshake = LinkHandshake(handshake, self._wire, self.session.channels, self._transport, check, met)
         ready = await link_handshake.agree(connect, first, self.heartbeat_token, attach)
-        self.channels.on_first(ready.epoch)
+        self.session.channels.on_first(ready.epoch)
         self.life.on(Event.AGREE)
-
-    # ---- transfers ----
-
-    def start(self, spec: TransferSpec, what: str) -> StreamTransfer | RemoteOperation:
-        """Start a transfer. Never raises for what goes wrong with it: the completion reports that.
-
-        If the peer's cache is known and within reach, the transfer is on its stream when this returns. Otherwise the peer is
-        asked first.
-        """
-        if spec.is_request or spec.checksum:
-            return self.requester.begin(spec, what)
-        known = self.running.within_reach(spec.entry, spec.key)
-        if known is None:
-            return self.requester.begin(spec, what)
-        remote, slot, link_channel = known
-        try:
-            grid = spec.grid(remote, slot)
-            transfer = self.running.submit(
-                spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours", spec.priority
-            )
-        except LLMException as error:
-            error.peer = self.cluster_id
-            return failed(what, error)
-        if transfer.state is TransferState.DONE and spec.selection.is_whole_blocks:
-            self.shortcuts.learn(spec)
-        return transfer
-
-    def begin(self, spec: TransferSpec, what: str, notify: bytes | None) -> StreamTransfer | RemoteOperation:
-        """Start a transfer, as :meth:`start` does, and notify the peer if it succeeds.
-
-        Raises:
-            TypeError, ParamInvalid: if ``notify`` cannot be a notification's payload.
-            FeatureNotEnabled: if the peer is too old for checksums.
-        """
-        self._check_knows(spec)
-        pending = None if notify is None else self.notification_queue.reserve(check_payload(notify))
-        transfer = self.start(spec, what)
-        if pending is not None:
-            transfer.add_done_callback(
-                lambda done: pending.drop() if done.error or done.is_cancelled else pending.ready()
-            )
-        return transfer
-
-    def start_leased(self, spec: TransferSpec, kept: KeptBlocks, seconds: float, what: str) -> LeasedPull:
-        """Start a pull of blocks that the peer keeps, and claim them. ``seconds`` is the limit for both together.
-
-        In one-sided mode the claim costs no time: this end reads meanwhile, and uses nothing before it is confirmed. The
-        transfer starts only after the confirmation if the peer writes, or if ``kept.parts`` names the parts then.
-
-        Raises:
-            FeatureNotEnabled: if the peer is too old for checksums, or for comparing the prompt.
-        """
-        self._check_knows(spec)
-        self._check_compares(kept.digests)
-
-        def start() -> list[tuple[TransferCompletion, int]]:
-            portions = kept.parts_of(spec).portions(PORTION_BYTES)
-            return [(self.start(portion, what), len(portion.selection.dst_blocks)) for portion in portions]
-
-        pull = LeasedPull(self, kept, seconds, what, start)
-        if spec.is_request or kept.parts is not None:  # no transfer leases the destination until the claim is confirmed
-            spec.entry.lease()
-            pull.add_done_callback(lambda _: spec.entry.release())
-        else:
-            pull.begin()
-        return pull
-
-    def _check_compares(self, digests: LeaseDigests) -> None:
-        """Raise FeatureNotEnabled if the caller's prompt must be compared, and the peer's version has no digests."""
-        if self.peer_minor >= DIGESTS_SINCE:
-            return
-        version = f"{PROTOCOL}.{self.peer_minor}"
-        if digests.prompt:
-            raise FeatureNotEnabled(
-                f"cluster {self.cluster_id} cannot compare prompts: its protocol has version {version}, and digests came "
-                f"with {PROTOCOL}.{DIGESTS_SINCE}",
-                hint="update that cluster",
-            )
-        self._host.block_leases.warn_of(self.cluster_id, version)
-
-    def _check_knows(self, spec: TransferSpec) -> None:
-        if spec.checksum:
-            self.requester.checks.want_peer()
-
-    def _say_while_open(self, message: Message) -> None:
-        if self.life.is_open:
-            self._wire.post(message)
-
-    def release_lease(self, lease: str, digests: LeaseDigests = UNSAID) -> None:
-        """Tell the peer that this end does not want the blocks of a lease."""
-        blocks, prompt = digests
-        self._wire.post(Unclaim(call=0, lease=lease, end="released", blocks_digest=blocks, prompt_digest=prompt))
-
-    # ---- words ----
-
-    async def ping(self, seconds: float = math.inf) -> None:
-        """Wait until the peer has received everything that was sent before.
-
-        Raises LinkTimeout if there is no answer in time, or what ended the link.
-        """
-        with anyio.move_on_after(seconds) as limit:
-            await self.while_it_lasts(lambda: self.questions.ask(lambda call: Ping(call=call), Pong))
-        if limit.cancelled_caught:
-            raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:g} s", peer=self.cluster_id)
-
-    async def announce(self, receiver: LayerReceiver) -> None:
-        """Wait until the peer knows that the receiver's layers are watched. Raises what ended the link."""
-        await self.while_it_lasts(lambda: self.layer_events.announce(receiver))
-
-    async def notify(self, payload: bytes) -> None:
-        """Send a notification behind all earlier ones, and wait until it is sent. If cancelled, it may be sent or not."""
-        self.check_ready()
-        pending = self.notification_queue.reserve(payload)
-        pending.ready()
-        try:
-            await self._or_the_end(pending.sent)
-        finally:
-            if not pending.sent.is_set():
-                pending.drop()
-
-    async def _or_the_end(self, event: Signal) -> None:
-        """Wait until the event is set. Raises what ended the link, if that comes first."""
-        async with anyio.create_task_group() as group:
-
-            async def end() -> None:
-                await self._closed.wait()
-                group.cancel_scope.cancel()
-
-            group.start_soon(end)
-            await event.wait()
-            group.cancel_scope.cancel()
-        if not event.is_set():
-            raise self.copy_of_failure()
 
     # ---- until it ends ----
 
@@ -294,29 +147,24 @@ class Link(Session):
         """
         try:
             async with anyio.create_task_group() as group:
-                self._tasks, self._scope = Spawner(group), group.cancel_scope
                 self._wire.react_at_once(self._reactions.at_once)
-                self._wire.pump_with(lambda: self.spawn(self._pump))
-                while self._to_start:
-                    group.start_soon(self._to_start.pop(0))
-                if self.life.service is Service.STOPPED:
-                    group.cancel_scope.cancel()
+                self._wire.pump_with(lambda: self.session.spawn(self._pump))
+                self.session.start_tasks(group)
                 try:
                     await self._listen()
                 finally:
                     self._is_heard_out.set()
-                    self.questions.end()
-                    self.close_broken()
+                    self.session.stop_listening()
                     # a group without tasks does not wait for those that start while it ends
                     group.start_soon(checkpoint)
                 group.cancel_scope.cancel()
         except Exception as error:
-            if self.failure is None:
+            if self.session.failure is None:
                 why = f"the link to cluster {self.cluster_id} failed: {printable(repr(error))}"
-                self._end(Event.BREAK, LinkError(why))
+                self.session.end(Event.BREAK, LinkError(why))
             raise
         finally:
-            self._tasks = None
+            self.session.end_tasks()
             self._wire.react_at_once(None)
             await self._give_back()
 
@@ -327,15 +175,15 @@ class Link(Session):
             with anyio.move_on_after(LAST_WORD_SECONDS):
                 await self._is_heard_out.wait()  # the peer may have sent before why it leaves: the link ends with that
                 return
-            self.lost(str(error.args[0]))
+            self.session.lost(str(error.args[0]))
 
     async def _listen(self) -> None:
         try:
             await self._hear()
         except LinkError as error:
-            if self.is_ready:
-                self._end(Event.BREAK, type(error)(f"cluster {self.cluster_id}: {error.args[0]}"))
-                self.running.stop()
+            if self.session.is_ready:
+                self.session.end(Event.BREAK, type(error)(f"cluster {self.cluster_id}: {error.args[0]}"))
+                self.transfers.running.stop()
             elif self.life.is_open:
                 self.life.on(Event.FALL_SILENT)
 
@@ -351,24 +199,24 @@ class Link(Session):
                 await give_way()  # many messages come in one piece
                 continue
             is_news = self.life.end is not End.LEAVING
-            if not self.is_ready and isinstance(message, (Bye, Disconnect, Refuse)):
+            if not self.session.is_ready and isinstance(message, (Bye, Disconnect, Refuse)):
                 self.life.on(Event.LAST_WORD)
             if isinstance(message, Bye) and self.life.state is LinkState.CLOSING:
                 return
             if isinstance(message, Refuse):  # the peer ended before it had the link: its channel is closed
-                if self.is_ready:
+                if self.session.is_ready:
                     why = f"cluster {self.cluster_id} ended the link: {printable(message.reason)}"
-                    self._end(Event.LAST_WORD, LinkClosed(why), Cause.REFUSED)
+                    self.session.end(Event.LAST_WORD, LinkClosed(why), Cause.REFUSED)
                 return
             self.heard()
             if not (isinstance(message, Disconnect) and self.life.is_open):
                 state = self.life.state.value
                 raise ProtocolError(f"cluster {self.cluster_id} said {message.type!r} on a {state} link")
             if is_news:  # the peer repeats the message until it hears our last word
-                if self.is_ready:
+                if self.session.is_ready:
                     why = f"cluster {self.cluster_id} unlinked: {printable(message.reason)}"
-                    self._end(Event.LAST_WORD, LinkClosed(why))
-                self.spawn(self._say_bye)
+                    self.session.end(Event.LAST_WORD, LinkClosed(why))
+                self.session.spawn(self._say_bye)
             await give_way()
 
     async def _say_bye(self) -> None:
@@ -377,7 +225,7 @@ class Link(Session):
         self._wire.post(Bye())
         with anyio.move_on_after(DRAIN_TIMEOUT):
             await self._wire.flush()
-        self._end_serving()
+        self.session.stop_tasks()
 
     async def _part(self) -> None:
         """Let transfers end, then tell the peer that this end leaves, and repeat that in case a message is lost.
@@ -389,19 +237,16 @@ class Link(Session):
         pause = AGAIN_SECONDS
         while True:  # the end of the link ends this
             await anyio.sleep(pause)
-            self.post_again(Disconnect(reason=self._reason))
+            self.session.post_again(Disconnect(reason=self._reason))
             pause = min(2 * pause, MOST_AGAIN_SECONDS)
 
     async def _drain(self, seconds: float) -> None:
         """Let what is under way finish for ``seconds``, then stop the rest."""
         with anyio.move_on_after(seconds):
-            await self._responder.wait_served()
-            await self.running.wait_idle()
-            await self.channels.wait_opened()
-            await self.notification_queue.wait_empty()
-        self._responder.refuse_line()
-        self.running.stop()
-        await self.running.wait_idle()  # bounded: they answer a cancellation within their grace
+            await self.transfers.finish()
+            await self.session.channels.wait_opened()
+            await self.session.notification_queue.wait_empty()
+        await self.transfers.stop()
 
     async def disconnect(self, reason: str, timeout: float) -> None:
         """End the link in good order: no transfer starts, those under way end, and the peer agrees.
@@ -412,13 +257,13 @@ class Link(Session):
             LinkTimeout: if the peer did not answer in time. The link stays half closed until it does, or is abandoned.
             PeerLost: if the peer went away without an answer. Our half has ended.
         """
-        if self.is_ready:
+        if self.session.is_ready:
             why = f"the link to cluster {self.cluster_id} was unlinked: {reason}"
-            self._end(Event.UNLINK, LinkClosed(why))
+            self.session.end(Event.UNLINK, LinkClosed(why))
             self._reason, self._patience = reason, timeout
-            self.spawn(self._part)
+            self.session.spawn(self._part)
         with anyio.move_on_after(timeout) as limit:
-            await self._closed.wait()
+            await self.session.closed.wait()
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {timeout:.3f} s", peer=self.cluster_id)
         if self.life.is_unanswered:
@@ -426,53 +271,53 @@ class Link(Session):
 
     async def abandon(self, failure: LinkError) -> None:
         """End this half at once, without waiting for the peer. It is told, but may not receive the message."""
-        if self.failure is None:
+        if self.session.failure is None:
             self._wire.post(Disconnect(reason=str(failure.args[0])))
             self._wire.hurry()
-            self._end(Event.CLOSE, failure)
-        self.running.stop()
+            self.session.end(Event.CLOSE, failure)
+        self.transfers.running.stop()
         await self._wire.aclose()
-        self._end_serving()
-        await self._closed.wait()
+        self.session.stop_tasks()
+        await self.session.closed.wait()
 
     async def _give_back(self) -> None:
         """Release streams, channels and connection, in this order, in bounded time. Runs once, also when cancelled."""
-        has_failed = self.failure is not None
-        self._end(Event.GIVE_BACK, LinkClosed(f"the link to cluster {self.cluster_id} was closed"))
-        self.running.stop()
+        session = self.session
+        has_failed = session.failure is not None
+        session.end(Event.GIVE_BACK, LinkClosed(f"the link to cluster {self.cluster_id} was closed"))
+        self.transfers.running.stop()
         if not has_failed:
             await self.refuse(LinkClosed("its cluster has ended"))
-            self.running.stop()
+            self.transfers.running.stop()
         try:
-            with anyio.move_on_after(DRAIN_TIMEOUT + self.quiesce_seconds, shield=True):
-                is_quiet = [await self._quietly(stream) for stream in self.running.streams.values()]
+            with anyio.move_on_after(DRAIN_TIMEOUT + self.transfers.running.quiesce_seconds, shield=True):
+                is_quiet = [await self._quietly(stream) for stream in self.transfers.running.streams.values()]
                 if all(is_quiet):  # else the device may still use a channel
                     await self._shut()
             with anyio.move_on_after(1, shield=True):
                 await self._quietly(self._wire)
         finally:
-            self.running.end_unclean()
+            self.transfers.running.end_unclean()
             self._end_peer_leases()  # before the requests fail, because their callbacks may use the blocks again
-            self._responder.end()
             self._reactions.end()
-            self.requester.end(self.copy_of_failure())
-            self._host.block_leases.peer_gone(self)
-            self.layer_events.end(self.copy_of_failure())
-            self.notification_queue.end()
-            self._closed.set()
+            self.transfers.end(session.copy_of_failure())
+            self._host.block_leases.peer_gone(session)
+            session.layer_events.end(session.copy_of_failure())
+            session.notification_queue.end()
+            session.closed.set()
             for call in self._at_end:
                 call()
 
     async def _shut(self) -> None:
         """Close the channels. If that fails, it is not known what the peer can still reach."""
         try:
-            await self.channels.aclose()
+            await self.session.channels.aclose()
         except StillWritten as error:
             told = "link to cluster %d: caches that it held are withheld until it lets go: %s", self.cluster_id, error
-            self.incidents.add(Incident.MEMORY_WITHHELD, logger, *told)
+            self.session.incidents.add(Incident.MEMORY_WITHHELD, logger, *told)
             self.life.on(Event.WITHHOLD)
         except LLMException as error:
-            self.incidents.add(Incident.CLOSE_FAILED, logger, "link to cluster %d: %s", self.cluster_id, error)
+            self.session.incidents.add(Incident.CLOSE_FAILED, logger, "link to cluster %d: %s", self.cluster_id, error)
         except Exception:  # out of threads, for instance
             self._failed_to_close("a channel")
         else:
@@ -485,10 +330,10 @@ class Link(Session):
         """
         written: list[Entry] = []
         if self.life.service is Service.WITHHELD:
-            self.peer_leases.end(written.append)
-            self._host.registry.withhold(written, self, self.channels)
+            self.session.peer_leases.end(written.append)
+            self._host.registry.withhold(written, self.session, self.session.channels)
         else:
-            self.peer_leases.end(None if self.life.is_shut else self.running.lose)
+            self.session.peer_leases.end(None if self.life.is_shut else self.transfers.running.lose)
 
     async def _quietly(self, part: Any) -> bool:
         """Close a part of the link. Return False if it may still be in use."""
@@ -499,7 +344,7 @@ class Link(Session):
             kind, level = (
                 (Incident.MEMORY_LOST, logging.ERROR) if is_stuck else (Incident.CLOSE_FAILED, logging.WARNING)
             )
-            self.incidents.add(kind, logger, "link to cluster %d: %s", self.cluster_id, error, level=level)
+            self.session.incidents.add(kind, logger, "link to cluster %d: %s", self.cluster_id, error, level=level)
             return False
         except Exception:  # out of threads, for instance
             self._failed_to_close("a part of it")
@@ -508,7 +353,7 @@ class Link(Session):
 
     def _failed_to_close(self, what: str) -> None:
         told = "link to cluster %d: %s could not be closed", self.cluster_id, what
-        self.incidents.add(Incident.DEFECT, logger, *told, level=logging.ERROR, exc_info=True)
+        self.session.incidents.add(Incident.DEFECT, logger, *told, level=logging.ERROR, exc_info=True)
 
     async def refuse(self, why: LinkError) -> None:
         """Tell the peer that there is no link, because it may believe that there is one. It may have been told before."""
@@ -522,7 +367,7 @@ class Link(Session):
     @property
     def is_closed(self) -> bool:
         """True once all resources have been released."""
-        return self._closed.is_set()
+        return self.session.closed.is_set()
 
     def call_when_mutual(self, call: Callable[[], object]) -> None:
         """Call ``call`` when the peer's first message comes, before this end reacts to it. ``call`` must not raise."""
@@ -552,9 +397,9 @@ class Link(Session):
 
     async def wait_closed(self) -> LinkError:
         """Wait until all resources have been released, and return why the link ended."""
-        await self._closed.wait()
-        return self.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
+        await self.session.closed.wait()
+        return self.session.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
 
     def __repr__(self) -> str:
-        busy = len(self.running.transfers) + len(self.operations)
+        busy = len(self.transfers.running.transfers) + len(self.transfers.running.operations)
         return f"<Link to cluster {self.cluster_id} {self.life.state.value} {busy} transfers>"

@@ -53,11 +53,9 @@ if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
     from aiodatadist.link.control.notifications import IncomingNotifications
     from aiodatadist.link.control.questions import Answer, Question
-    from aiodatadist.link.host import LinkHost
     from aiodatadist.link.ownership import Owners
     from aiodatadist.link.session import Session
-    from aiodatadist.link.transfers.requester import Requester
-    from aiodatadist.link.transfers.responder import Responder
+    from aiodatadist.link.transfers.transfers import Transfers
 
 logger = logging.getLogger(__name__)
 
@@ -87,18 +85,15 @@ class Reactions:
     def __init__(
         self,
         session: Session,
-        host: LinkHost,
         owners: Owners,
-        requester: Requester,
-        responder: Responder,
+        transfers: Transfers,
         incoming: IncomingNotifications,
     ) -> None:
         self.session = session
         self.owners = owners
-        self.responder = responder
+        self.responder = transfers.responder
         self.incoming = incoming
-        self._host = host
-        self._requester = requester
+        self._transfers = transfers
         self._given_back: dict[int, None] = {}  # numbers of the peer's latest revocations
         self._withdrawing: dict[int, _Withdrawal] = {}  # by cache
         self._alarms = Alarms(self._take_back)
@@ -119,7 +114,7 @@ class Reactions:
                 seconds = claim.seconds if is_kept and claim.seconds < message.seconds else 0.0
                 session.post(Claimed(call=message.call, kept=is_kept, seconds=seconds, why=claim.why or ""))
 
-        leases = self._host.block_leases
+        leases = self.session.host.block_leases
         digests = LeaseDigests(message.blocks_digest, message.prompt_digest)
         claim = PeerClaim(
             session, message.call, message.seconds, answer, message.takers, session.peer_minor >= 1, digests=digests
@@ -132,7 +127,7 @@ class Reactions:
         """End the peer's claim."""
         why = None if message.end == "failed" else LeaseEnd(message.end)
         digests = LeaseDigests(message.blocks_digest, message.prompt_digest)
-        self._host.block_leases.unclaim(self.session, message.call, message.lease, why, digests)
+        self.session.host.block_leases.unclaim(self.session, message.call, message.lease, why, digests)
 
     def on_answer(self, message: Answer) -> None:
         """Settle the question.
@@ -145,7 +140,7 @@ class Reactions:
                 self._learn(question, message.cache, message.slot)
             question.settle(message)
         else:  # a repeated answer, or one that is no longer awaited
-            self._host.totals.answers_late += 1
+            self.session.totals.answers_late += 1
 
     def on_owned(self, message: Owned) -> None:
         """Settle the question, and note who owns the link."""
@@ -194,8 +189,7 @@ class Reactions:
     def _take_back(self, withdrawal: _Withdrawal) -> None:
         """Stop the transfers that still use the cache."""
         if withdrawal.remote is not None:
-            self.session.running.take_back(withdrawal.remote)
-            self._requester.take_back(withdrawal.remote)
+            self._transfers.take_back(withdrawal.remote)
 
     def _idle(self, withdrawal: _Withdrawal) -> None:
         """Answer, unless a transfer that had found the cache before the revocation has begun to use it."""
@@ -210,8 +204,7 @@ class Reactions:
             self._given_back[number] = None
             if len(self._given_back) > KNOWN:
                 del self._given_back[next(iter(self._given_back))]
-        if self.session.is_open:
-            self.session.post(Revoked(cache_id=cache_id, number=number))
+        self.session.post_if_open(Revoked(cache_id=cache_id, number=number))
 
     def end(self) -> None:
         """Forget the revocations, because the link has ended."""

@@ -1,13 +1,14 @@
-"""The session: what all parts of a link share, such as the peer, the conversation, the transfers and the failure."""
+"""The session: one peer, the conversation with it, and the failure that ends both. All parts of a link share it."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+import anyio.abc
 
 from aiodatadist.cache.catalogue import Catalogue
 from aiodatadist.concurrency.signal import Signal
@@ -16,29 +17,23 @@ from aiodatadist.counting import Incident
 from aiodatadist.errors import (
     LinkClosed,
     LinkError,
+    LinkTimeout,
     NotLinked,
     PeerLost,
 )
-from aiodatadist.link.control.layer_events import LayerEvents
+from aiodatadist.link.control.layer_events import LayerEvents, LayerReceiver
 from aiodatadist.link.control.notifications import NotificationQueue
 from aiodatadist.link.control.peer_leases import PeerLeases
 from aiodatadist.link.control.questions import PendingQuestions
 from aiodatadist.link.control.wire import Wire
 from aiodatadist.link.data.channels import Channels, channel_name
-from aiodatadist.link.data.cost_model import Estimate
-from aiodatadist.link.data.remote_operation import RemoteOperation
-from aiodatadist.link.data.statistics import LinkCounters
 from aiodatadist.link.host import LinkHost
-from aiodatadist.link.lifecycle import AWAIT_LINK, Cause, Event, Lifecycle, LinkState
-from aiodatadist.link.transfers.running import RunningTransfers
-from aiodatadist.wire.messages import Message
+from aiodatadist.link.lifecycle import AWAIT_LINK, Cause, Event, Lifecycle, LinkState, Service
+from aiodatadist.values.digests import UNSAID, LeaseDigests
+from aiodatadist.wire.messages import Hello, Message, Ping, Pong, Unclaim
 
 if TYPE_CHECKING:
-    from aiodatadist.cache.digester import Digester
-    from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.cache.table import Entry
-    from aiodatadist.counting import Incidents, Totals
-    from aiodatadist.device import Device
     from aiodatadist.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -47,40 +42,46 @@ T = TypeVar("T")
 
 
 class Session:
-    """A link, as the requester, the responder and layered transfers see it. ``Link`` adds its life.
+    """The conversation with one peer, from the handshake to the failure that ends it.
+
+    It knows nothing of transfers. Whatever must stop when the link breaks registers with :meth:`call_when_broken`.
 
     Attributes:
+        host: the cluster that the link belongs to.
+        wire: carries the messages.
+        post: sends a message soon, without waiting.
         cluster_id: the peer's cluster id; known once the link is ready.
         instance: the peer's instance, from its hello.
         heartbeat: the peer's heartbeat interval, from its hello.
         life: the state of the link, and why it ended. Only events change it.
-        running: the transfers on the link's streams.
-        operations: the transfers for which the peer is asked, until they end.
+        closed: set once all resources of the link have been released.
+        totals: the totals of this end, over all its links.
+        incidents: the incidents of this end, over all its links.
         questions: the questions that the peer has not answered.
         catalogue: the peer's caches that this end knows.
         channels: the channels of the link.
         peer_leases: this end's caches that the peer knows.
         notification_queue: the notifications on their way to the peer.
         layer_events: the layers that either end watches.
-        counters: what the link has done.
-        estimate: the measured costs of the link.
     """
 
-    def __init__(self, wire: Wire, device: Device, transport: Transport, host: LinkHost) -> None:
-        self._wire = wire
-        self._device = device
-        self._host = host
+    def __init__(self, wire: Wire, transport: Transport, host: LinkHost) -> None:
+        self.host = host
+        self.wire = wire
+        self.post = wire.post
+        self.totals = host.totals
+        self.incidents = host.totals.incidents
         self._tasks: Spawner | None = None
-        self._to_start: list[Callable[[], Coroutine[Any, Any, None]]] = []  # once the link is served
-        self._waiting: set[anyio.CancelScope] = set()
         self._scope: anyio.CancelScope | None = None
+        self._to_start: list[Callable[[], Coroutine[Any, Any, None]]] = []  # once the link is served
+        self._to_stop: list[Callable[[], object]] = []
+        self._waiting: set[anyio.CancelScope] = set()
         self._names = (0, 0)
         self.cluster_id = 0
         self.instance = ""
         self.heartbeat = 0.0
         self.life = Lifecycle()
-        self.operations: set[RemoteOperation] = set()
-        self.running = RunningTransfers(self, device, host.totals)
+        self.closed = Signal()
         self.questions = PendingQuestions(wire.post, self.post_again)
         self.catalogue = Catalogue()
         self.channels = Channels(
@@ -88,17 +89,19 @@ class Session:
             wire.post,
             self.questions,
             self.spawn,
-            self._channel_name,
-            self.running.on_out_of_use,
-            host.totals.incidents,
+            lambda: channel_name(*self._names),
+            self.incidents,
         )
         self.peer_leases = PeerLeases(self, host.timeout, wire.post, self.spawn, self.give_up, self.post_again)
         self.notification_queue = NotificationQueue(wire.post, self._knows_numbers, self.post_again)
         self.layer_events = LayerEvents(
             wire.post, host.check_here, self.questions, self._knows_numbers, self.post_again
         )
-        self.counters = LinkCounters()
-        self.estimate = Estimate()
+
+    def meet(self, me: int, peer: Hello) -> None:
+        """Note who the peer is, which its proved hello says."""
+        self.cluster_id, self.instance, self.heartbeat = peer.cluster_id, peer.instance, peer.heartbeat
+        self._names = me, peer.cluster_id
 
     @property
     def is_ready(self) -> bool:
@@ -116,25 +119,75 @@ class Session:
         return self.life.failure
 
     @property
-    def quiesce_seconds(self) -> float:
-        """The most seconds that the device takes to let go after a cancellation."""
-        return self._device.limits.quiesce
+    def peer_minor(self) -> int:
+        """The peer's minor version of the protocol. Nothing newer is sent to it."""
+        return self.wire.peer_minor
 
-    def _channel_name(self) -> str:
-        return channel_name(*self._names)
+    def _knows_numbers(self) -> bool:
+        """Return True if the peer's version numbers notifications and revocations, so that this end may do so, too."""
+        return self.peer_minor >= 1
 
-    def post(self, message: Message) -> None:
-        """Send a message soon, without waiting."""
-        self._wire.post(message)
-
-    def posting_together(self) -> AbstractContextManager[None]:
-        """Return a context. What is posted within it is sent together, at its end."""
-        return self._wire.together()
+    # ---- words ----
 
     def post_again(self, message: Message) -> None:
         """Repeat a message that was not answered."""
-        self._host.totals.messages_repeated += 1
-        self._wire.post(message)
+        self.totals.messages_repeated += 1
+        self.post(message)
+
+    def post_if_open(self, message: Message) -> None:
+        """Send a message soon, unless the peer no longer hears this end."""
+        if self.life.is_open:
+            self.post(message)
+
+    async def ping(self, seconds: float = math.inf) -> None:
+        """Wait until the peer has received everything that was sent before.
+
+        Raises LinkTimeout if there is no answer in time, or what ended the link.
+        """
+        with anyio.move_on_after(seconds) as limit:
+            await self.while_it_lasts(lambda: self.questions.ask(lambda call: Ping(call=call), Pong))
+        if limit.cancelled_caught:
+            raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:g} s", peer=self.cluster_id)
+
+    async def announce(self, receiver: LayerReceiver) -> None:
+        """Wait until the peer knows that the receiver's layers are watched. Raises what ended the link."""
+        await self.while_it_lasts(lambda: self.layer_events.announce(receiver))
+
+    async def notify(self, payload: bytes) -> None:
+        """Send a notification behind all earlier ones, and wait until it is sent. If cancelled, it may be sent or not."""
+        self.check_ready()
+        pending = self.notification_queue.reserve(payload)
+        pending.ready()
+        try:
+            await self._or_the_end(pending.sent)
+        finally:
+            if not pending.sent.is_set():
+                pending.drop()
+
+    async def _or_the_end(self, event: Signal) -> None:
+        """Wait until the event is set. Raises what ended the link, if that comes first."""
+        async with anyio.create_task_group() as group:
+
+            async def end() -> None:
+                await self.closed.wait()
+                group.cancel_scope.cancel()
+
+            group.start_soon(end)
+            await event.wait()
+            group.cancel_scope.cancel()
+        if not event.is_set():
+            raise self.copy_of_failure()
+
+    def release_lease(self, lease: str, digests: LeaseDigests = UNSAID) -> None:
+        """Tell the peer that this end does not want the blocks of a lease."""
+        blocks, prompt = digests
+        self.post(Unclaim(call=0, lease=lease, end="released", blocks_digest=blocks, prompt_digest=prompt))
+
+    def revoke(self, entry: Entry) -> Signal:
+        """Ask the peer to release a cache that it was told of. The event is set when that is done, or when the link ends."""
+        return self.peer_leases.revoke(entry)
+
+    # ---- tasks ----
 
     def spawn(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start a task that ends with the link. If the link is not served yet, the task starts when it is."""
@@ -143,59 +196,35 @@ class Session:
         elif self.life.is_listening:
             self._to_start.append(call)
 
-    def serving_a_request(self) -> AbstractContextManager[None] | None:
-        """Return a context to enter around the answer to a request of the peer, or None.
+    def start_tasks(self, group: anyio.abc.TaskGroup) -> None:
+        """Run the tasks of the link in a group from now on, first those that were to start before."""
+        self._tasks, self._scope = Spawner(group), group.cancel_scope
+        while self._to_start:
+            group.start_soon(self._to_start.pop(0))
+        if self.life.service is Service.STOPPED:
+            group.cancel_scope.cancel()
 
-        Entering it raises LLMException if something else is under way.
+    def stop_tasks(self) -> None:
+        """Stop listening to the peer, and end the tasks of the link. Any task on the loop may call this."""
+        self.life.on(Event.STOP)
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def stop_listening(self) -> None:
+        """Note that the peer is no longer listened to.
+
+        Questions get no answer from now on. Broken channels are closed, because the tasks of the link wait for transfers
+        that end with such a channel.
         """
-        return self._host.serving_a_request(self.cluster_id)
+        self.questions.end()
+        self.life.on(Event.STOP_LISTENING)
+        self.channels.close_broken()
 
-    @property
-    def registry(self) -> CacheRegistry:
-        """The caches of this end."""
-        return self._host.registry
+    def end_tasks(self) -> None:
+        """Note that the group has ended: no task of the link runs any longer, and none starts."""
+        self._tasks = None
 
-    @property
-    def digester(self) -> Digester:
-        """The digester, which computes checksums of the caches of this end."""
-        return self._host.digester
-
-    def quiet_seconds(self) -> float | None:
-        """Return how many seconds ago bytes of the peer came on the link's own connection; None if that is not known."""
-        return self._wire.quiet_seconds()
-
-    @property
-    def peer_minor(self) -> int:
-        """The peer's minor version of the protocol. Nothing newer is sent to it."""
-        return self._wire.peer_minor
-
-    def _knows_numbers(self) -> bool:
-        """Return True if the peer's version numbers notifications and revocations, so that this end may do so, too."""
-        return self.peer_minor >= 1
-
-    @property
-    def check_here(self) -> Callable[[], None]:
-        """A function that raises LLMException if its caller is not on the cluster's event loop.
-
-        In a forked child it raises ForkError.
-        """
-        return self._host.check_here
-
-    @property
-    def totals(self) -> Totals:
-        """The totals of this end, over all its links."""
-        return self._host.totals
-
-    @property
-    def incidents(self) -> Incidents:
-        """The incidents of this end, over all its links."""
-        return self._host.totals.incidents
-
-    def revoke(self, entry: Entry) -> Signal:
-        """Ask the peer to release a cache that it was told of. The event is set when that is done, or when the link ends."""
-        return self.peer_leases.revoke(entry)
-
-    # ---- transfers ----
+    # ---- until it ends ----
 
     def check_ready(self) -> None:
         """Raise NotLinked or what ended the link, unless transfers may start."""
@@ -207,13 +236,6 @@ class Session:
             failure.hint = AWAIT_LINK if failure.retryable else "link again"
             raise failure
         raise NotLinked(f"the link to cluster {self.cluster_id} is {life.state.value}", peer=self.cluster_id)
-
-    def close_broken(self) -> None:
-        """Close broken channels now that the link ends: its tasks wait for transfers that end with such a channel."""
-        self.life.on(Event.STOP_LISTENING)
-        self.channels.close_broken()
-
-    # ---- until it ends ----
 
     async def while_it_lasts(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Await an operation and return its result. Raises NotLinked, or what ended the link, if that comes first."""
@@ -235,7 +257,11 @@ class Session:
         copied.retryable = self.life.is_retryable
         return copied
 
-    def _end(self, event: Event, failure: LinkError, cause: Cause | None = None) -> None:
+    def call_when_broken(self, call: Callable[[], object]) -> None:
+        """Call ``call`` when the link breaks, before its tasks are told to end. ``call`` must not raise."""
+        self._to_stop.append(call)
+
+    def end(self, event: Event, failure: LinkError, cause: Cause | None = None) -> None:
         """Tell the life of the link about an event that ends it. No transfer starts from here on."""
         if self.life.on(event, failure, cause):
             self.layer_events.stop_sending(self.copy_of_failure())
@@ -256,12 +282,10 @@ class Session:
     def break_off(self, failure: LinkError, cause: Cause | None = None) -> None:
         """End the link at once: nothing on it can be trusted from here on."""
         if self.life.is_open:
-            self._end(Event.BREAK, failure, cause)
-            self.running.stop()
-            self._end_serving()
+            self.end(Event.BREAK, failure, cause)
+            for stop in self._to_stop:
+                stop()
+            self.stop_tasks()
 
-    def _end_serving(self) -> None:
-        """Stop listening to the peer, and end the tasks of the link. Any task on the loop may call this."""
-        self.life.on(Event.STOP)
-        if self._scope is not None:
-            self._scope.cancel()
+    def __repr__(self) -> str:
+        return f"<Link to cluster {self.cluster_id} {self.life.state.value}>"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def wire_of(link: Link) -> Wire:
     """Return the control messages of a link, in both directions."""
-    return link._wire
+    return link.session.wire
 
 
 def gather_until(wire: Wire, when: float) -> None:
@@ -37,12 +37,12 @@ def gather_until(wire: Wire, when: float) -> None:
 
 async def cut_link(link: Link) -> None:
     """Close a link's connection without a word, as a broken network does."""
-    await link._wire.aclose()
+    await link.session.wire.aclose()
 
 
 def transfers_of(holder: Any) -> Collection[Any]:
     """Return the running transfers of a link, or of a context cache."""
-    found: Collection[Any] = holder.running.transfers if isinstance(holder, Link) else holder._transfers
+    found: Collection[Any] = holder.transfers.running.transfers if isinstance(holder, Link) else holder._transfers
     return found
 
 

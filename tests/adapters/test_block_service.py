@@ -378,7 +378,7 @@ def test_requests_to_a_peer_that_does_not_answer_wait_side_by_side() -> None:
 STUCK = """
 import os, sys, time
 from aiodatadist import InternalError
-from aiodatadist.link import link
+from aiodatadist.link.transfers import transfers
 from aiodatadist.testing import soft_fault
 from tests.adapters.test_block_service import *
 settings = Settings(link_seconds=5, patience_seconds=1, sync_kv_timeout=300, **FAST)
@@ -386,12 +386,12 @@ owner, puller = End(0, settings, LAYOUT), End(1, settings, LAYOUT)
 lease = new_lease_name()
 owner.service.keep("r", lease, [3, 9], PROMPT)
 if "portions" in sys.argv:
-    link.PORTION_BYTES = 1
+    transfers.PORTION_BYTES = 1
 soft_fault("HcclBatchGet:hang;aclrtStreamAbort:fail=507000@*")
 puller.service.pull(order("r", lease, owner.address))
 if "cancelled" in sys.argv:
     links = puller.service._life._datadist._engine.links
-    while not any(each.running.transfers for each in links.current):
+    while not any(each.transfers.running.transfers for each in links.current):
         time.sleep(0.001)
     puller.service.cancel("r")
 for call in (lambda: puller.until("received", "r", 30), lambda: puller.service.keep("k", new_lease_name(), [1], PROMPT)):

@@ -17,7 +17,7 @@ from aiodatadist.adapters.block_service import BlockService, Settings
 from aiodatadist.adapters.block_shapes import Axes, BlockShape, parts_between
 from aiodatadist.adapters.ended import Ended
 from aiodatadist.adapters.leased_blocks import PullOrder
-from aiodatadist.link import link
+from aiodatadist.link.transfers import transfers
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.adapters.test_block_service import PROMPT
 
@@ -182,7 +182,7 @@ def test_blocks_that_came_before_a_pull_failed_are_no_failures(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (prefill,), (decode,) = engine(stack, 0, 1, 16, HEAD_MAJOR), engine(stack, 1, 1, 16, HEAD_MAJOR)
-    monkeypatch.setattr(link, "PORTION_BYTES", 1)
+    monkeypatch.setattr(transfers, "PORTION_BYTES", 1)
     blocks, into = (5, 7, 2, 8), (1, 0, 3, 2)
     prefill.fill(blocks, 64)
     for request, fault in (("warm", ""), ("r", "HcclBatchGet:exec=507053@3")):

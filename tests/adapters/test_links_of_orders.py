@@ -49,7 +49,7 @@ class Closing:
             self._held[engine] = anyio.Event()
             link = engine_of(service).links.peek(peer)
             assert link is not None
-            link.lost("its network is gone")
+            link.session.lost("its network is gone")
             await self._turns()
             self._links += engine.links.current
 

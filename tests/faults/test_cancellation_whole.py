@@ -193,8 +193,8 @@ class Scene:
             await until(lambda link=link: not transfers_of(link) and not link.operations, f"{link} is busy")  # type: ignore[misc]
             await until(lambda entry=entry: entry.leases == 0, f"{entry.leases} leases")  # type: ignore[misc]
             assert entry.holders <= {link}
-            assert not link.questions
-            assert not any(operation.is_doubtful for operation in link.operations)
+            assert not link.session.questions
+            assert not any(operation.is_doubtful for operation in link.transfers.running.operations)
             assert all(s.running == 0 for s in cluster.datadist.statistics().links)
         await until(lambda: len(asyncio.all_tasks()) <= self.tasks, f"stray tasks: {asyncio.all_tasks()}")
 
@@ -220,7 +220,7 @@ async def scene(**options: Any) -> AsyncIterator[Scene]:
         async with linked_pair(BLOCKS, **{"mem_pool_cfg": POOL, "sync_kv_timeout": 30_000, **options}) as parts:
             found = Scene(*parts)
             await found.pull()
-            await until(lambda: not found.link(found.decoder).questions, "the first pull does not end")
+            await until(lambda: not found.link(found.decoder).session.questions, "the first pull does not end")
             found.tasks = len(asyncio.all_tasks())
             yield found
             ending.enter_context(lasting(END))
@@ -285,8 +285,8 @@ async def test_a_request_for_memory_that_is_made_known_first(spot: Spot, how: st
 
 def forget(link: Link) -> None:
     """Make the next pull a first one: the peer has to be asked."""
-    for cache in list(link.catalogue._caches.values()):
-        link.catalogue.withdraw(cache.cache_id)
+    for cache in list(link.session.catalogue._caches.values()):
+        link.session.catalogue.withdraw(cache.cache_id)
 
 
 @hows
@@ -396,7 +396,7 @@ async def test_any_number_of_cancelled_renewals_leave_the_link_usable(monkeypatc
         with anyio.fail_after(20):
             await pull()
         for cluster in (all_of.prompt, all_of.decoder):
-            old = all_of.link(cluster).channels._old
+            old = all_of.link(cluster).session.channels._old
             await until(lambda old=old: len(old) < 8, f"{len(old)} outdated channels are open")  # type: ignore[misc]
 
 

@@ -42,7 +42,7 @@ class Scene:
             status, _ = await self.owner.datadist.unlink_clusters([cluster_info(self.mover)], 100, True)
             assert status is LLMStatusCode.LLM_SUCCESS
         else:
-            inside(self.owner.datadist).links.any(1).break_off(PeerLost("its connection was cut"))
+            inside(self.owner.datadist).links.any(1).session.break_off(PeerLost("its connection was cut"))
 
     @property
     def withheld(self) -> int:

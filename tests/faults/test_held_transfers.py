@@ -139,11 +139,11 @@ async def test_cache_of_a_request_that_is_answered_when_its_link_breaks_is_not_l
         with soft_faults_cleared(), soft_hold("HcclBatchPut", at="half") as copy:
             task = manager.pull_blocks(key, cache, BLOCKS, BLOCKS)
             await copy.arrived()
-            (request,) = link.operations
+            (request,) = link.transfers.running.operations
             assert isinstance(request, PullRequest)
             question = request.question
             assert question is not None
-            link.break_off(PeerLost("the connection is cut"))
+            link.session.break_off(PeerLost("the connection is cut"))
             question.settle(Pulled(call=question.number, status=0, reason=""))
             copy.release()
             await task.get_results()

@@ -298,9 +298,9 @@ async def test_a_lease_that_an_older_link_claimed_is_nothing_of_the_new_one() ->
         await linked_at(changes, 2)
         new = inside(cluster.datadist).links.find(1)
         assert new is not old
-        assert new.catalogue.find(KEY) is None
-        assert not old.catalogue.find(KEY) or not old.is_ready
+        assert new.session.catalogue.find(KEY) is None
+        assert not old.session.catalogue.find(KEY) or not old.session.is_ready
         await cluster.datadist.cache_manager.pull_leased(lease.ticket(), cache, [2])
-        old.release_lease(lease.name)  # a word that comes late, on a connection that is gone
+        old.session.release_lease(lease.name)  # a word that comes late, on a connection that is gone
         await cluster.datadist.cache_manager.pull_blocks(KEY, cache, [3], [4])
         verify(cluster.memory(cache), cache, [(t, 2, 1, 1) for t in range(2)])

@@ -68,13 +68,13 @@ async def test_memory_waits_for_a_link_that_another_one_replaced(monkeypatch: py
     """Close the channel of a broken link late: the memory is bound to it, and the next link has already ended."""
     async with linked_pair(DESC) as (prompt, decoder, source, _):
         old = inside(prompt.datadist).links.find(2)
-        close, may_close = old.channels.aclose, anyio.Event()
+        close, may_close = old.session.channels.aclose, anyio.Event()
 
         async def close_late() -> None:
             await may_close.wait()
             await close()
 
-        monkeypatch.setattr(old.channels, "aclose", close_late)
+        monkeypatch.setattr(old.session.channels, "aclose", close_late)
         with anyio.fail_after(20):
             await cut_link(old)
             await decoder.datadist.wait_link_closed(1)

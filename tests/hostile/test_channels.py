@@ -16,24 +16,24 @@ async def test_transfers_stay_on_a_channel_of_many_queues_that_the_peer_calls_br
     """Keep the channel open until the last transfer has ended: each may start at any moment."""
     async with linked_pair(DESC) as (prompt, decoder, _, target):
         link, liars = (inside(each.datadist).links.current[0] for each in (decoder, prompt))
-        if link.channels.has_one_queue:
+        if link.session.channels.has_one_queue:
             pytest.skip("what waits for a channel with one queue takes the next one")
-        channel, manager = link.channels.current, decoder.datadist.cache_manager
+        channel, manager = link.session.channels.current, decoder.datadist.cache_manager
         blocks = list(range(64))
         with held_transfer() as held:
             pulls = [manager.pull_blocks(BlocksCacheKey(1), target, blocks, blocks)]
             await held.arrived()
             pulls += [manager.pull_blocks(BlocksCacheKey(1), target, blocks, blocks) for _ in range(400)]
-            assert any(transfer.is_waiting for transfer in link.running.transfers), "for room in the ring"
-            liars.post(Broken(channel=channel.name))
-            liars.post(Retire(channel=channel.name))
+            assert any(transfer.is_waiting for transfer in link.transfers.running.transfers), "for room in the ring"
+            liars.session.post(Broken(channel=channel.name))
+            liars.session.post(Retire(channel=channel.name))
             await there_and_back(prompt, decoder)
             assert channel.is_broken
-            assert {each.link_channel for each in link.running.transfers.values()} == {channel}
+            assert {each.link_channel for each in link.transfers.running.transfers.values()} == {channel}
             assert channel.uses == len(pulls)
             assert not channel.is_closing
             held.release()
             for pull in pulls:
                 await pull
         verify(decoder.memory(target), target, [(tensor, block, 1, block) for tensor in range(2) for block in blocks])
-        assert link.is_ready
+        assert link.session.is_ready

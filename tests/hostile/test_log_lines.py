@@ -167,7 +167,7 @@ async def test_links_that_are_made_and_broken(lines: Lines) -> None:
 
 async def broken_and_made(one: Cluster, other: Cluster) -> None:
     links = inside(one.datadist).links.find(2), inside(other.datadist).links.find(1)
-    links[0].lost("not from a test")
+    links[0].session.lost("not from a test")
     for link in links:
         await link.wait_closed()
     assert (await other.datadist.link_clusters([cluster_info(one)])).status == 0

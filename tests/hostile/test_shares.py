@@ -248,7 +248,7 @@ async def test_questions_for_more_than_four_times_a_peers_caches_wait_for_each_o
     """Older peers do not count the bytes that they ask for: they are not refused, and each peer has a line of its own."""
     owner, peer, _, cache = linked
     await peer.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
-    session, digester = inside(peer.datadist).links.find(1), inside(owner.datadist).digester
+    link, digester = inside(peer.datadist).links.find(1), inside(owner.datadist).digester
     sums, at_a_time = digester.digests, Counter[str]()
 
     async def counted(entry: Entry, side: Side, line: Hashable = None) -> array[int]:
@@ -268,7 +268,7 @@ async def test_questions_for_more_than_four_times_a_peers_caches_wait_for_each_o
             Digest, cache_id=1, first_tensor=0, tensors=2, offset=0, step=64, nbytes=64, tail=64, seconds=5.0
         )
         indexes = [0] * pieces
-        with session.questions.open(
+        with link.session.questions.open(
             lambda call: question(call=call, indexes=indexes), Digests, checksums=pieces
         ) as asking:
             await asking.answered.wait()
@@ -282,7 +282,7 @@ async def test_questions_for_more_than_four_times_a_peers_caches_wait_for_each_o
     await ask(65)  # one alone may be larger
     assert statuses == [LLMStatusCode.LLM_SUCCESS] * 6
     assert at_a_time["most"] == 65
-    assert session.is_ready
+    assert link.session.is_ready
 
 
 async def test_honest_pulls_of_repeated_blocks_stay_within_that(

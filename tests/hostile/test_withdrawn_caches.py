@@ -51,8 +51,8 @@ async def test_a_cache_that_is_taken_back_while_requests_use_it_needs_no_task(
         link, liars = (inside(each.datadist).links.current[0] for each in (prompt, decoder))
         given_back: list[int] = []
         nothing: Any = lambda _: None  # noqa: E731
-        monkeypatch.setattr(liars.channels, "on_outdated", nothing)
-        monkeypatch.setattr(liars.peer_leases, "on_revoked", lambda cache_id, _: given_back.append(cache_id))
+        monkeypatch.setattr(liars.session.channels, "on_outdated", nothing)
+        monkeypatch.setattr(liars.session.peer_leases, "on_revoked", lambda cache_id, _: given_back.append(cache_id))
         before = len(asyncio.all_tasks())
         caches = range(1, MANY + 1)
         for number in caches:
@@ -61,20 +61,20 @@ async def test_a_cache_that_is_taken_back_while_requests_use_it_needs_no_task(
                 pull(number, number),
                 Revoke(cache_id=number, seconds=seconds, number=number),
             ):
-                liars.post(message)
+                liars.session.post(message)
             if not number % 50:
                 await there_and_back(decoder, prompt)
         assert len(asyncio.all_tasks()) <= before + REQUEST_TASKS + 2
         await turns()
         assert given_back == [], "the requests still use them"
         for number in caches:
-            liars.post(Stop(call=number))
+            liars.session.post(Stop(call=number))
         await there_and_back(decoder, prompt)
         await turns()
         await there_and_back(decoder, prompt)
         assert sorted(given_back) == list(caches)
-        assert link.is_ready
-        assert len(link.catalogue) == 0
+        assert link.session.is_ready
+        assert len(link.session.catalogue) == 0
 
 
 async def test_questions_about_a_cache_that_is_being_taken_back_have_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,19 +85,19 @@ async def test_questions_about_a_cache_that_is_being_taken_back_have_one_task(mo
         assert found is not None
         nothing: Any = lambda *_: None  # noqa: E731
         with monkeypatch.context() as patch:
-            patch.setattr(link.peer_leases, "on_revoked", nothing)
-            link.peer_leases.revoke(found[0])
+            patch.setattr(link.session.peer_leases, "on_revoked", nothing)
+            link.session.peer_leases.revoke(found[0])
             await there_and_back(decoder, prompt)
         before, late = len(asyncio.all_tasks()), inside(decoder.datadist).totals.answers_late
         many = MAX_ASKED_EARLY + 100
         for number in range(many):
-            liars.post(Lookup(call=2**40 + number, name=KeyName(kind="blocks", id=0, model_id=0)))
+            liars.session.post(Lookup(call=2**40 + number, name=KeyName(kind="blocks", id=0, model_id=0)))
             if not number % 500:
                 await there_and_back(decoder, prompt)
         await there_and_back(decoder, prompt)
         assert len(asyncio.all_tasks()) <= before + 2
         assert inside(decoder.datadist).totals.answers_late == late + 100, "for which there is no room"
-        link.peer_leases.on_revoked(found[0].cache_id)
+        link.session.peer_leases.on_revoked(found[0].cache_id)
         await turns()
         await there_and_back(prompt, decoder)
         assert inside(decoder.datadist).totals.answers_late == late + many
@@ -115,6 +115,6 @@ async def test_a_link_that_belongs_to_no_end_is_ended_once_however_often_the_pee
 
         true, link.owners.disconnect = link.owners.disconnect, disconnect
         for number in range(2**40, 2**40 + 1000):
-            liars.post(Owned(call=number, on=False))
+            liars.session.post(Owned(call=number, on=False))
         await link.wait_closed()
         assert 1 <= ends <= 2

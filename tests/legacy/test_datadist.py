@@ -13,7 +13,7 @@ import aiodatadist
 from aiodatadist import CacheKey, FeatureNotEnabled, LLMClusterInfo, LLMRole, LLMStatusCode, ParamInvalid
 from aiodatadist.legacy import KvCacheManager, LLMConfig, LLMDataDist, LLMReq, ModelRunner
 from aiodatadist.testing import inside
-from aiodatadist.testing.views import cut_link, wire_of
+from aiodatadist.testing.views import cut_link
 from tests.legacy.pairs import OK, POOL, SLOTS, filled, info_of, open_one, options, pair
 from tests.legacy.test_kv_cache_manager import refused
 
@@ -239,7 +239,7 @@ async def test_a_link_is_ended_by_force_whatever_is_under_way() -> None:
 async def test_a_peer_that_does_not_answer_is_v1s_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair(sync_kv_timeout=100) as p:
         link = inside(p.prompt).links.find(2)
-        monkeypatch.setattr(wire_of(link), "post", lambda _: None)
+        monkeypatch.setattr(link.session, "post", lambda _: None)
         await refused(lambda: p.decoder.check_link_status(1), S.LLM_WAIT_PROCESS_TIMEOUT, r"within 0\.1 s")
         monkeypatch.undo()
         await p.decoder.check_link_status(1)

@@ -334,7 +334,7 @@ async def until_served(p: Pair) -> None:
     """Wait until PROMPT has begun with the request."""
     link = inside(p.prompt).links.find(2)
     async with asyncio.timeout(20):
-        while not link._responder._running:  # noqa: ASYNC110
+        while not link.transfers.responder._under_way:  # noqa: ASYNC110
             await asyncio.sleep(0)
         while 2 not in uses_of(p.owner):  # noqa: ASYNC110
             await asyncio.sleep(0)

@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant(
         "old-way-to-a-new-destination",
         "a request is written where its destination is now",
-        "aiodatadist/link/data/shortcut.py",
+        "aiodatadist/link/transfers/shortcuts.py",
         "            or way.remote is not target\n",
         "",
         ("tests/test_served_shortcuts.py",),
@@ -339,10 +339,9 @@ MUTANTS = (
         "a request fails when its destination is withheld",
         "aiodatadist/link/link.py",
         "            self._end_peer_leases()  # before the requests fail, because their callbacks may use the blocks again\n"
-        "            self._responder.end()\n            self._reactions.end()\n"
-        "            self.requester.end(self.copy_of_failure())\n",
-        "            self._responder.end()\n            self._reactions.end()\n"
-        "            self.requester.end(self.copy_of_failure())\n            self._end_peer_leases()\n",
+        "            self._reactions.end()\n            self.transfers.end(session.copy_of_failure())\n",
+        "            self._reactions.end()\n            self.transfers.end(session.copy_of_failure())\n"
+        "            self._end_peer_leases()\n",
         (f"{STOPPED_WRITERS}::test_a_request_fails_when_its_destination_is_withheld_and_not_before",),
     ),
     Mutant(
@@ -665,7 +664,7 @@ MUTANTS = (
     Mutant(
         "units-before-the-claim",
         "units of a shape are numbered once the owner has said that its blocks have it",
-        "aiodatadist/link/link.py",
+        "aiodatadist/link/transfers/transfers.py",
         "        if spec.is_request or kept.parts is not None:",
         "        if spec.is_request:",
         ("tests/adapters/test_cut_blocks.py::test_a_shape_that_the_peer_does_not_have_costs_no_units",),
@@ -796,7 +795,7 @@ MUTANTS = (
         "one-place-for-a-link",
         "a link by another way to the same cluster serves offers that name the true place",
         "aiodatadist/adapters/peer_links.py",
-        "        if error is not None or (attempt is not None and attempt.instance != link.instance):\n",
+        "        if error is not None or (attempt is not None and attempt.instance != link.session.instance):\n",
         "        if error is not None or attempt is not None:\n",
         (f"{DIALS}::test_a_link_by_another_way_to_the_same_cluster_serves_those_who_name_the_true_one",),
     ),
@@ -804,7 +803,7 @@ MUTANTS = (
         "any-instance-will-do",
         "a place is a link's if the same instance of its cluster listens there",
         "aiodatadist/adapters/peer_links.py",
-        "        if error is not None or (attempt is not None and attempt.instance != link.instance):\n",
+        "        if error is not None or (attempt is not None and attempt.instance != link.session.instance):\n",
         "        if error is not None:\n",
         (f"{DIALS}::test_a_place_where_another_instance_says_the_same_id_is_none_of_a_link",),
     ),
@@ -924,7 +923,7 @@ MUTANTS = (
     Mutant(
         "asked-before-claimed",
         "an owner that writes is asked only once it has confirmed the claim",
-        "aiodatadist/link/link.py",
+        "aiodatadist/link/transfers/transfers.py",
         "  # no transfer leases the destination until the claim is confirmed\n            spec.entry.lease()\n",
         "\n            pull.begin()\n            spec.entry.lease()\n",
         (f"{CLAIMS}::test_an_owner_that_writes_is_asked_for_nothing_before_it_confirmed",),

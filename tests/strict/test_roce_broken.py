@@ -37,7 +37,7 @@ async def what_waits_moves_on() -> None:
         manager = one.datadist.cache_manager
         pull, engine = manager.pull_blocks, inside(manager)
         await pull(BlocksCacheKey(2), mine, [0], [0])
-        channels = engine.links.find(2).channels
+        channels = engine.links.find(2).session.channels
         with held_transfer() as first, soft_hold("HcclBatchGet", at="half", nth=2) as second:
             stopped = pull(BlocksCacheKey(2), mine, [5], [5])
             waiting = pull(BlocksCacheKey(2), mine, [6], [6])
@@ -99,7 +99,7 @@ async def unlinked_in_good_order(leaver: int) -> None:
                 await opening.arrived()
                 async with anyio.create_task_group() as group:
                     group.start_soon(partial(engines[leaver].unlink, 3 - leaver, 5, force=False))
-                    while links[leaver - 1].is_ready:
+                    while links[leaver - 1].session.is_ready:
                         await anyio.lowlevel.checkpoint()
                     opening.release()
                     for link in links:
@@ -177,7 +177,7 @@ async def layer_behind_a_failed_one() -> None:
         manager, manager_there = one.datadist.cache_manager, two.datadist.cache_manager
         await manager.pull_blocks(BlocksCacheKey(2), mine, [0], [0])
         await manager_there.pull_blocks(BlocksCacheKey(1), theirs, [0], [0])
-        channels = inside(manager).links.find(2).channels
+        channels = inside(manager).links.find(2).session.channels
         first = channels.current
         synchronizer = AwaitableLayerSynchronizer(2)
         with soft_faults_cleared(), soft_hold("HcclBatchGet", at="half") as copy:

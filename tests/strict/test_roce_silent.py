@@ -40,13 +40,13 @@ async def a_lost_peer_ends_it() -> None:
     async with runner.pair(DESC, sync_kv_timeout=MINUTES) as (one, two, mine, _theirs):
         pull = one.datadist.cache_manager.pull_blocks
         await pull(BlocksCacheKey(2), mine, [0], [0])
-        session = inside(one.datadist).links.find(2)
+        link = inside(one.datadist).links.find(2)
         with soft_faults_cleared():
             soft_fault(FAILS)
             task = pull(BlocksCacheKey(2), mine, [5], [5])
             await anyio.lowlevel.checkpoint()
             assert not task.done()
-            session.lost("no heartbeat came", Cause.HEARTBEATS_MISSED)
+            link.session.lost("no heartbeat came", Cause.HEARTBEATS_MISSED)
             with pytest.raises(LinkError, match="no heartbeat came"):
                 await task
         del two

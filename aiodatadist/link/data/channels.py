@@ -136,7 +136,10 @@ class Channels:
         questions: the link's questions to the peer.
         spawn: starts a task that ends with the link.
         name: returns the name for a new channel.
-        out_of_use: called when no transfer may start on a channel, not even one that waits for it.
+
+    Attributes:
+        has_one_queue: True if the channels have one queue each. All are alike, as they connect the same two devices.
+        out_of_use: called when no transfer may start on a channel, not even one that waits for it. The transfers set it.
     """
 
     def __init__(
@@ -146,18 +149,17 @@ class Channels:
         questions: PendingQuestions,
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         name: Callable[[], str],
-        out_of_use: Callable[[LinkChannel], object],
         incidents: Incidents,
     ) -> None:
         self._incidents = incidents
-        self._out_of_use = out_of_use
+        self.out_of_use: Callable[[LinkChannel], object] = lambda _: None
         self._transport = transport
         self._post = post
         self._questions = questions
         self._spawn = spawn
         self._name = name
         self._rank = 0
-        self._has_one_queue = False
+        self.has_one_queue = False
         self._reaches_host = True
         self._ends: tuple[Endpoint, Endpoint] | None = None
         self._current: LinkChannel | None = None
@@ -187,13 +189,8 @@ class Channels:
         epoch = self._transport.epoch
         channel = await self._transport.open_channel(ChannelOffer(name, rank, ends), min(seconds, MAX_OPEN_SECONDS))
         self._current = LinkChannel(name, channel, epoch, 0)
-        self._has_one_queue = channel.has_one_queue
+        self.has_one_queue = channel.has_one_queue
         self._reaches_host = channel.reaches_host
-
-    @property
-    def has_one_queue(self) -> bool:
-        """True if the channels have one queue each. All are alike, as they connect the same two devices."""
-        return self._has_one_queue
 
     @property
     def current(self) -> LinkChannel:
@@ -238,7 +235,7 @@ class Channels:
         Transfers may still wait for it even if another channel took its place before.
         """
         link_channel.is_broken = True
-        self._out_of_use(link_channel)
+        self.out_of_use(link_channel)
         if link_channel is self._current:
             link_channel.is_current = False
             self._current = None

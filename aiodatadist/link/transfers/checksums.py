@@ -122,7 +122,7 @@ class Checks:
         arrived = array("I")
         async with self._turns:
             with anyio.move_on_after(spec.seconds) as limit:
-                arrived = await self._session.digester.digests(spec.entry, side, self._session.cluster_id)
+                arrived = await self._session.host.digester.digests(spec.entry, side, self._session.cluster_id)
         if limit.cancelled_caught:
             raise self._too_slow(spec.seconds)
         self._judge(spec.entry, side, array("I", sent), arrived, has_parts=spec.selection.parts is not None)
@@ -179,7 +179,7 @@ class Checks:
         session = self._session
         with session.questions.open(message, Digests, checksums=len(side.index)) as question:
             try:
-                mine = await session.digester.digests(entry, side, session.cluster_id)
+                mine = await session.host.digester.digests(entry, side, session.cluster_id)
                 await question.answered.wait()
             finally:
                 if question.answer is None and session.is_open:

@@ -19,7 +19,7 @@ from aiodatadist.values.selection import BlockParts
 from aiodatadist.wire.messages import MAX_SECONDS, Claim, Claimed, Unclaim
 
 if TYPE_CHECKING:
-    from aiodatadist.link.session import Session
+    from aiodatadist.link.transfers.running import RunningTransfers
 
 Start = Callable[[], list[tuple[TransferCompletion, int]]]
 
@@ -90,6 +90,7 @@ class LeasedPull(RemoteOperation):
         "_outcome",
         "_portions",
         "_question",
+        "_running",
         "_seconds",
         "_session",
         "_start",
@@ -98,8 +99,10 @@ class LeasedPull(RemoteOperation):
         "_why",
     )
 
-    def __init__(self, session: Session, kept: KeptBlocks, seconds: float, what: str, start: Start) -> None:
+    def __init__(self, running: RunningTransfers, kept: KeptBlocks, seconds: float, what: str, start: Start) -> None:
+        session = running.session
         super().__init__(f"{what} of cluster {session.cluster_id}", 0.0)
+        self._running = running
         self._session = session
         self._kept = kept
         self._seconds = seconds
@@ -116,7 +119,7 @@ class LeasedPull(RemoteOperation):
         self._here_at = 0.0
         self._kept_until = self._began + min(seconds, MAX_SECONDS) + SLACK_SECONDS
         self._timer = loop.call_later(seconds, self._late)
-        session.operations.add(self)
+        running.operations.add(self)
         self.add_done_callback(self._over)
         session.spawn(self._claim)
 
@@ -265,7 +268,7 @@ class LeasedPull(RemoteOperation):
         """Tell the owner how the pull ended. This runs before the callbacks of the pull's callers."""
         session = self._session
         self._timer.cancel()
-        session.operations.discard(self)
+        self._running.operations.discard(self)
         call = 0
         if self._question is not None:
             call = self._question.number
@@ -276,4 +279,4 @@ class LeasedPull(RemoteOperation):
             session.post(Unclaim(call=call, lease=lease, end=end, blocks_digest=blocks, prompt_digest=prompt))
         if session.life.failure is not None and self.is_cancelled:
             self.replace_error(session.copy_of_failure())
-        session.running.check_idle()
+        self._running.check_idle()

@@ -51,7 +51,7 @@ from aiodatadist.errors import (
 )
 from aiodatadist.link.data.remote_operation import RemoteOperation
 from aiodatadist.link.transfers.responder import status_error
-from aiodatadist.link.transfers.running import BROKEN_TIMEOUT
+from aiodatadist.link.transfers.running import BROKEN_TIMEOUT, RunningTransfers
 from aiodatadist.values.foreign import printable
 from aiodatadist.values.transfer_priority import TransferPriority
 from aiodatadist.wire.messages import MAX_TOGETHER, TOGETHER_SINCE, Grant, Pull, Pulled, Stop
@@ -162,8 +162,9 @@ class _Together:
 class PullRequests:
     """The pull requests of one link."""
 
-    def __init__(self, session: Session, checks: Checks) -> None:
-        self._session = session
+    def __init__(self, running: RunningTransfers, checks: Checks) -> None:
+        self._running = running
+        self._session = session = running.session
         self._checks = checks
         self._lines = tuple(OrderedDict[PullRequest, None]() for _ in TransferPriority)
         self._open = tuple(set[PullRequest]() for _ in TransferPriority)  # the peer has not answered
@@ -176,7 +177,7 @@ class PullRequests:
     def patience(self) -> float:
         """The most seconds from a cancellation until its outcome is known: no byte can land, or that cannot be known."""
         clean = CLEAN_SECONDS if self._session.channels.has_one_queue else 0.0
-        return STOP_TIMEOUT + CLOSE_TIMEOUT + 2 * self._session.quiesce_seconds + clean
+        return STOP_TIMEOUT + CLOSE_TIMEOUT + 2 * self._running.quiesce_seconds + clean
 
     def begin(self, request: PullRequest) -> None:
         """Ask for a pull as soon as it is its turn. If something goes wrong, the request fails."""
@@ -204,7 +205,7 @@ class PullRequests:
     async def _wait_and_line_up(self, request: PullRequest) -> None:
         entry = request.spec.entry
         if not entry.is_known:
-            await self._session.registry.make_reachable(entry)
+            await self._session.host.registry.make_reachable(entry)
         await self._session.peer_leases.wait_settled(entry)
         self._line_up(request)
 
@@ -229,7 +230,7 @@ class PullRequests:
 
     def _ask_in_turn(self) -> None:
         self._next_turn = None
-        with self._session.posting_together():
+        with self._session.wire.together():
             self._ask_some(perf_counter() + SLICE)
 
     def _ask_some(self, until: float) -> None:
@@ -390,7 +391,7 @@ class PullRequests:
     def _doubt(self, request: PullRequest) -> None:
         """Mark a request that the peer may still write. It ends when the channel is closed."""
         request.is_doubtful = True
-        self._session.running.check_idle()
+        self._running.check_idle()
 
     # ---- what is kept of it ----
 

@@ -28,31 +28,34 @@ from aiodatadist.wire.messages import Found, KeyName, Lookup
 if TYPE_CHECKING:
     from aiodatadist.cache.table import Entry
     from aiodatadist.link.session import Session
+    from aiodatadist.link.transfers.running import RunningTransfers
 
 
 class Requester:
     """The transfers of one link for which the peer must be asked. Each is a completion that its caller may wait for.
 
     Attributes:
-        session: the link.
+        session: the peer.
+        running: the transfers on the link's streams.
         checks: the comparisons of what arrived with what was sent.
         lookups: the transfers that wait for the peer to say where its cache is.
     """
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, running: RunningTransfers) -> None:
+        self.running = running
+        self.session = session = running.session
         self.checks = Checks(session)
         self._held: dict[object, tuple[RemoteCache, Callable[[], object]]] = {}
         self._taken_back: set[RemoteOperation] = set()
         self.lookups = _Lookups(session)
-        self._pull_requests = PullRequests(session, self.checks)
+        self._pull_requests = PullRequests(running, self.checks)
         self._when_request_ended = self._request_ended  # bound once, otherwise each would keep its own bound method
 
     def end(self, failure: LinkError) -> None:
         """Fail what is left when the link has ended: doubtful transfers, and those whose task never began."""
         self.lookups.stop()
         self._pull_requests.end()
-        for operation in list(self.session.operations):
+        for operation in list(self.running.operations):
             operation.finish(TransferState.FAILED, failure)
 
     def begin(self, spec: TransferSpec, what: str) -> RemoteOperation:
@@ -62,8 +65,8 @@ class Requester:
         spec.entry.lease()
         if spec.is_request:
             request = PullRequest(name, patience, spec, requests)
-            session.operations.add(request)
-            session.counters.started()
+            self.running.operations.add(request)
+            self.running.counters.started()
             request.add_done_callback(self._when_request_ended)
             requests.begin(request)
             return request
@@ -80,19 +83,19 @@ class Requester:
         return operation
 
     def _keep(self, operation: RemoteOperation, spec: TransferSpec) -> None:
-        self.session.operations.add(operation)
+        self.running.operations.add(operation)
         operation.add_done_callback(lambda _: self._ended(operation, spec))
 
     def _request_ended(self, request: PullRequest) -> None:
         self._ended(request, request.spec)
-        self.session.counters.ended("pulled", request)
+        self.running.counters.ended("pulled", request)
 
     def _ended(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         session = self.session
-        session.operations.discard(operation)
+        self.running.operations.discard(operation)
         self.lookups.end(operation)
         if operation.state is TransferState.STUCK or (operation.is_doubtful and not session.life.is_shut):
-            session.running.lose(spec.entry)
+            self.running.lose(spec.entry)
         else:
             spec.entry.release()
         if session.life.failure is not None and operation.state is TransferState.CANCELLED:
@@ -104,7 +107,7 @@ class Requester:
         elif operation.error is not None:
             operation.error.peer = session.cluster_id
         self._taken_back.discard(operation)
-        session.running.check_idle()
+        self.running.check_idle()
 
     def work_on(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         """Carry out a transfer in a task of the link."""
@@ -114,9 +117,9 @@ class Requester:
 
     async def _arrange(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         if not spec.entry.is_known:
-            await self.session.registry.make_reachable(spec.entry)
+            await self.session.host.registry.make_reachable(spec.entry)
         remote, link_channel, grid = await self.locate(spec.entry, spec.key, spec.grid, spec.seconds)
-        transfer = self.session.running.submit(
+        transfer = self.running.submit(
             spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours", spec.priority
         )
         if spec.checksum:
@@ -382,16 +385,17 @@ class _Lookup(RemoteOperation):
         self.attempt(lambda: self._go_on(answer))
 
     def _go_on(self, answer: Answer | None) -> None:
-        session, spec = self._requester.session, self.spec
+        running, spec = self._requester.running, self.spec
+        session = running.session
         if isinstance(answer, Found) and answer.cache is None:
             raise _not_offered(session, spec.key)
-        known = session.running.within_reach(spec.entry, spec.key) if session.is_ready else None
+        known = running.within_reach(spec.entry, spec.key) if session.is_ready else None
         if known is None:
             self._requester.work_on(self, spec)
             return
         remote, slot, link_channel = known
         grid = spec.grid(remote, slot)
-        transfer = session.running.submit(
+        transfer = running.submit(
             spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours", spec.priority
         )
         self.follow(transfer)

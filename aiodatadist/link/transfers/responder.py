@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,11 +39,10 @@ from aiodatadist.wire.reasons import reason_of
 
 if TYPE_CHECKING:
     from aiodatadist.cache.catalogue import RemoteCache
-    from aiodatadist.cache.registry import CacheRegistry
     from aiodatadist.cache.table import Entry
     from aiodatadist.link.data.channels import LinkChannel
-    from aiodatadist.link.data.shortcut import Shortcuts
-    from aiodatadist.link.session import Session
+    from aiodatadist.link.transfers.running import RunningTransfers
+    from aiodatadist.link.transfers.shortcuts import Shortcuts
 
 MAX_SERVED = 4096
 """The most requests of one peer that are under way."""
@@ -81,11 +80,12 @@ class Responder:
     cluster, checksums. Few requests have a task at a time. The others stand in line.
     """
 
-    def __init__(self, session: Session, registry: CacheRegistry, shortcuts: Shortcuts) -> None:
-        self._session = session
-        self._registry = registry
+    def __init__(self, running: RunningTransfers, shortcuts: Shortcuts) -> None:
+        self._running = running
+        self._session = session = running.session
+        self._registry = session.host.registry
         self._shortcuts = shortcuts
-        self._running: dict[int, _Stoppable] = {}
+        self._under_way: dict[int, _Stoppable] = {}
         self._asked_early: dict[Entry, list[Lookup]] = {}  # for caches that are being revoked
         self._in_line = RequestLines()
         self._moved = Signal()  # a request has left its line
@@ -142,7 +142,7 @@ class Responder:
 
     def begin(self, message: Pull) -> None:
         """Serve a request, unless it came before, or was stopped before it came."""
-        if len(self._running) + len(self._in_line) >= MAX_SERVED:
+        if len(self._under_way) + len(self._in_line) >= MAX_SERVED:
             raise ProtocolError(f"{MAX_SERVED} requests are under way")
         if not self._served.is_new(message.call) or self._write_at_once(message):
             return
@@ -202,7 +202,7 @@ class Responder:
         """Put a request on the stream, or refuse it. Return False if it needs a task; nothing has begun then."""
         session, call = self._session, message.call
         target = session.catalogue.get(message.target)
-        if target is None or message.checksum or not session.is_ready or session.serving_a_request() is not None:
+        if target is None or message.checksum or not session.is_ready or self._serving_a_request() is not None:
             return False
         try:
             entry, _, slot = self._find(message)
@@ -217,9 +217,16 @@ class Responder:
             self._succeeded((call, *done))
             return True
         if not done.is_done:
-            self._running[call] = done
+            self._under_way[call] = done
         done.add_done_callback(lambda transfer: self._written(call, transfer))
         return True
+
+    def _serving_a_request(self) -> AbstractContextManager[None] | None:
+        """Return a context to enter around the answer to a request, or None.
+
+        Entering it raises LLMException if something else is under way.
+        """
+        return self._session.host.serving_a_request(self._session.cluster_id)
 
     def _put(
         self, message: Pull, slot: int, entry: Entry, target: RemoteCache, link_channel: LinkChannel
@@ -228,14 +235,14 @@ class Responder:
 
         Raises LLMException if the request does not fit the two caches.
         """
-        session, priority = self._session, TransferPriority(message.priority)
+        priority = TransferPriority(message.priority)
         way = entry, target, link_channel, message.seconds, priority
         if message.is_whole_blocks:
             done = self._shortcuts.serve(*way, message.src_blocks, message.dst_blocks)
             if done is not None:
                 return done
         grid = plan(_selection(message), entry, target, src_slot=slot)
-        transfer = session.running.submit("put", link_channel, entry, target, grid, message.seconds, "served", priority)
+        transfer = self._running.submit("put", link_channel, entry, target, grid, message.seconds, "served", priority)
         if transfer.state is TransferState.DONE and message.is_whole_blocks:
             self._shortcuts.learn_served(*way)
         return transfer
@@ -245,7 +252,7 @@ class Responder:
 
         If the link has ended, there is no answer: the end tells the peer more than an answer could.
         """
-        self._running.pop(call, None)
+        self._under_way.pop(call, None)
         if not self._session.is_open:
             return
         if transfer.state is TransferState.DONE:
@@ -269,7 +276,7 @@ class Responder:
     def _work_on(
         self, message: Pull, selection: Selection, target: RemoteCache | None
     ) -> Callable[[], Coroutine[Any, Any, None]]:
-        scope = self._running[message.call] = Scope()
+        scope = self._under_way[message.call] = Scope()
 
         async def run() -> None:
             answer: Pulled | None = None
@@ -277,7 +284,7 @@ class Responder:
                 with scope:
                     answer = await self._answer(message, selection, target)
             finally:
-                self._running.pop(message.call, None)
+                self._under_way.pop(message.call, None)
                 self._drop(selection.count_blocks(), target)
             self._say(answer or _refusal(message.call, TransferError("the request was stopped"), stopped=True))
             if self._in_line.has(message.priority):
@@ -304,7 +311,7 @@ class Responder:
         If the request was answered, the answer is repeated, because it may have been lost. If the request has not come yet,
         it is not served when it comes.
         """
-        running = self._running.get(call)
+        running = self._under_way.get(call)
         if running is not None:
             running.cancel()
             return
@@ -324,7 +331,7 @@ class Responder:
                 raise self._session.copy_of_failure()
             if target is None:
                 return _unknown(message)
-            with self._session.serving_a_request() or nullcontext():
+            with self._serving_a_request() or nullcontext():
                 return await self._serve(message, selection, target)
         except LLMException as error:
             return _refusal(message.call, error)
@@ -345,7 +352,7 @@ class Responder:
         try:
             link_channel = await self._session.channels.reach(entry.epoch, target.epoch)
             priority = TransferPriority(message.priority)
-            transfer = self._session.running.submit(
+            transfer = self._running.submit(
                 "put", link_channel, entry, target, grid, message.seconds, "served", priority
             )
             await transfer.join()
@@ -370,7 +377,7 @@ class Responder:
         """
         if self._digested >= MAX_DIGESTED:
             raise ProtocolError(f"{MAX_DIGESTED} questions for checksums are under way")
-        if message.call not in self._running:
+        if message.call not in self._under_way:
             self._session.spawn(self._sum_up(message))
 
     def _take(self, nbytes: int) -> bool | None:
@@ -386,7 +393,7 @@ class Responder:
         return True
 
     def _sum_up(self, message: Digest) -> Callable[[], Coroutine[Any, Any, None]]:
-        scope = self._running[message.call] = Scope()
+        scope = self._under_way[message.call] = Scope()
         self._digested += 1
         entry = self._session.peer_leases.held(message.cache_id)
 
@@ -396,7 +403,7 @@ class Responder:
                 with scope:
                     answer = await self._digests(message, entry)
             finally:
-                self._running.pop(message.call, None)
+                self._under_way.pop(message.call, None)
                 self._digested -= 1
             self._session.post(answer or _undigested(message.call, TransferError("the question was stopped")))
 
@@ -436,7 +443,7 @@ class Responder:
         Raises LLMException if it cannot be read, and TransferTimeout if that takes longer than ``seconds``.
         """
         with anyio.move_on_after(seconds):
-            return (await self._session.digester.digests(entry, side, self._session.cluster_id)).tolist()
+            return (await self._session.host.digester.digests(entry, side, self._session.cluster_id)).tolist()
         raise _not_summed(seconds)
 
     def _find(self, message: Pull) -> tuple[Entry, Name, int]:

@@ -7,29 +7,29 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import anyio
 
-from aiodatadist.cache.catalogue import Catalogue, RemoteCache
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.counting import Incident
 from aiodatadist.device import Program, Stream, StreamTransfer, TransferState
 from aiodatadist.errors import CacheNotFound, LinkError, LLMException, LLMStatusCode, PeerLost, StuckError
-from aiodatadist.link.data.channels import Channels, LinkChannel
-from aiodatadist.link.lifecycle import Cause, Lifecycle, LinkState
+from aiodatadist.link.data.cost_model import Estimate
+from aiodatadist.link.data.statistics import LinkCounters
+from aiodatadist.link.lifecycle import Cause, LinkState
 from aiodatadist.values.descriptors import type_name
 from aiodatadist.values.transfer_priority import TransferPriority
 
 if TYPE_CHECKING:
+    from aiodatadist.cache.catalogue import RemoteCache
     from aiodatadist.cache.names import Key
     from aiodatadist.cache.table import Entry
-    from aiodatadist.counting import Incidents, Totals
     from aiodatadist.device import Device
-    from aiodatadist.link.data.cost_model import Estimate
+    from aiodatadist.link.data.channels import LinkChannel
     from aiodatadist.link.data.remote_operation import RemoteOperation
-    from aiodatadist.link.data.statistics import LinkCounters
+    from aiodatadist.link.session import Session
     from aiodatadist.values.grid import Grid
 
 logger = logging.getLogger(__name__)
@@ -60,27 +60,6 @@ def lane(stream: str, priority: TransferPriority) -> str:
     return f"{stream}, critical" if priority is TransferPriority.CRITICAL else stream
 
 
-class TransferHost(Protocol):
-    """The session as its transfers see it. ``Session`` implements it."""
-
-    cluster_id: int
-    life: Lifecycle
-    catalogue: Catalogue
-    channels: Channels
-    counters: LinkCounters
-    estimate: Estimate
-    operations: set[RemoteOperation]
-
-    @property
-    def is_ready(self) -> bool: ...
-    @property
-    def incidents(self) -> Incidents: ...
-    def spawn(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None: ...
-    def copy_of_failure(self) -> LinkError: ...
-    def break_off(self, failure: LinkError, cause: Cause | None = None) -> None: ...
-    def give_up(self, why: str) -> None: ...
-
-
 class _Running:
     """A transfer that is under way, with the peer's cache and the channel, which is None while the transfer waits for one."""
 
@@ -99,26 +78,39 @@ class RunningTransfers:
     """The transfers that are under way on one link, and the streams that they run on.
 
     Attributes:
+        session: the peer.
         transfers: those that the device has not let go of.
+        operations: the transfers for which the peer is asked, until they end.
         streams: the link's, by name.
+        counters: what the link has done.
+        estimate: the measured costs of the link.
     """
 
-    def __init__(self, session: TransferHost, device: Device, totals: Totals) -> None:
-        self._session = session
+    def __init__(self, session: Session, device: Device) -> None:
+        self.session = session
         self._device = device
-        self._totals = totals
         self._unclean: dict[StreamTransfer, Callable[[bool], object]] = {}
         self._taken_back: set[StreamTransfer] = set()
         self._idle = Signal()
         self.streams: dict[str, Stream] = {}
         self.transfers: dict[StreamTransfer, _Running] = {}
+        self.operations: set[RemoteOperation] = set()
+        self.counters = LinkCounters()
+        self.estimate = Estimate()
+        session.call_when_broken(self.stop)
+        session.channels.out_of_use = self.on_out_of_use
+
+    @property
+    def quiesce_seconds(self) -> float:
+        """The most seconds that the device takes to let go after a cancellation."""
+        return self._device.limits.quiesce
 
     def within_reach(self, entry: Entry, key: Key) -> tuple[RemoteCache, int, LinkChannel] | None:
         """Return what a key stands for at the peer, and a channel that reaches it from this end's cache.
 
         None if the peer must be asked first.
         """
-        session = self._session
+        session = self.session
         found = session.catalogue.find(key) if entry.is_known else None
         link_channel = None if found is None else session.channels.find(entry.epoch, found[0].epoch)
         return None if found is None or link_channel is None else (*found, link_channel)
@@ -139,7 +131,7 @@ class RunningTransfers:
         Raises:
             ParamInvalid: if the peer's cache is in memory that the link does not reach.
         """
-        session = self._session
+        session = self.session
         session.channels.check_reaches(remote, f"cluster {session.cluster_id}")
         program = Program()
         if direction == "get":
@@ -184,18 +176,18 @@ class RunningTransfers:
         Args:
             what: pulled, pushed or served.
         """
+        session = self.session
         if transfer.state is TransferState.DONE:
             is_critical = transfer.priority is TransferPriority.CRITICAL
             self.ran(what, transfer.nbytes, transfer.transfer_seconds, is_critical=is_critical)
             if what == "served":
-                self._totals.begun(what, transfer)
+                session.totals.begun(what, transfer)
             return
-        session = self._session
         entry.lease()
         remote.use()
         link_channel.uses += 1
         running = self.transfers[transfer] = _Running(transfer, program, remote, link_channel)
-        session.counters.started()
+        self.counters.started()
 
         def ended(done: StreamTransfer) -> None:
             self._settle(done, entry)
@@ -205,37 +197,36 @@ class RunningTransfers:
                 session.channels.release(running.link_channel)
             was_beside = done.priority is TransferPriority.CRITICAL and bool(self.transfers)
             if done.state is TransferState.DONE and done.queue_seconds < ALONE_SECONDS and not was_beside:
-                session.estimate.add(done.nbytes, done.transfer_seconds)
-            session.counters.ended(what, done)
+                self.estimate.add(done.nbytes, done.transfer_seconds)
+            self.counters.ended(what, done)
             self.check_idle()
 
         transfer.add_done_callback(ended)
         if what == "served":
-            self._totals.begun(what, transfer)
+            session.totals.begun(what, transfer)
 
     def ran(self, what: str, nbytes: int, seconds: float, *, is_critical: bool) -> None:
         """Count a transfer that started and finished in one call."""
-        session = self._session
         if not is_critical or not self.transfers:  # otherwise it shared the device, so its time does not show the costs
-            session.estimate.add(nbytes, seconds)
-        session.counters.ran(what, nbytes, seconds)
+            self.estimate.add(nbytes, seconds)
+        self.counters.ran(what, nbytes, seconds)
 
     def _warn_of_types(self, entry: Entry, remote: RemoteCache) -> None:
         """Warn once for each cache of the peer whose elements have another type: bytes are moved without conversion."""
         if entry.stride == remote.stride and not remote.is_of_other_type:
             remote.is_of_other_type = True
-            self._session.incidents.add(
+            self.session.incidents.add(
                 Incident.TYPES_DIFFER,
                 logger,
                 "cache %d is %s, and cache %d of cluster %d is %s: bytes are moved, and not converted",
                 *(entry.cache_id, type_name(entry.data_type)),
-                *(remote.cache_id, self._session.cluster_id, type_name(remote.data_type)),
+                *(remote.cache_id, self.session.cluster_id, type_name(remote.data_type)),
             )
 
     def stream(self, name: str, *, is_serial: bool = False) -> Stream:
         """Return a stream of the link; open it if it is not open yet."""
         if name not in self.streams:
-            title = f"link to {self._session.cluster_id}, {name}"
+            title = f"link to {self.session.cluster_id}, {name}"
             self.streams[name] = self._device.open_stream(title, is_serial=is_serial)
         return self.streams[name]
 
@@ -256,7 +247,7 @@ class RunningTransfers:
         If the peer is what failed, no further channel is opened with it: HCCL would wait for the peer, and no call could end
         that.
         """
-        session = self._session
+        session = self.session
         if _is_suspect(error):
             self._peer_failed(error)
         running = self.transfers[transfer]
@@ -289,7 +280,7 @@ class RunningTransfers:
         If the channel has more than one queue, transfers that wait for it may start at any moment, and so they stay. The
         channel is closed after them.
         """
-        self._session.spawn(lambda: self._open_next(link_channel))
+        self.session.spawn(lambda: self._open_next(link_channel))
         if not link_channel.channel.has_one_queue:
             return
         waiting = [r for r in self.transfers.values() if r.link_channel is link_channel and r.transfer.is_waiting]
@@ -299,14 +290,14 @@ class RunningTransfers:
             for running in waiting:
                 running.link_channel = None
                 link_channel.uses -= 1
-            self._session.spawn(lambda: self._move_on(stream, link_channel, waiting))
+            self.session.spawn(lambda: self._move_on(stream, link_channel, waiting))
 
     async def _open_next(self, old: LinkChannel) -> None:
-        if self._session.is_ready:
-            await self._session.channels.open_next(old)
+        if self.session.is_ready:
+            await self.session.channels.open_next(old)
 
     async def _move_on(self, stream: Stream, old: LinkChannel, waiting: Sequence[_Running]) -> None:
-        session = self._session
+        session = self.session
         try:
             fresh = await session.channels.reach(old.mine, old.theirs)
         except LinkError as error:
@@ -328,7 +319,7 @@ class RunningTransfers:
 
     def _settle(self, transfer: StreamTransfer, entry: Entry) -> None:
         """Release the lease, if the device has let go, and let a failure have its effect on the link."""
-        session = self._session
+        session = self.session
         if transfer.state is TransferState.STUCK:
             self.lose(entry)
             why = transfer.error.args[0] if transfer.error is not None else "a transfer is stuck"
@@ -352,8 +343,8 @@ class RunningTransfers:
     def _peer_failed(self, error: LLMException | None) -> str:
         """End the link: a transfer has found out before the heartbeats did that the peer failed. Return why, in words."""
         words = "" if error is None else error.args[0]
-        died = f"cluster {self._session.cluster_id}: the peer's process is gone, or gave up its memory: {words}"
-        self._session.break_off(PeerLost(died), Cause.DEVICE_ERROR)
+        died = f"cluster {self.session.cluster_id}: the peer's process is gone, or gave up its memory: {words}"
+        self.session.break_off(PeerLost(died), Cause.DEVICE_ERROR)
         return died
 
     def take_back(self, remote: RemoteCache) -> None:
@@ -374,7 +365,7 @@ class RunningTransfers:
         """Ask what is under way to stop. It ends with the failure of the link."""
         for transfer in list(self.transfers):
             transfer.cancel()
-        for operation in list(self._session.operations):
+        for operation in list(self.operations):
             operation.cancel()
 
     def end_unclean(self) -> None:
@@ -386,7 +377,7 @@ class RunningTransfers:
     def is_idle(self) -> bool:
         """True if nothing is under way, apart from what only the end of a channel can end."""
         return self.transfers.keys() <= self._unclean.keys() and all(
-            operation.is_doubtful for operation in self._session.operations
+            operation.is_doubtful for operation in self.operations
         )
 
     async def wait_idle(self) -> None:
@@ -396,5 +387,5 @@ class RunningTransfers:
 
     def check_idle(self) -> None:
         """Note that something has ended. Only a link that ends waits for the last of them."""
-        if self._session.life.state is not LinkState.READY and self.is_idle:
+        if self.session.life.state is not LinkState.READY and self.is_idle:
             self._idle.wake()

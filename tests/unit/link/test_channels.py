@@ -83,9 +83,9 @@ async def client(
             PendingQuestions(said.post),
             Spawner(group).start_soon,
             lambda: next(names),
-            out_of_use,
             Incidents(),
         )
+        channels.out_of_use = out_of_use
         await channels.open("channel_1", rank, (HERE, THERE), 1)
         channels.on_first(1)
         yield channels, transport, said

@@ -11,17 +11,17 @@ from aiodatadist.device import TransferCompletion, TransferState, give_way
 from aiodatadist.errors import CacheNotFound, InternalError, LLMException, NotLinked
 from aiodatadist.link.control.notifications import check_payload
 from aiodatadist.link.data.remote_operation import RemoteOperation, TransferSpec
-from aiodatadist.link.link import Link
 from aiodatadist.link.transfers.leased_pull import KeptBlocks
+from aiodatadist.link.transfers.transfers import Transfers
 from aiodatadist.values.foreign import printable
 
-Begin = Callable[[Link], TransferCompletion]
+Begin = Callable[[Transfers], TransferCompletion]
 
 
 class Waiting(Protocol):
     """Something that waits for a link. One of its methods is called, or ``fail`` after a ``begin`` that raised."""
 
-    def begin(self, link: Link) -> None:
+    def begin(self, link: Transfers) -> None:
         """Begin, because the link is ready. Whatever this raises is passed to :meth:`fail`."""
 
     def fail(self, error: LLMException) -> None:
@@ -49,7 +49,7 @@ class WaitingTransfer(RemoteOperation):
     def quiesce_seconds(self) -> float:
         return super().quiesce_seconds if self._transfer is None else self._transfer.quiesce_seconds
 
-    def begin(self, link: Link) -> None:
+    def begin(self, link: Transfers) -> None:
         """Start the transfer: the link is ready."""
         check_still_usable(self._spec.entry)
         transfer = self._begin(link)
@@ -100,7 +100,7 @@ class AwaitedLink:
         return len(self._waiting)
 
     def begin(self, spec: TransferSpec, what: str, notify: bytes | None) -> WaitingTransfer:
-        """Begin a transfer, as :meth:`Link.begin` does, once the link is ready.
+        """Begin a transfer, as :meth:`Transfers.begin` does, once the link is ready.
 
         Raises TypeError or ParamInvalid if the notification's payload is wrong.
         """
@@ -109,11 +109,14 @@ class AwaitedLink:
         return self._wait(what, spec, lambda link: link.begin(spec, what, notify), self._seconds)
 
     def start_leased(self, spec: TransferSpec, kept: KeptBlocks, seconds: float, what: str) -> WaitingTransfer:
-        """Start a leased pull, as :meth:`Link.start_leased` does, once the link is ready. ``seconds`` include the wait."""
+        """Start a leased pull, as :meth:`Transfers.start_leased` does, once the link is ready.
+
+        ``seconds`` include the wait.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
 
-        def begin(link: Link) -> TransferCompletion:
+        def begin(link: Transfers) -> TransferCompletion:
             return link.start_leased(spec, kept, max(deadline - loop.time(), 0.0), what)
 
         return self._wait(what, spec, begin, min(seconds, self._seconds))
@@ -136,17 +139,17 @@ class AwaitedLink:
         if timer is not None:
             timer.cancel()
 
-    async def begin_all(self, link: Link) -> None:
+    async def begin_all(self, link: Transfers) -> None:
         """Begin everything that waits, because the link is ready. If it breaks again, the rest continue to wait."""
         for waiting in list(self._waiting):
-            if not link.is_ready:
+            if not link.session.is_ready:
                 return
             if waiting in self._waiting:
                 self.drop(waiting)
                 self._begin(waiting, link)
                 await give_way()
 
-    def _begin(self, waiting: Waiting, link: Link) -> None:
+    def _begin(self, waiting: Waiting, link: Transfers) -> None:
         """Begin one of them; if that raises, fail it with the error.
 
         No caller is here to see the exception, and those that wait behind this one must begin all the same.
