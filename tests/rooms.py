@@ -49,7 +49,7 @@ ROOMS = (
 WINGS = {
     "context_caching": (
         "results", "pools.contract", "errors", "checks", "identity", "memory", "pools", "transfer", "health_gate",
-        "pool_guard", "block_index", "calls", "cache", "", "ems",
+        "pool_guard", "block_index", "calls", "running", "awaited", "lookups", "cache", "", "ems",
     ),
     "link": (
         "lifecycle", "control", "host", "data", "session", "ownership", "transfers", "reactions", "link_handshake", "link",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import Callable, Coroutine, Sequence, Sized
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final, Self
@@ -15,43 +14,40 @@ import anyio.abc
 import anyio.lowlevel
 
 from aiodatadist.concurrency.byte_budget import ByteBudget
-from aiodatadist.concurrency.resident import Misuse, Resident
-from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist.concurrency.resident import Resident
 from aiodatadist.context_caching import checks as rules
-from aiodatadist.context_caching.block_index import BlockIndex, ExistsQuery
+from aiodatadist.context_caching.awaited import awaited
+from aiodatadist.context_caching.block_index import BlockIndex
 from aiodatadist.context_caching.calls import CacheFigures, CallRecords
 from aiodatadist.context_caching.errors import (
     EmsException,
     EmsInternalError,
     EmsInvalidArgument,
-    EmsTimeout,
     refusal,
     translated,
 )
 from aiodatadist.context_caching.health_gate import HealthGate
 from aiodatadist.context_caching.identity.config import MIB, CcCacheConfig, CcConfig, CcConfig_v1, check_access
 from aiodatadist.context_caching.identity.names import Names, PrimaryKey, check_groups, check_hashes, parts_of
+from aiodatadist.context_caching.lookups import Lookups
 from aiodatadist.context_caching.memory.kv_layout import LayerGroup, Layout
 from aiodatadist.context_caching.memory.regions import BufferMemory, KvBufferWrapper, Memory, SlotMemory
 from aiodatadist.context_caching.pool_guard import PoolGuard
-from aiodatadist.context_caching.pools.contract import KVPool, PoolKey, PoolTimeout, PoolUnreachable
+from aiodatadist.context_caching.pools.contract import KVPool, PoolKey
 from aiodatadist.context_caching.pools.deferred import open_deferred
 from aiodatadist.context_caching.pools.open import open_pool
-from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
+from aiodatadist.context_caching.results import CcResult, Statistics
+from aiodatadist.context_caching.running import RunningTransfers
 from aiodatadist.context_caching.transfer.copies import CopyStreams
 from aiodatadist.context_caching.transfer.handle import BlockTransfer
-from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE, SaveLoadCall, TransferPipeline, in_time
+from aiodatadist.context_caching.transfer.pipeline import SaveLoadCall, TransferPipeline
 from aiodatadist.context_caching.transfer.read_cache import LocalReadCache
 from aiodatadist.context_caching.transfer.start_limiter import StartLimiter
-from aiodatadist.counting import Incident, Observer
-from aiodatadist.counting.callbacks import current_task, is_delivered
+from aiodatadist.counting import Observer
 from aiodatadist.device import give_way
-from aiodatadist.errors import LLMException, TransferTimeout
+from aiodatadist.errors import LLMException
 
 logger = logging.getLogger(__name__)
-
-_UNKNOWN: dict[type[EmsException], CcStatus] = {EmsTimeout: CcStatus.TIMEOUT, EmsInvalidArgument: CcStatus.SKIPPED}
-"""Status of values whose outcome is unknown, by the error that ended the call. Other errors mean an I/O error."""
 
 TIMEOUT: Final = 5.0
 
@@ -91,9 +87,8 @@ class ContextCache:
         self._copy_streams = CopyStreams(config.device_id)
         self._budget = ByteBudget(settings.bytes_in_flight)
         self._layout: Layout | None = None
-        self._transfers: set[BlockTransfer] = set()
-        self._in_slots: set[BlockTransfer] = set()  # they use the registered cache; stuck ones stay
-        self._group: anyio.abc.TaskGroup | None = None
+        self._running: RunningTransfers
+        self._lookups: Lookups
         self._start_limiter = StartLimiter()
         self._records = CallRecords()
 
@@ -151,38 +146,44 @@ class ContextCache:
         return cache
 
     async def _live(self, pool: KVPool | str, gate: HealthGate | None, started: asyncio.Future[None]) -> None:
-        try:
-            async with AsyncExitStack() as stack:
-                self._guard = PoolGuard(gate)
-                stack.callback(self._guard.give)
-                if isinstance(pool, str):
-                    pool = await (open_pool(pool) if gate is None else open_deferred(pool))
-                    stack.push_async_callback(pool.aclose)
-                settings = self._settings
-                local = await LocalReadCache.open(settings.read_cache_bytes, self._config.device_id)
-                stack.push_async_callback(local.aclose)
-                self._pipeline = TransferPipeline(
-                    pool, local, self._copy_streams, self._budget, fill_on_read=settings.fill_on_read
-                )
-                stack.callback(self._pipeline.wrapping.close)
-                self._block_index = BlockIndex(self._names, self._pipeline)
-                stack.push_async_callback(self._copy_streams.aclose)
-                self._group = await stack.enter_async_context(anyio.create_task_group())
-                if gate is not None:
-                    self._guard.begin(self._pipeline)
-                    probe = partial(self._guard.probe, self._pipeline)
-                    self._group.start_soon(self._resident.keep, probe, name="aiodatadist health probe")
-                started.set_result(None)
-                try:
-                    await self._resident.stopping.wait()
-                finally:
-                    self._resident.stopping.set()
-                    self._group.cancel_scope.cancel()
-        finally:  # also if closing something has failed, which aclose() will report
-            for transfer in list(self._transfers):  # transfers whose task never started
-                transfer.finish(None, self._failure())
-            if not self._in_slots:
-                self._layout = None
+        async with AsyncExitStack() as stack:
+            self._guard = guard = PoolGuard(gate)
+            records, limiter = self._records, self._start_limiter
+            self._running = RunningTransfers(self._resident, guard, records, limiter, self._failed)
+            stack.callback(self._forget)  # last, also if closing something has failed, which aclose() will report
+            stack.callback(guard.give)
+            if isinstance(pool, str):
+                pool = await (open_pool(pool) if gate is None else open_deferred(pool))
+                stack.push_async_callback(pool.aclose)
+            settings = self._settings
+            local = await LocalReadCache.open(settings.read_cache_bytes, self._config.device_id)
+            stack.push_async_callback(local.aclose)
+            self._pipeline = TransferPipeline(
+                pool, local, self._copy_streams, self._budget, fill_on_read=settings.fill_on_read
+            )
+            stack.callback(self._pipeline.wrapping.close)
+            self._block_index = BlockIndex(self._names, self._pipeline)
+            incidents = self._pipeline.incidents
+            self._lookups = Lookups(guard, self._block_index, records, limiter, incidents, self._failed)
+            stack.push_async_callback(self._copy_streams.aclose)
+            group = await stack.enter_async_context(anyio.create_task_group())
+            self._running.serve(group, incidents)
+            if gate is not None:
+                guard.begin(self._pipeline)
+                probe = partial(guard.probe, self._pipeline)
+                group.start_soon(self._resident.keep, probe, name="aiodatadist health probe")
+            started.set_result(None)
+            try:
+                await self._resident.stopping.wait()
+            finally:
+                self._resident.stopping.set()
+                group.cancel_scope.cancel()
+
+    def _forget(self) -> None:
+        """Forget the registered cache once everything has ended, unless the device still uses it."""
+        self._running.end()
+        if not self._running.in_slots:
+            self._layout = None
 
     async def aclose(self) -> None:
         """Cancel running calls and release everything. May be called twice.
@@ -206,16 +207,8 @@ class ContextCache:
         if self._resident.is_abandoned:
             raise EmsInternalError("the event loop of this cache was closed before the cache: nothing was released")
         if (error := self._resident.error) is not None:
-            failure = self._failure() or translated(error, "the cache was not closed properly")
+            failure = self._running.failure() or translated(error, "the cache was not closed properly")
             raise failure from (None if failure is error else error)
-
-    def _failure(self, partial: CcResult | None = None) -> EmsException | None:
-        """Return why the cache ended without being closed, or None if it has not."""
-        if self._resident.reason is None:
-            return None
-        failure = refusal(Misuse.FAILED, self._resident.reason)
-        failure.partial = partial
-        return failure
 
     async def __aenter__(self) -> Self:
         return self
@@ -244,11 +237,11 @@ class ContextCache:
             EmsInternalError: if the device cannot be opened.
         """
         self._check_v1()
-        self._check_quiet()
+        self._running.check_quiet()
         try:
             placements_of = await self._copy_streams.placements()
             self._resident.check()
-            self._check_quiet()
+            self._running.check_quiet()
             layout = Layout(layers, groups, placements_of)
         except LLMException as error:
             raise EmsInternalError(f"the device cannot be used: {error}") from error
@@ -263,15 +256,9 @@ class ContextCache:
                 ended.
         """
         self._check_v1()
-        self._check_quiet()
+        self._running.check_quiet()
         self._layout = None
         self._block_index.register(None)
-
-    def _check_quiet(self) -> None:
-        if self._in_slots:
-            raise EmsInvalidArgument(
-                f"{len(self._in_slots)} saves and loads use the registered cache: wait until they have ended"
-            )
 
     def _check_v1(self) -> CcConfig_v1:
         self._resident.check()
@@ -279,39 +266,18 @@ class ContextCache:
             raise EmsInvalidArgument("block hashes need a CcConfig_v1: this cache was opened with a CcConfig")
         return self._config
 
-    # ---- saving and loading by hash ----
-
-    async def save(
-        self,
-        hashes: Sequence[int],
-        *,
-        slots: Sequence[int] | None = None,
-        offsets: Sequence[int] | None = None,
-        chunks: Chunks | None = None,
-        timeout: float | None = TIMEOUT,
-        write_rcache: bool = True,
-    ) -> CcResult:
-        """Store blocks. What the pool has already counts as stored; what cannot be stored does not fail the call.
-
-        A slot is a token's place in the cache, ``block * block_size + offset``. Pass the places of the tokens in one of
-        two ways: ``slots``, one for each token, with ``offsets``, the number of tokens of each hash; or ``chunks``, for
-        each layer group a list of ``(start_slot, length)``, one for each hash. A group stores nothing for a length of
-        0. A hash for which no group stores anything counts as stored, and later as read.
-
-        Args:
-            hashes: distinct integers from -2**63 to 2**64 - 1. Equal hashes mean equal contents.
-            write_rcache: if true, the local read cache gets a copy of the values.
+    def check_registered(self) -> Layout:
+        """Return the layout of the registered cache.
 
         Raises:
-            EmsException: see the class.
+            EmsInvalidArgument: if no cache is registered.
         """
-        self.check_registered()
-        seconds, left = await self._time_left("save", timeout, hashes)
-        transfer = self.start_save(
-            hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=left, write_rcache=write_rcache
-        )
-        transfer.seconds = seconds
-        return await transfer
+        self._check_v1()
+        if self._layout is None:
+            raise EmsInvalidArgument("no KV cache is registered: call register_kvcache() first")
+        return self._layout
+
+    # ---- saving and loading by hash ----
 
     def start_save(
         self,
@@ -331,39 +297,28 @@ class ContextCache:
         layout = self.check_registered()
         seconds = rules.seconds(timeout)
         rules.flag(write_rcache, "write_rcache")
-        keys, memory, total = self._checked(layout, hashes, slots, offsets, chunks)
-        call = self._call(keys, memory, total, seconds)
+        call = self._running.call(*self._checked(layout, hashes, slots, offsets, chunks), seconds)
         call.write_local = write_rcache
-        return self._begin("save", seconds, call, self._save_blocks)
+        return self._running.begin("save", seconds, call, self._save_blocks)
 
-    async def load(
-        self,
-        hashes: Sequence[int],
-        *,
-        slots: Sequence[int] | None = None,
-        offsets: Sequence[int] | None = None,
-        chunks: Chunks | None = None,
-        timeout: float | None = TIMEOUT,
-        read_local_only: bool = False,
-    ) -> CcResult:
-        """Read blocks, up to the first one that is missing.
+    save = awaited(
+        start_save,
+        """Store blocks. What the pool has already counts as stored; what cannot be stored does not fail the call.
 
-        Its slots, and those of later blocks, are undefined afterwards. A block that was saved with another number of
-        tokens is missing. Slots are given as for :meth:`save`.
+        A slot is a token's place in the cache, ``block * block_size + offset``. Pass the places of the tokens in one of
+        two ways: ``slots``, one for each token, with ``offsets``, the number of tokens of each hash; or ``chunks``, for
+        each layer group a list of ``(start_slot, length)``, one for each hash. A group stores nothing for a length of
+        0. A hash for which no group stores anything counts as stored, and later as read.
 
         Args:
-            read_local_only: if true, read only the local read cache.
+            hashes: distinct integers from -2**63 to 2**64 - 1. Equal hashes mean equal contents.
+            write_rcache: if true, the local read cache gets a copy of the values.
 
         Raises:
             EmsException: see the class.
-        """
-        self.check_registered()
-        seconds, left = await self._time_left("load", timeout, hashes)
-        transfer = self.start_load(
-            hashes, slots=slots, offsets=offsets, chunks=chunks, timeout=left, read_local_only=read_local_only
-        )
-        transfer.seconds = seconds
-        return await transfer
+        """,
+        check=check_registered,
+    )
 
     def start_load(
         self,
@@ -383,21 +338,25 @@ class ContextCache:
         layout = self.check_registered()
         seconds = rules.seconds(timeout)
         rules.flag(read_local_only, "read_local_only")
-        keys, memory, total = self._checked(layout, hashes, slots, offsets, chunks)
-        call = self._call(keys, memory, total, seconds)
+        call = self._running.call(*self._checked(layout, hashes, slots, offsets, chunks), seconds)
         call.local_only = read_local_only
-        return self._begin("load", seconds, call, self._pipeline.load)
+        return self._running.begin("load", seconds, call, self._pipeline.load)
 
-    def check_registered(self) -> Layout:
-        """Return the layout of the registered cache.
+    load = awaited(
+        start_load,
+        """Read blocks, up to the first one that is missing.
+
+        Its slots, and those of later blocks, are undefined afterwards. A block that was saved with another number of
+        tokens is missing. Slots are given as for :meth:`save`.
+
+        Args:
+            read_local_only: if true, read only the local read cache.
 
         Raises:
-            EmsInvalidArgument: if no cache is registered.
-        """
-        self._check_v1()
-        if self._layout is None:
-            raise EmsInvalidArgument("no KV cache is registered: call register_kvcache() first")
-        return self._layout
+            EmsException: see the class.
+        """,
+        check=check_registered,
+    )
 
     def _checked(
         self, layout: Layout, hashes: Any, slots: Any, offsets: Any, chunks: Any
@@ -418,29 +377,6 @@ class ContextCache:
 
     # ---- saving and loading by key ----
 
-    async def save_values(
-        self,
-        keys: Sequence[Key],
-        buffers: Buffers,
-        *,
-        timeout: float | None = TIMEOUT,
-        write_rcache: bool = True,
-    ) -> CcResult:
-        """Store values under the caller's own keys. Works like :meth:`save`, without a registered cache.
-
-        Args:
-            keys: :class:`PrimaryKey` or strings, distinct.
-            buffers: for each key the regions whose bytes, one after the other, are its value: :class:`KvBufferWrapper`
-                or writable buffers.
-
-        Raises:
-            EmsException: see the class.
-        """
-        seconds, left = await self._time_left("save_values", timeout, keys)
-        transfer = self.start_save_values(keys, buffers, timeout=left, write_rcache=write_rcache)
-        transfer.seconds = seconds
-        return await transfer
-
     def start_save_values(
         self,
         keys: Sequence[Key],
@@ -457,29 +393,23 @@ class ContextCache:
         self._resident.check()
         seconds = rules.seconds(timeout)
         rules.flag(write_rcache, "write_rcache")
-        call = self._call(*self._checked_values(keys, buffers), seconds)
+        call = self._running.call(*self._checked_values(keys, buffers), seconds)
         call.write_local = write_rcache
-        return self._begin("save_values", seconds, call, self._pipeline.save)
+        return self._running.begin("save_values", seconds, call, self._pipeline.save)
 
-    async def load_values(
-        self,
-        keys: Sequence[Key],
-        buffers: Buffers,
-        *,
-        timeout: float | None = TIMEOUT,
-        read_local_only: bool = False,
-    ) -> CcResult:
-        """Read values of the caller's own keys. Works like :meth:`load`.
+    save_values = awaited(
+        start_save_values,
+        """Store values under the caller's own keys. Works like :meth:`save`, without a registered cache.
 
-        A value whose length differs from that of its regions is missing.
+        Args:
+            keys: :class:`PrimaryKey` or strings, distinct.
+            buffers: for each key the regions whose bytes, one after the other, are its value: :class:`KvBufferWrapper`
+                or writable buffers.
 
         Raises:
             EmsException: see the class.
-        """
-        seconds, left = await self._time_left("load_values", timeout, keys)
-        transfer = self.start_load_values(keys, buffers, timeout=left, read_local_only=read_local_only)
-        transfer.seconds = seconds
-        return await transfer
+        """,
+    )
 
     def start_load_values(
         self,
@@ -499,9 +429,20 @@ class ContextCache:
         self._resident.check()
         seconds = rules.seconds(timeout)
         rules.flag(read_local_only, "read_local_only")
-        call = self._call(*self._checked_values(keys, buffers), seconds)
+        call = self._running.call(*self._checked_values(keys, buffers), seconds)
         call.local_only = read_local_only
-        return self._begin("load_values", seconds, call, self._pipeline.load)
+        return self._running.begin("load_values", seconds, call, self._pipeline.load)
+
+    load_values = awaited(
+        start_load_values,
+        """Read values of the caller's own keys. Works like :meth:`load`.
+
+        A value whose length differs from that of its regions is missing.
+
+        Raises:
+            EmsException: see the class.
+        """,
+    )
 
     def _checked_values(self, keys: Any, buffers: Any) -> tuple[list[PoolKey], Memory, int]:
         names = self._pool_keys(keys)
@@ -512,94 +453,6 @@ class ContextCache:
 
     def _pool_keys(self, keys: Any) -> list[PoolKey]:
         return [self._names.of_key(parts_of(key, f"keys[{i}]")) for i, key in enumerate(rules.some(keys, "keys"))]
-
-    # ---- under way ----
-
-    async def _time_left(self, operation: str, timeout: float | None, wanted: Any) -> tuple[float, float]:
-        """Wait for a turn to start; return the seconds that the call has in all, and those that are left.
-
-        Raises:
-            EmsInvalidArgument: if the cache is closed, or the timeout is no time.
-            EmsTimeout: if no time is left. The keys were not looked at, and the pool was not asked.
-        """
-        self._resident.check()
-        seconds = rules.seconds(timeout)
-        left = await self._start_limiter.wait(seconds)
-        if left is None:
-            count = len(wanted) if isinstance(wanted, Sized) else 0
-            with self._records.of(operation, count):
-                raise EmsTimeout(f"not begun within {seconds:g} s", partial=CcResult.of([CcStatus.TIMEOUT] * count))
-        return seconds, left
-
-    def _call(self, keys: list[PoolKey], memory: Memory, total: int, seconds: float) -> SaveLoadCall:
-        # the loop's own clock: anyio's needs a task, and a done callback may start a call without one
-        deadline = asyncio.get_running_loop().time() + seconds
-        return SaveLoadCall(keys, memory, total, deadline, deadline if seconds else math.inf)
-
-    def _begin(
-        self, what: str, seconds: float, call: SaveLoadCall, work: Callable[[SaveLoadCall], Coroutine[Any, Any, None]]
-    ) -> BlockTransfer:
-        """Run the work in a task of the cache's group."""
-
-        def ended(done: BlockTransfer) -> None:
-            self._transfers.discard(done)
-            if not done.is_stuck:
-                self._in_slots.discard(done)
-                call.memory.give()
-
-        group = self._group
-        if group is None:
-            raise EmsInternalError("the cache has no task group")
-        transfer = BlockTransfer(f"{what} of {call.total} keys", seconds)
-        if not self._guard.is_open:
-            transfer.finish(CcResult.of([CcStatus.SKIPPED] * call.total), None)
-            self._records.follow(what, call.total, transfer)
-            return transfer
-        call.memory.take(writes="load" in what)
-        self._records.follow(what, call.total, transfer)
-        transfer.add_done_callback(ended)
-        self._transfers.add(transfer)
-        if isinstance(call.memory, SlotMemory):
-            self._in_slots.add(transfer)
-        Spawner(group).start_soon(self._resident.keep, partial(self._drive, transfer, call, work), name=transfer.what)
-        return transfer
-
-    async def _drive(
-        self, transfer: BlockTransfer, call: SaveLoadCall, work: Callable[[SaveLoadCall], Coroutine[Any, Any, None]]
-    ) -> None:
-        result: CcResult | None = None
-        error: EmsException | None = None
-        task = current_task()
-        try:
-            transfer.scope.deadline = call.copying + LATE_TOLERANCE
-            with transfer.scope:
-                await self._start_limiter.wait()
-                if not transfer.is_asked_to_stop:
-                    await work(call)
-                    result = call.result()
-            if result is None and not transfer.is_asked_to_stop:
-                raise EmsTimeout(f"{transfer.what}: not done within {transfer.seconds:g} s")
-        except BaseException as problem:
-            if is_delivered(problem, task):
-                raise
-            if not isinstance(problem, (EmsException, PoolTimeout, PoolUnreachable, LLMException)):
-                told = "%r failed", transfer
-                self._pipeline.incidents.add(Incident.DEFECT, logger, *told, level=logging.ERROR, exc_info=True)
-            error = _translated(problem, transfer.what, transfer.seconds)
-            if error is not problem:
-                error.__cause__ = problem
-            error.partial = call.result(_UNKNOWN.get(type(error), CcStatus.IO_ERROR))
-            if not isinstance(error, EmsInvalidArgument):
-                self._failed(transfer.seconds)
-        finally:
-            if call.is_stuck:
-                result = None
-                error = EmsInternalError("the device did not release the memory", partial=call.result())
-            elif result is None and error is None and not transfer.is_asked_to_stop:
-                error = self._failure(call.result())
-            transfer.finish(result, error, is_stuck=call.is_stuck)
-            # the error's traceback would keep both alive, and a failure that no caller asks for be reported late
-            del transfer, error
 
     def _failed(self, seconds: float) -> None:
         """Report to the guard that the pool failed, or may have.
@@ -646,35 +499,7 @@ class ContextCache:
         lease = rules.lease(lease)
         await give_way()
         shards = self._names.shards() if all_ranks else [self._names.shard]
-        with self._records.of("exists", len(wanted)) as record:
-            record.result = await self._exists(wanted, seconds, shards, groups, read_local_only, lease)
-            return record.result
-
-    async def _exists(
-        self,
-        wanted: Sequence[int],
-        seconds: float,
-        shards: Sequence[str],
-        groups: Sequence[int] | None,
-        local_only: bool,
-        lease: float,
-    ) -> CcResult:
-        if not self._guard.is_open:
-            return CcResult.of([CcStatus.SKIPPED] * len(wanted))
-        left = await self._start_limiter.wait(seconds)
-        if left is None:
-            return CcResult.of([CcStatus.TIMEOUT] * len(wanted))
-        deadline = anyio.current_time() + left
-        try:
-            question = ExistsQuery(shards, groups, local_only, lease, deadline)
-            return await in_time(self._block_index.exists(wanted, question), deadline)
-        except (PoolTimeout, PoolUnreachable) as problem:
-            what = f"exists of {len(wanted)} hashes found nothing"
-            told = _translated(problem, what, seconds).message()
-            self._pipeline.incidents.add(Incident.LOOKUP_FAILED, logger, "%s", told)
-            self._failed(seconds)
-            failure = CcStatus.TIMEOUT if isinstance(problem, PoolTimeout) else CcStatus.IO_ERROR
-            return CcResult.of([failure] * len(wanted))
+        return await self._lookups.blocks(wanted, seconds, shards, groups, read_local_only, lease)
 
     async def exists_values(
         self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT, lease: float = 0.0
@@ -694,23 +519,7 @@ class ContextCache:
         seconds = rules.seconds(timeout)
         lease = rules.lease(lease)
         await give_way()
-        with self._records.of("exists_values", len(names)) as record:
-            record.result = await self._exists_values(names, seconds, lease)
-            return record.result
-
-    async def _exists_values(self, names: Sequence[PoolKey], seconds: float, lease: float) -> CcResult:
-        if not self._guard.is_open:
-            return CcResult.of([CcStatus.SKIPPED] * len(names))
-        deadline = anyio.current_time() + seconds
-        try:
-            found = await in_time(self._block_index.exists_keys(names, lease, deadline), deadline)
-        except (PoolTimeout, PoolUnreachable) as problem:
-            told = "exists of %d keys found nothing: %s", len(names), problem
-            self._pipeline.incidents.add(Incident.LOOKUP_FAILED, logger, *told)
-            self._failed(seconds)
-            failure = CcStatus.TIMEOUT if isinstance(problem, PoolTimeout) else CcStatus.IO_ERROR
-            return CcResult.of([failure] * len(names))
-        return CcResult.of([CcStatus.OK if there else CcStatus.MISS for there in found])
+        return await self._lookups.keys(names, seconds, lease)
 
     async def match_prefix(
         self, hashes: Sequence[int], *, timeout: float | None = TIMEOUT, groups: Sequence[int] | None = None
@@ -729,10 +538,8 @@ class ContextCache:
         wanted = check_hashes(hashes)
         seconds = rules.seconds(timeout)
         await give_way()
-        deadline = anyio.current_time() + seconds
-        work = self._block_index.remove(wanted, deadline)
-        with self._records.of("remove", len(wanted)):
-            return await self._in_time(f"remove of {len(wanted)} hashes", seconds, work, deadline)
+        work = partial(self._block_index.remove, wanted)
+        return await self._lookups.remove("remove", len(wanted), "hashes", seconds, work)
 
     async def remove_values(self, keys: Sequence[Key], *, timeout: float | None = TIMEOUT) -> int:
         """Remove values of the caller's own keys, for instance to store others; return how many the pool had.
@@ -742,17 +549,8 @@ class ContextCache:
         self._resident.check()
         names = self._pool_keys(keys)
         seconds = rules.seconds(timeout)
-        deadline = anyio.current_time() + seconds
-        work = self._block_index.remove_keys(names, deadline)
-        with self._records.of("remove_values", len(names)):
-            return await self._in_time(f"remove of {len(names)} keys", seconds, work, deadline)
-
-    async def _in_time(self, what: str, seconds: float, work: Coroutine[Any, Any, int], deadline: float) -> int:
-        try:
-            return await in_time(work, deadline)
-        except (PoolTimeout, PoolUnreachable) as problem:
-            self._failed(seconds)
-            raise _translated(problem, what, seconds) from problem
+        work = partial(self._block_index.remove_keys, names)
+        return await self._lookups.remove("remove_values", len(names), "keys", seconds, work)
 
     # ---- health ----
 
@@ -791,9 +589,3 @@ class ContextCache:
         """Counts of the values moved so far."""
         counted = {name: self._pipeline.counts[name] for name in Statistics.__slots__ if "flight" not in name}
         return Statistics(**counted, bytes_in_flight=self._budget.taken, most_bytes_in_flight=self._budget.most)
-
-
-def _translated(problem: BaseException, what: str, seconds: float) -> EmsException:
-    """Return the error for the caller. If time ran out, it names the seconds that the caller had allowed."""
-    is_late = isinstance(problem, (PoolTimeout, TransferTimeout)) and seconds != math.inf
-    return translated(problem, f"{what} within {seconds:g} s" if is_late else what)

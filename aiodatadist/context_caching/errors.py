@@ -5,6 +5,7 @@ A missing value is no error: the cache may lose anything at any time, and a miss
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import Final
 
@@ -121,13 +122,18 @@ def refusal(misuse: Misuse, reason: str | None = None) -> EmsException:
     return kind(words.replace("{reason}", str(reason)))
 
 
-def translated(problem: BaseException, where: str) -> EmsException:
-    """Return the error that callers get for an internal failure."""
+def translated(problem: BaseException, where: str, seconds: float = math.inf) -> EmsException:
+    """Return the error that callers get for an internal failure.
+
+    If time ran out, it names the seconds that the caller had allowed.
+    """
     if isinstance(problem, EmsException):
         return problem
     # shown(), because str() of a foreign exception may raise
     if not isinstance(problem, (PoolTimeout, PoolUnreachable, LLMException)):
         return EmsInternalError(f"{where or 'it failed'}: {shown(problem)}; please report it")
+    if isinstance(problem, (PoolTimeout, TransferTimeout)) and seconds != math.inf:
+        where = f"{where} within {seconds:g} s"
     words = f"{where}: {problem}" if where else str(problem)
     if isinstance(problem, (PoolTimeout, TransferTimeout)):
         return EmsTimeout(words)

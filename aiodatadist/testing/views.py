@@ -42,7 +42,8 @@ async def cut_link(link: Link) -> None:
 
 def transfers_of(holder: Any) -> Collection[Any]:
     """Return the running transfers of a link, or of a context cache."""
-    found: Collection[Any] = holder.transfers.running.transfers if isinstance(holder, Link) else holder._transfers
+    running = holder.transfers.running if isinstance(holder, Link) else holder._running
+    found: Collection[Any] = running.transfers
     return found
 
 

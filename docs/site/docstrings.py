@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,3 +18,34 @@ class Markdown(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring:
             obj.docstring.value = as_markdown(obj.docstring.value)
+
+
+class Halves(griffe.Extension):
+    """Show ``x = awaited(start_x, "...")`` as the method that it is: with the parameters of ``start_x``."""
+
+    def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
+        for name, attribute in list(cls.members.items()):
+            call = _half(attribute.value) if attribute.is_attribute else None
+            if call is not None:
+                start, doc = call.arguments[:2]
+                cls.set_member(name, _method(name, cls.members[str(start)], ast.literal_eval(str(doc))))
+
+
+def _half(value: Any) -> Any:
+    """Return the call of ``awaited`` or ``waiting`` in an expression, whatever decorates it; otherwise None."""
+    while isinstance(value, griffe.ExprCall) and value.arguments:
+        if str(value.function) in {"awaited", "waiting"}:
+            return value
+        value = value.arguments[0]
+    return None
+
+
+def _method(name: str, start: Any, doc: str) -> griffe.Function:
+    made = griffe.Function(
+        name, parameters=start.parameters, returns="CcResult", lineno=start.lineno, endlineno=start.endlineno
+    )
+    made.labels |= {"async"} if start.name.startswith("start_") else set()
+    written = as_markdown(inspect.cleandoc(doc))
+    made.docstring = griffe.Docstring(written, parent=made, parser=start.docstring.parser)
+    made.docstring.parser_options = start.docstring.parser_options
+    return made

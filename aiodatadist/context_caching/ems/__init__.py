@@ -19,7 +19,7 @@ from aiodatadist.concurrency.loop_thread import LoopThread, Unusable
 from aiodatadist.context_caching import checks as rules
 from aiodatadist.context_caching.cache import Chunks, ContextCache, Key
 from aiodatadist.context_caching.ems.argument_names import upstreams_names
-from aiodatadist.context_caching.ems.future import CcFuture
+from aiodatadist.context_caching.ems.future import CcFuture, waiting
 from aiodatadist.context_caching.errors import (
     EmsErrorCode,
     EmsException,
@@ -305,6 +305,18 @@ def _option(option: Any) -> CcKvOption:
     return option
 
 
+def _writing(option: Any) -> dict[str, Any]:
+    """Return the options of a call that stores."""
+    o = _option(option)
+    return {"timeout": o.seconds, "write_rcache": o.write_rcache}
+
+
+def _reading(option: Any) -> dict[str, Any]:
+    """Return the options of a call that reads."""
+    o = _option(option)
+    return {"timeout": o.seconds, "read_local_only": o.read_local_only}
+
+
 _V1_ARGUMENTS = frozenset({"slot_mapping", "hashes", "offsets", "chunk_descs"})
 
 
@@ -332,50 +344,40 @@ class ContextCaching:
         self._client = client
 
     @_of_v0
-    def save(
-        self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
-    ) -> CcResult:
-        """Store the regions of each key, one after the other. Blocks.
-
-        Raises:
-            EmsException: if an argument is wrong, the deadline is reached, or the pool does not answer.
-        """
-        return self.async_save(option, key_list, value_list).result()
-
-    @_of_v0
-    def load(
-        self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
-    ) -> CcResult:
-        """Read values, up to the first one that is missing, into regions of the same total length. Blocks.
-
-        Raises:
-            EmsException: if an argument is wrong, the deadline is reached, or the pool does not answer.
-        """
-        return self.async_load(option, key_list, value_list).result()
-
-    @_of_v0
     def async_save(
         self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
     ) -> CcFuture:
         """Start :meth:`save`. Raises EmsInvalidArgument; every other error comes with the result."""
+        return self._client.start(lambda cache: cache.start_save_values(key_list, value_list, **_writing(option)))
 
-        def begin(cache: ContextCache) -> BlockTransfer:
-            o = _option(option)
-            return cache.start_save_values(key_list, value_list, timeout=o.seconds, write_rcache=o.write_rcache)
+    save = _of_v0(
+        waiting(
+            async_save,
+            """Store the regions of each key, one after the other. Blocks.
 
-        return self._client.start(begin)
+            Raises:
+                EmsException: if an argument is wrong, the deadline is reached, or the pool does not answer.
+            """,
+        )
+    )
 
     @_of_v0
     def async_load(
         self, option: CcKvOption, key_list: Sequence[Key], value_list: Sequence[Sequence[KvBufferWrapper]]
     ) -> CcFuture:
         """Start :meth:`load`. Raises EmsInvalidArgument; every other error comes with the result."""
+        return self._client.start(lambda cache: cache.start_load_values(key_list, value_list, **_reading(option)))
 
-        def begin(cache: ContextCache) -> BlockTransfer:
-            o = _option(option)
-            return cache.start_load_values(key_list, value_list, timeout=o.seconds, read_local_only=o.read_local_only)
+    load = _of_v0(
+        waiting(
+            async_load,
+            """Read values, up to the first one that is missing, into regions of the same total length. Blocks.
 
-        return self._client.start(begin)
+            Raises:
+                EmsException: if an argument is wrong, the deadline is reached, or the pool does not answer.
+            """,
+        )
+    )
 
     def remove(self, keys: Sequence[Key]) -> int:
         """Remove values; return how many the pool had.
@@ -411,34 +413,9 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
 
         self._client.run(unregister)
 
-    def save(
-        self,
-        slot_mapping: Sequence[int] | None = None,
-        hashes: Sequence[int] | None = None,
-        offsets: Sequence[int] | None = None,
-        option: CcKvOption = _DEFAULT,
-        **kwargs: Any,
-    ) -> CcResult:
-        """Store blocks whose tokens are in the slots of ``slot_mapping``, or of ``chunk_descs``. Blocks.
-
-        Raises:
-            EmsException: if an argument is wrong, the deadline is reached, or the pool does not answer.
-        """
-        return self.async_save(slot_mapping, hashes, offsets, option, **kwargs).result()
-
-    def load(
-        self,
-        slot_mapping: Sequence[int] | None = None,
-        hashes: Sequence[int] | None = None,
-        offsets: Sequence[int] | None = None,
-        option: CcKvOption = _DEFAULT,
-        **kwargs: Any,
-    ) -> CcResult:
-        """Read blocks, up to the first one that is missing. Arguments and errors as in :meth:`save`."""
-        return self.async_load(slot_mapping, hashes, offsets, option, **kwargs).result()
-
     def async_save(
         self,
+        /,
         slot_mapping: Sequence[int] | None = None,
         hashes: Sequence[int] | None = None,
         offsets: Sequence[int] | None = None,
@@ -449,20 +426,23 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
 
         def begin(cache: ContextCache) -> BlockTransfer:
             cache.check_registered()
-            o, chunks = _option(option), _chunks(kwargs)
-            return cache.start_save(
-                hashes if hashes is not None else [],
-                slots=slot_mapping,
-                offsets=offsets,
-                chunks=chunks,
-                timeout=o.seconds,
-                write_rcache=o.write_rcache,
-            )
+            terms = {"slots": slot_mapping, "offsets": offsets, **_writing(option), "chunks": _chunks(kwargs)}
+            return cache.start_save([] if hashes is None else hashes, **terms)
 
         return self._client.start(begin)
 
+    save = waiting(
+        async_save,
+        """Store blocks whose tokens are in the slots of ``slot_mapping``, or of ``chunk_descs``. Blocks.
+
+        Raises:
+            EmsException: if an argument is wrong, the deadline is reached, or the pool does not answer.
+        """,
+    )
+
     def async_load(
         self,
+        /,
         slot_mapping: Sequence[int] | None = None,
         hashes: Sequence[int] | None = None,
         offsets: Sequence[int] | None = None,
@@ -473,17 +453,15 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
 
         def begin(cache: ContextCache) -> BlockTransfer:
             cache.check_registered()
-            o, chunks = _option(option), _chunks(kwargs)
-            return cache.start_load(
-                hashes if hashes is not None else [],
-                slots=slot_mapping,
-                offsets=offsets,
-                chunks=chunks,
-                timeout=o.seconds,
-                read_local_only=o.read_local_only,
-            )
+            terms = {"slots": slot_mapping, "offsets": offsets, **_reading(option), "chunks": _chunks(kwargs)}
+            return cache.start_load([] if hashes is None else hashes, **terms)
 
         return self._client.start(begin)
+
+    load = waiting(
+        async_load,
+        """Read blocks, up to the first one that is missing. Arguments and errors as in :meth:`save`.""",
+    )
 
     def exists(
         self,
@@ -508,15 +486,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
         """
 
         async def exists(cache: ContextCache) -> CcResult:
-            o = _option(option)
-            return await cache.exists(
-                hashes,
-                timeout=o.seconds,
-                read_local_only=o.read_local_only,
-                all_ranks=all_ranks,
-                lease=lease,
-                groups=groups,
-            )
+            return await cache.exists(hashes, **_reading(option), all_ranks=all_ranks, lease=lease, groups=groups)
 
         return self._client.run(exists)
 

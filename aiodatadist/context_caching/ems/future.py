@@ -7,17 +7,21 @@ import concurrent.futures
 import math
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from aiodatadist.concurrency.coroutine import StartedCoroutine
 from aiodatadist.concurrency.loop_thread import LOOK_UP_SECONDS, LoopThread
 from aiodatadist.concurrency.outlast import outlast_future
+from aiodatadist.context_caching.awaited import half_of
 from aiodatadist.context_caching.ems.argument_names import upstreams_names
 from aiodatadist.context_caching.errors import EmsException, EmsInternalError
 from aiodatadist.context_caching.results import CcResult
 from aiodatadist.context_caching.transfer.handle import QUIESCE_SECONDS, BlockTransfer
+
+P = ParamSpec("P")
+S = TypeVar("S")
 
 
 class CcFuture(StartedCoroutine[CcResult]):
@@ -103,3 +107,14 @@ class CcFuture(StartedCoroutine[CcResult]):
 
     def __repr__(self) -> str:
         return f"<CcFuture {self._transfer!r}>"
+
+
+def waiting(start: Callable[Concatenate[S, P], CcFuture], doc: str) -> Callable[Concatenate[S, P], CcResult]:
+    """Return the call ``x`` that starts a transfer with ``async_x`` and waits for its result; ``doc`` is its docstring."""
+    begin = start.__name__
+
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> CcResult:
+        future: CcFuture = getattr(self, begin)(*args, **kwargs)
+        return future.result()
+
+    return half_of(start, call, begin.removeprefix("async_"), doc)
