@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pydantic import BaseModel, ConfigDict, Field
 
 from aiodatadist.context_caching import CcConfig, ContextCache, HealthGate, KVPool, open_pool
+from aiodatadist.values.sizes import Size
 
 MIB = 1 << 20
 EMBEDDED = "memory:"
@@ -19,15 +20,16 @@ class PoolSettings(BaseModel):
         pool: a URL for :func:`~aiodatadist.context_caching.open_pool`. All users in this process with the same
             ``memory:`` URL share one pool.
         device_id: the device of rank 0; rank r has ``device_id + r``.
-        read_cache_bytes, bytes_in_flight: host memory, see :meth:`~aiodatadist.context_caching.ContextCache.open`.
+        read_cache_bytes, bytes_in_flight: host memory in bytes, or as a text like ``"1GiB"``. See
+            :meth:`~aiodatadist.context_caching.ContextCache.open`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pool: str = EMBEDDED
     device_id: int = Field(default=0, ge=0)
-    read_cache_bytes: int = Field(default=0, ge=0)
-    bytes_in_flight: int = Field(default=256 * MIB, ge=1)
+    read_cache_bytes: Size = Field(default=0, ge=0)
+    bytes_in_flight: Size = Field(default=256 * MIB, ge=1)
 
 
 class _EmbeddedPools:

@@ -158,8 +158,8 @@ class LLMConfig(BaseModel):
         link_total_time: int = 0,
         link_retry_count: int = 1,
         local_comm_res: str | None = None,
-        mem_pool_cfg: str | Mapping[str, int] | PoolConfig | None = None,
-        host_mem_pool_cfg: str | Mapping[str, int] | PoolConfig | None = None,
+        mem_pool_cfg: str | Mapping[str, int | str] | PoolConfig | None = None,
+        host_mem_pool_cfg: str | Mapping[str, int | str] | PoolConfig | None = None,
         rdma_traffic_class: int | None = None,
         rdma_service_level: int | None = None,
         transfer_backend: Literal["hixl"] | None = None,
@@ -224,21 +224,8 @@ class LLMConfig(BaseModel):
             return None
         host, port = parse_address(self.listen_ip_info, "listen_ip_info")
         with suppress(ValueError):  # a name
-            self.check_listening_on(ipaddress.ip_address(host))
+            check_listening_on(self, ipaddress.ip_address(host))
         return host, port
-
-    def check_listening_on(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
-        """Raise ParamInvalid if this address needs ``auth_key`` and none is set.
-
-        The address is ``listen_ip_info``, or what that host name stands for.
-        """
-        if address.is_loopback or self.auth_key is not None:
-            return
-        stands_for = "" if str(address) in str(self.listen_ip_info) else f", which is {address}"
-        raise ParamInvalid(
-            f"listen_ip_info is {self.listen_ip_info!r}{stands_for}: listening on a network needs auth_key",
-            hint="give both ends the same LLMConfig(auth_key=...), or listen on 127.0.0.1",
-        )
 
     @property
     def device(self) -> int:
@@ -254,44 +241,6 @@ class LLMConfig(BaseModel):
     def links_have_owners(self) -> bool:
         """True if a link belongs to its initiator, as with HIXL, instead of to both ends."""
         return self.transfer_backend == "hixl"
-
-    def check_mode(self) -> None:
-        """Refuse options that do not go together, and the mode that only ``aiodatadist.legacy`` has.
-
-        Raises:
-            ParamInvalid: if ``local_comm_res`` or ``transfer_backend`` is set with a mode off, or ``transfer_backend``
-                without ``listen_ip_info``; if there are several devices; if the pool size is not a number; if
-                ``global_resource_config`` is not JSON.
-            FeatureNotEnabled: if ``enable_cache_manager`` is off.
-        """
-        self._check_combination()
-        if not self.enable_cache_manager:
-            raise FeatureNotEnabled(
-                "the KvCacheManager mode (llm.EnableCacheManager = 0) is not available here",
-                hint="use aiodatadist.legacy.LLMDataDist, or switch enable_cache_manager on",
-            )
-
-    def check_kept(self) -> None:
-        """Check the options that are kept as given, and refused only when a cluster uses them. Raises ParamInvalid."""
-        rules.one_device(self.device_id)
-        rules.pool_size(self.ge_options)
-        if self.global_resource_config is not None:
-            rules.load(self.global_resource_config, "global_resource_config")
-
-    def _check_combination(self) -> None:
-        self.check_kept()
-        if self.local_comm_res is not None and not self.enable_cache_manager:
-            raise ParamInvalid("llm.EnableCacheManager is 0: with llm.LocalCommRes it must be 1, or absent")
-        if self.transfer_backend is None:
-            return
-        for key, is_on in (
-            ("llm.EnableCacheManager", self.enable_cache_manager),
-            ("llm.EnableRemoteCacheAccessible", self.enable_remote_cache_accessible),
-        ):
-            if not is_on:
-                raise ParamInvalid(f"{key} is 0: with llm.TransferBackend it must be 1")
-        if not self.listen_ip_info:
-            raise ParamInvalid("llm.listenIpInfo is not set: with llm.TransferBackend it must be given")
 
     def without_effect(self) -> list[str]:
         """Return a line for each option that was given and changes nothing: its name, and the reason."""
@@ -383,8 +332,66 @@ class LLMConfig(BaseModel):
                 raise ParamInvalid(f"option {key!r} is {text!r}: {first!r} is the same option with another value")
             values[option.field] = value if first == key else max(values[option.field], value)
         config = cls(**values, ge_options=others)
-        config._check_combination()
+        _check_combination(config)
         return config
+
+
+# ---- what options ask of each other ----
+
+
+def check_listening_on(config: LLMConfig, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+    """Raise ParamInvalid if this address needs ``auth_key`` and none is set.
+
+    The address is ``listen_ip_info``, or what that host name stands for.
+    """
+    if address.is_loopback or config.auth_key is not None:
+        return
+    stands_for = "" if str(address) in str(config.listen_ip_info) else f", which is {address}"
+    raise ParamInvalid(
+        f"listen_ip_info is {config.listen_ip_info!r}{stands_for}: listening on a network needs auth_key",
+        hint="give both ends the same LLMConfig(auth_key=...), or listen on 127.0.0.1",
+    )
+
+
+def check_mode(config: LLMConfig) -> None:
+    """Refuse options that do not go together, and the mode that only ``aiodatadist.legacy`` has.
+
+    Raises:
+        ParamInvalid: if ``local_comm_res`` or ``transfer_backend`` is set with a mode off, or ``transfer_backend``
+            without ``listen_ip_info``; if there are several devices; if the pool size is not a number; if
+            ``global_resource_config`` is not JSON.
+        FeatureNotEnabled: if ``enable_cache_manager`` is off.
+    """
+    _check_combination(config)
+    if not config.enable_cache_manager:
+        raise FeatureNotEnabled(
+            "the KvCacheManager mode (llm.EnableCacheManager = 0) is not available here",
+            hint="use aiodatadist.legacy.LLMDataDist, or switch enable_cache_manager on",
+        )
+
+
+def check_kept(config: LLMConfig) -> None:
+    """Check the options that are kept as given, and refused only when a cluster uses them. Raises ParamInvalid."""
+    rules.one_device(config.device_id)
+    rules.pool_size(config.ge_options)
+    if config.global_resource_config is not None:
+        rules.load(config.global_resource_config, "global_resource_config")
+
+
+def _check_combination(config: LLMConfig) -> None:
+    check_kept(config)
+    if config.local_comm_res is not None and not config.enable_cache_manager:
+        raise ParamInvalid("llm.EnableCacheManager is 0: with llm.LocalCommRes it must be 1, or absent")
+    if config.transfer_backend is None:
+        return
+    for key, is_on in (
+        ("llm.EnableCacheManager", config.enable_cache_manager),
+        ("llm.EnableRemoteCacheAccessible", config.enable_remote_cache_accessible),
+    ):
+        if not is_on:
+            raise ParamInvalid(f"{key} is 0: with llm.TransferBackend it must be 1")
+    if not config.listen_ip_info:
+        raise ParamInvalid("llm.listenIpInfo is not set: with llm.TransferBackend it must be given")
 
 
 # ---- the option dictionary ----

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from reprlib import repr as shortened
-from typing import Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from pydantic import (
     BaseModel,
@@ -27,6 +27,7 @@ from pydantic.functional_validators import ModelWrapValidatorHandler  # pydantic
 
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.values import checks
+from aiodatadist.values.sizes import Size
 
 MAX_LOCAL_COMM_RES: Final = 64 << 10
 """The largest ``local_comm_res``, in characters."""
@@ -361,7 +362,7 @@ def _first_problem(error: ValidationError) -> str:
         return f"{where} is {shortened(problem['input'])}: there is no such field"
     if problem["type"] == "model_type":
         return f"{where} is {shortened(problem['input'])}: must be an object"
-    rule = problem["msg"].replace("Input should be", "must be")
+    rule = problem["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
     return f"{where} is {shortened(problem['input'])}: {rule}"
 
 
@@ -381,14 +382,18 @@ class PoolConfig(WholeOption):
     """The options ``mem_pool_cfg`` and ``host_mem_pool_cfg``: ``{"memory_size": 104857600, "page_shift": 16}``.
 
     Attributes:
-        memory_size: bytes of the pool: at least one page, and fewer than 2**32 - 1 pages.
+        memory_size: bytes of the pool, or a text like ``"1GiB"``: at least one page, and fewer than 2**32 - 1 pages.
         page_shift: a page has ``1 << page_shift`` bytes; 10 to 30, by default 16 (64 KiB).
 
     Raises ParamInvalid if a value breaks its rule, or an unknown field is given.
     """
 
-    memory_size: int = Field(gt=0, lt=2**64)
+    memory_size: Size = Field(gt=0, lt=2**64)
     page_shift: int = Field(default=16, ge=10, lt=31)
+
+    if TYPE_CHECKING:  # a type checker knows only what is kept
+
+        def __init__(self, *, memory_size: int | str, page_shift: int = 16) -> None: ...
 
     @model_validator(mode="after")
     def _count_pages(self) -> Self:

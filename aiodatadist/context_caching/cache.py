@@ -99,10 +99,10 @@ class ContextCache:
         cls,
         config: CcConfig,
         pool: KVPool | str = "memory:",
-        read_cache_bytes: int = 0,
+        read_cache_bytes: int | str = 0,
         *,
         fill_on_read: bool = True,
-        bytes_in_flight: int = 256 * MIB,
+        bytes_in_flight: int | str = 256 * MIB,
         access_id: str | None = None,
         gate: HealthGate | None = None,
     ) -> Self:
@@ -113,10 +113,11 @@ class ContextCache:
                 only the caller's own keys.
             pool: a pool, which stays the caller's; or a URL (see :func:`open_pool`), whose pool is closed with the
                 cache.
-            read_cache_bytes: host memory for copies of values that were read and written; 0 for none.
+            read_cache_bytes: host memory for copies of values that were read and written, in bytes or as a text like
+                ``"1GiB"``; 0 for none.
             fill_on_read: if true, values read from the pool are copied into that memory, too.
-            bytes_in_flight: host memory that all calls together may hold. A call that needs more waits, and its time
-                runs.
+            bytes_in_flight: host memory that all calls together may hold, in bytes or as a text. A call that needs more
+                waits, and its time runs.
             access_id: the tenant, part of every name. It keeps honest tenants apart; it is no protection.
             gate: stops the use of a failing pool, and probes the pool until it can be used again. Without a gate every
                 call tries. The gate is this cache's until the cache has ended. With a gate the pool of a URL may still
@@ -136,7 +137,9 @@ class ContextCache:
         if gate is not None and not isinstance(gate, HealthGate):
             raise EmsInvalidArgument(f"gate is of type {type(gate).__name__}: must be a HealthGate")
         check_access(access_id, None)
-        cache = cls(config, CcCacheConfig(read_cache_bytes, fill_on_read, bytes_in_flight), access_id)
+        local = rules.size(read_cache_bytes, "read_cache_bytes", 0)
+        limits = CcCacheConfig(local, fill_on_read, rules.size(bytes_in_flight, "bytes_in_flight", 1))
+        cache = cls(config, limits, access_id)
         try:
             await cache._resident.start(partial(cache._live, pool, gate))
         except EmsException:

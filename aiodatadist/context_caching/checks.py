@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from aiodatadist.context_caching.errors import EmsInvalidArgument
+from aiodatadist.values.sizes import read_size
 
 T = TypeVar("T")
 
@@ -39,6 +40,15 @@ def integer(value: Any, name: str, least: int, most: int | None = None) -> int:
         rule = f"at least {least}" if most is None else f"in [{least}, {most}]"
         raise EmsInvalidArgument(f"{name} is {value}: must be {rule}")
     return value
+
+
+def size(value: Any, name: str, least: int) -> int:
+    """Return the bytes of a number, or of a text like ``"64MiB"``, if they are at least ``least``."""
+    try:
+        nbytes = read_size(value)
+    except ValueError as error:
+        raise EmsInvalidArgument(f"{name} is {_shown(value)}: {error}") from None
+    return integer(nbytes, name, least)
 
 
 def flag(value: Any, name: str) -> bool:

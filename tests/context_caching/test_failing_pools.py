@@ -595,7 +595,7 @@ def test_the_gates_arithmetic() -> None:
 async def test_a_pool_that_is_not_there_cannot_be_opened() -> None:
     class Gone(MemoryPool):
         @classmethod
-        async def open(cls, nbytes: int, *, device_id: int = 0) -> Gone:
+        async def open(cls, nbytes: int | str, *, device_id: int = 0) -> Gone:
             raise PoolUnreachable("connection refused")
 
     with pytest.MonkeyPatch.context() as patch:

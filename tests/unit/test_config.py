@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import SecretBytes
 
 from aiodatadist import FeatureNotEnabled, LLMConfig, LlmConfig, LLMException, LLMStatusCode, ParamInvalid, RelinkPolicy
+from aiodatadist.config.llm_config import check_mode
 from aiodatadist.config.option_rules import MAX_LOCAL_COMM_RES, BufferPoolConfig, PoolConfig
 from aiodatadist.transport import TRANSPORTS
 from aiodatadist.values.addresses import parse_address
@@ -301,7 +302,7 @@ BROKEN_RULES = [
     ("local_comm_res", " " * (MAX_LOCAL_COMM_RES + 1), "local_comm_res has 65537 characters: the limit is 65536"),
     ("sync_kv_timeout", "\u0663", "must be digits"),
     ("mem_pool_cfg", {"memory_size": 0}, "mem_pool_cfg: memory_size is 0: must be greater than 0"),
-    ("mem_pool_cfg", {"memory_size": "1048576"}, "memory_size is '1048576': must be a valid integer"),
+    ("mem_pool_cfg", {"memory_size": "1 MB"}, "memory_size is '1 MB': must be a number of bytes"),
     ("host_mem_pool_cfg", {"page_shift": 16}, "host_mem_pool_cfg: memory_size is missing"),
     ("host_mem_pool_cfg", {"memory_size": 1048576, "page_shift": 31}, "page_shift is 31: must be less than 31"),
     ("host_mem_pool_cfg", {"memory_size": 1048576, 1: 2}, "host_mem_pool_cfg: 1 is "),
@@ -318,8 +319,8 @@ BROKEN_RULES = [
     ("mem_pool_cfg", '{"memory_size": 1048576, "page_shift": 31}', "page_shift is 31: must be less than 31"),
     ("mem_pool_cfg", '{"memory_size": 0}', "mem_pool_cfg: memory_size is 0: must be greater than 0"),
     ("mem_pool_cfg", '{"memory_size": -1}', "mem_pool_cfg: memory_size is -1: must be greater than 0"),
-    ("mem_pool_cfg", '{"memory_size": true}', "mem_pool_cfg: memory_size is True: must be a valid integer"),
-    ("mem_pool_cfg", '{"memory_size": 65536.0}', "memory_size is 65536.0: must be a valid integer"),
+    ("mem_pool_cfg", '{"memory_size": true}', "mem_pool_cfg: memory_size is True: must be a number of bytes"),
+    ("mem_pool_cfg", '{"memory_size": 65536.0}', "memory_size is 65536.0: must be a number of bytes"),
     ("host_mem_pool_cfg", '{"memory_size": 65535}', "host_mem_pool_cfg: memory_size is 65535: must be at least"),
     ("host_mem_pool_cfg", json.dumps({"memory_size": (2**32 - 1) << 16}), "fewer than 4294967295"),
     ("host_mem_pool_cfg", json.dumps({"memory_size": 2**64, "page_shift": 30}), "must be less than 1844674407370"),
@@ -397,7 +398,7 @@ def test_what_only_init_refuses_is_kept_as_it_was_given(
 ) -> None:
     config = LLMConfig(**options)
     assert entries.items() <= config.generate_options().items()
-    for use in (config.check_mode, lambda: LLMConfig.from_options(config.generate_options())):
+    for use in (lambda: check_mode(config), lambda: LLMConfig.from_options(config.generate_options())):
         with pytest.raises(ParamInvalid) as caught:
             use()
         assert words in str(caught.value)
@@ -599,10 +600,10 @@ def test_without_an_address_a_cluster_does_not_listen(text: str | None) -> None:
 
 
 def test_mode_that_only_legacy_has_says_where_it_is() -> None:
-    LLMConfig().check_mode()
-    LLMConfig(enable_remote_cache_accessible=False).check_mode()
+    check_mode(LLMConfig())
+    check_mode(LLMConfig(enable_remote_cache_accessible=False))
     with pytest.raises(FeatureNotEnabled, match=r"is not available here .*aiodatadist\.legacy\.LLMDataDist"):
-        LLMConfig(enable_cache_manager=False).check_mode()
+        check_mode(LLMConfig(enable_cache_manager=False))
 
 
 def test_local_resources_turn_both_modes_on_when_nothing_else_is_said() -> None:
@@ -637,7 +638,7 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, str], wo
 
 def test_options_that_do_not_go_together_are_found_without_a_dictionary() -> None:
     with pytest.raises(ParamInvalid, match=r"with llm\.LocalCommRes it must be 1"):
-        LLMConfig(local_comm_res="", enable_cache_manager=False).check_mode()
+        check_mode(LLMConfig(local_comm_res="", enable_cache_manager=False))
 
 
 def test_addresses_in_cluster_info_become_little_endian_integers() -> None:

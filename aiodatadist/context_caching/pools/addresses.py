@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
+from aiodatadist.values.sizes import read_size
+
 T = TypeVar("T", int, float)
 
-_UNITS: Final = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _ENCODED: Final = "'#', '/', '?', '@' and brackets in a user name or a password must be percent-encoded"
 
 
@@ -88,10 +89,10 @@ def is_scheme(text: str) -> bool:
 
 def byte_size(text: str, name: str, least: int = 0, most: int | None = None) -> int:
     """Return the bytes of ``1048576``, ``64MiB`` or ``1GiB``. Raises ValueError if it is none or outside the limits."""
-    found = re.fullmatch(r"(-?\d+)\s*([KMGT]iB|)", text, re.IGNORECASE)
-    if found is None:
-        raise ValueError(f"{name} is {text!r}: must be a number of bytes, or of KiB, MiB, GiB or TiB")
-    nbytes = int(found[1]) * _UNITS[found[2].lower()]
+    try:
+        nbytes = read_size(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is {text!r}: {error}") from None
     if nbytes < least:
         raise ValueError(f"{name} is {nbytes} bytes: must be at least {least}")
     if most is not None and nbytes > most:

@@ -31,7 +31,7 @@ class MemoryPool(KVPool):
     """A pool bounded in bytes that evicts the least recently used value. Nothing is copied: stages are its own memory.
 
     A value counts as used when it is stored, when ``exists_many`` finds it, and while a reader holds it. Lent values
-    are not evicted. Values take whole pages of 1 KiB. Open it with ``await MemoryPool.open(1 << 30)``; it is an async
+    are not evicted. Values take whole pages of 1 KiB. Open it with ``await MemoryPool.open("1GiB")``; it is an async
     context manager.
 
     Attributes:
@@ -48,16 +48,15 @@ class MemoryPool(KVPool):
         lru_store.on_room = self._line.call
 
     @classmethod
-    async def open(cls, nbytes: int, *, device_id: int = 0) -> Self:
-        """Allocate this many bytes of host memory, pinned if the device needs that.
+    async def open(cls, nbytes: int | str, *, device_id: int = 0) -> Self:
+        """Allocate this many bytes of host memory, or ``"1GiB"``; pinned if the device needs that.
 
         Raises:
             EmsInvalidArgument: if ``nbytes`` is below 1 or above this machine's memory, or no event loop runs here.
             LLMException: if there is no such device, or not enough memory now.
         """
         rules.on_a_loop("a pool")
-        rules.integer(nbytes, "nbytes", 1)
-        return cls(await LruStore.open("memory pool", nbytes, device_id))
+        return cls(await LruStore.open("memory pool", rules.size(nbytes, "nbytes", 1), device_id))
 
     async def stage(self, sizes: Sequence[int], *, deadline: float) -> list[Stage | None]:
         """Return memory for these values.
