@@ -23,7 +23,7 @@ from aiodatadist.cluster.listen_address import find_listen_address
 from aiodatadist.cluster.peer import Peer
 from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency.resident import Resident
-from aiodatadist.config.llm_config import LLMConfig
+from aiodatadist.config.llm_config import LLMConfig, check_mode
 from aiodatadist.counting import Call, Ended, Figures, Incident, Observer, Totals, figures_of, tell
 from aiodatadist.device import Device
 from aiodatadist.errors import (
@@ -173,7 +173,7 @@ class LLMDataDist:
 
         Raises ParamInvalid if options do not go together, and FeatureNotEnabled if their mode is not available here.
         """
-        self._config.check_mode()
+        check_mode(self._config)
         return self._config.model_copy(deep=True)
 
     async def finalize(self) -> None:

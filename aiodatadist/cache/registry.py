@@ -25,7 +25,7 @@ from aiodatadist.counting import Incident, Incidents
 from aiodatadist.device import Device, Memory
 from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, LLMException, LLMStatusCode, OutOfMemory, ParamInvalid
 from aiodatadist.transport import Region, Transport
-from aiodatadist.values.descriptors import Cache, CacheDesc, CacheHome, Placement
+from aiodatadist.values.descriptors import Cache, CacheDesc, CacheHome, Placement, forget_addresses
 
 logger = logging.getLogger(__name__)
 
@@ -346,8 +346,8 @@ class CacheRegistry:
         if entry is not None and entry.has_id:
             self._check_views(entry)
             entry.has_id = False
-            cache.empty()
-            entry.cache.empty()
+            forget_addresses(cache)
+            forget_addresses(entry.cache)
             self._collect(entry)
         if (deallocation := self._deallocations.get(cache.cache_id)) is not None:
             await deallocation.wait()
@@ -363,8 +363,8 @@ class CacheRegistry:
         token = entry.views()
         if token is None:
             entry.has_id = False
-            cache.empty()
-            entry.cache.empty()
+            forget_addresses(cache)
+            forget_addresses(entry.cache)
             self._collect(entry)
             return
         loop = asyncio.get_running_loop()

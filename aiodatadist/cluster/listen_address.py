@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from aiodatadist.cluster.host_names import HostNames
-from aiodatadist.config.llm_config import LLMConfig
+from aiodatadist.config.llm_config import LLMConfig, check_listening_on
 from aiodatadist.errors import ParamInvalid, explained
 from aiodatadist.values.addresses import is_address
 
@@ -25,7 +25,7 @@ async def find_listen_address(config: LLMConfig) -> tuple[str, int] | None:
     host, port = address
     if not is_address(host):
         host = await _address_of(host, config)
-        config.check_listening_on(ipaddress.ip_address(host))
+        check_listening_on(config, ipaddress.ip_address(host))
     return host, port
 
 

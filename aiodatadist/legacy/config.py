@@ -57,7 +57,7 @@ def engine_config(of: config.LLMConfig) -> config.LLMConfig:
         ParamInvalid: if the pool is smaller than a page, or there is a ``transfer_backend``, which is for the other
             mode.
     """
-    of.check_kept()
+    config.check_kept(of)
     if of.transfer_backend is not None:
         raise ParamInvalid(f"transfer_backend is {of.transfer_backend!r}: it needs enable_cache_manager")
     mine = of.model_copy(deep=True)

@@ -80,9 +80,9 @@ class KvCache(Cache):
         """Start address of each tensor, per device; empty once the cache was deallocated."""
         return self._per_device
 
-    def empty(self) -> None:
+    def _empty(self) -> None:
         """Forget the addresses: the cache was deallocated."""
-        super().empty()
+        super()._empty()
         self._per_device = []
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from aiodatadist.errors import LLMStatusCode, ParamInvalid
 from aiodatadist.values import checks
@@ -290,8 +290,8 @@ class Cache:
         """Start address of each tensor; empty once the cache has been deallocated."""
         return self._tensor_addrs
 
-    def empty(self) -> None:
-        """Forget the addresses: the cache manager calls this when the cache has been deallocated."""
+    def _empty(self) -> None:
+        """Forget the addresses: the registry calls this when the cache has been deallocated."""
         self._tensor_addrs = []
 
     @property
@@ -301,6 +301,11 @@ class Cache:
     def __repr__(self) -> str:
         kind = "blocks" if self._is_blocks_cache else "contiguous"
         return f"<Cache {self._cache_id} {kind} {self._cache_desc}>"
+
+
+def forget_addresses(cache: Cache) -> None:
+    """Forget the addresses of a cache that has been deallocated."""
+    cache._empty()
 
 
 class _Key:
@@ -344,7 +349,11 @@ class CacheKey(_Key):
 
     __slots__ = ("_cluster_id", "_req_id", "_model_id", "_prefix_id")  # noqa: RUF023 - the order of the arguments
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    @overload
+    def __init__(self, cluster_id: int, req_id: int, model_id: int = 0, prefix_id: int = UNSET) -> None: ...
+    @overload
+    def __init__(self, *, prompt_cluster_id: int, req_id: int, model_id: int = 0, prefix_id: int = UNSET) -> None: ...
+    def __init__(self, *args: int, **kwargs: int) -> None:
         given = _bind("CacheKey", ("cluster_id", "req_id", "model_id", "prefix_id"), args, kwargs)
         if "cluster_id" not in given or "req_id" not in given:
             raise ParamInvalid("CacheKey needs cluster_id (or prompt_cluster_id) and req_id")
@@ -410,7 +419,11 @@ class BlocksCacheKey(_Key):
 
     __slots__ = ("_cluster_id", "_model_id")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    @overload
+    def __init__(self, cluster_id: int, model_id: int = 0) -> None: ...
+    @overload
+    def __init__(self, *, prompt_cluster_id: int, model_id: int = 0) -> None: ...
+    def __init__(self, *args: int, **kwargs: int) -> None:
         given = _bind("BlocksCacheKey", ("cluster_id", "model_id"), args, kwargs)
         if "cluster_id" not in given:
             raise ParamInvalid("BlocksCacheKey needs cluster_id (or prompt_cluster_id)")

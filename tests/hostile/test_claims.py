@@ -260,7 +260,7 @@ async def test_a_refused_pull_that_is_cancelled_ends_no_lease(pair: Pair) -> Non
     lease, leases = pair.lease(prompt_digest=PROMPT), inside(pair.two.datadist).block_leases
     told: list[bool] = []
     peer = object()
-    wrong = LeaseDigests(lease.digests.blocks, ANOTHER.hex())
+    wrong = LeaseDigests(LeaseDigests.of(lease.ticket().cache_id, lease.blocks, None).blocks, ANOTHER.hex())
     for _ in range(2):  # it says so again if the answer is lost
         leases.claim(lease.name, PeerClaim(peer, 5, 10, told.append, digests=wrong), 0)
     leases.unclaim(peer, 5, lease.name, LeaseEnd.RELEASED, wrong)

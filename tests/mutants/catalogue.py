@@ -892,7 +892,7 @@ MUTANTS = (
         "released-by-name",
         "a lease is released only with its digests",
         "aiodatadist/link/control/block_leases.py",
-        "        if self.digests.refusal(digests) is not None:\n            return\n",
+        "        if self._digests.refusal(digests) is not None:\n            return\n",
         "",
         (f"{CLAIMS}::test_a_stranger_ends_no_lease",),
     ),

@@ -118,7 +118,7 @@ class BlockLease:
         self._closed: LeaseEnd | None = None
         self.name = name
         self.blocks: Sequence[int] = blocks
-        self.digests = LeaseDigests.of(entry.cache_id, blocks, prompt_digest)
+        self._digests = LeaseDigests.of(entry.cache_id, blocks, prompt_digest)
         self.ended: LeaseEnd | None = None
         self.refused = 0
 
@@ -166,13 +166,13 @@ class BlockLease:
 
     # ---- by the peers ----
 
-    def claim(self, claim: PeerClaim) -> None:
+    def _claim(self, claim: PeerClaim) -> None:
         """Accept or refuse a peer's claim, and answer it.
 
         At most as many peers pull at a time as still have to take the blocks. A repeated claim counts once, and is refused
         when its pull has ended. A claim with other digests is refused, and changes nothing.
         """
-        claim.why = self.digests.refusal(claim.digests)
+        claim.why = self._digests.refusal(claim.digests)
         if claim.why is not None:
             if self._is_first(claim.peer, claim.call):
                 self.refused += 1
@@ -196,7 +196,7 @@ class BlockLease:
             claim.within(claim.seconds + SLACK_SECONDS, lambda: self._drop(claim, LeaseEnd.EXPIRED))
         claim.answer(is_kept)
 
-    def unclaim(self, peer: object, call: int, why: LeaseEnd | None, digests: LeaseDigests = UNSAID) -> None:
+    def _unclaim(self, peer: object, call: int, why: LeaseEnd | None, digests: LeaseDigests = UNSAID) -> None:
         """End a peer's claim, because its pull ended or because it does not want the blocks.
 
         A peer that does not pull cannot end what another one pulls, and only a peer with the lease's digests can end the
@@ -211,7 +211,7 @@ class BlockLease:
             return
         if call and not self._is_first(peer, call):
             return  # a repeated message
-        if self.digests.refusal(digests) is not None:
+        if self._digests.refusal(digests) is not None:
             return
         if why is not None and (not self._claims or self._takers > 1):
             self._close(why)
@@ -225,7 +225,7 @@ class BlockLease:
             del past[next(iter(past))]
         return is_first
 
-    def peer_gone(self, peer: object) -> None:
+    def _peer_gone(self, peer: object) -> None:
         """End the claims of a peer whose link has ended."""
         for claim in [claim for claim in self._claims.values() if claim.peer is peer]:
             self._drop(claim, LeaseEnd.PEER_LOST)
@@ -270,10 +270,6 @@ class BlockLease:
 
     def _tell(self, callback: Callable[[BlockLease], object]) -> None:
         guarded(partial(callback, self), logger, "%r: a done callback failed", self)
-
-    def end(self) -> None:
-        """End the lease at once, because the cluster is finalized."""
-        self._end(LeaseEnd.WITHDRAWN)
 
     def __repr__(self) -> str:
         state = self.ended or ("being pulled" if self._claims else "kept")
@@ -321,12 +317,12 @@ class BlockLeases:
         self._totals.leases_opened += 1
         lease.add_done_callback(self._ended)
         if name in self._past:
-            lease.unclaim(None, 0, LeaseEnd.RELEASED, lease.digests)
-        for digests in (lease.digests, UNSAID):
+            lease._unclaim(None, 0, LeaseEnd.RELEASED, lease._digests)
+        for digests in (lease._digests, UNSAID):
             if (name, digests) in self._released:  # by its peer, before the lease was opened
-                lease.unclaim(None, 0, LeaseEnd.RELEASED, digests)
+                lease._unclaim(None, 0, LeaseEnd.RELEASED, digests)
         for claim in self._early.take(name):
-            lease.claim(claim)
+            lease._claim(claim)
         return lease
 
     def _ended(self, lease: BlockLease) -> None:
@@ -356,7 +352,7 @@ class BlockLeases:
         """
         lease = self._lasting.get(name)
         if lease is not None:
-            lease.claim(claim)
+            lease._claim(claim)
         elif self._early.is_known(claim):
             return  # a repeated message: the first one waits
         elif name in self._past or (name, claim.digests) in self._released or not patience:
@@ -368,14 +364,14 @@ class BlockLeases:
             self._early.add(name, claim, patience)
 
     def unclaim(self, peer: object, call: int, name: str, why: LeaseEnd | None, digests: LeaseDigests = UNSAID) -> None:
-        """End a peer's claim of a lease, as :meth:`BlockLease.unclaim` does.
+        """End a peer's claim of a lease, as the lease's own method does.
 
         If there is no such lease yet, remember that the peer released it.
         """
         self._early.drop(peer, call)
         lease = self._lasting.get(name)
         if lease is not None:
-            lease.unclaim(peer, call, why, digests)
+            lease._unclaim(peer, call, why, digests)
         elif why is not None:
             self._released.add(peer, (name, digests))
 
@@ -384,13 +380,13 @@ class BlockLeases:
         self._early.peer_gone(peer)
         self._released.peer_gone(peer)
         for lease in list(self._lasting.values()):
-            lease.peer_gone(peer)
+            lease._peer_gone(peer)
 
     def end(self) -> None:
         """End all leases and claims, because the cluster is finalized."""
         self._early.end()
         for lease in list(self._lasting.values()):
-            lease.end()
+            lease._end(LeaseEnd.WITHDRAWN)
 
 
 def _remember(known: OrderedDict[T, None], this: T) -> None:

@@ -14,7 +14,7 @@ from aiodatadist.cache.pool import PagePool, PoolConfig
 from aiodatadist.cache.table import CacheTable, Entry, check_desc
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.transport import Region
-from aiodatadist.values.descriptors import UNSET
+from aiodatadist.values.descriptors import UNSET, forget_addresses
 from aiodatadist.wire.frames import Decoder, encode
 from aiodatadist.wire.messages import MAX_TENSORS, Found
 from tests.unit.cache.examples import quiet
@@ -280,7 +280,7 @@ def test_description_that_its_owner_changes_changes_nothing_here() -> None:
     entry = CacheTable().add(desc, [4096], True, {}, True)
     before = (entry.regions(), entry.message())
     desc.update_dim(0, 400)
-    entry.cache.empty()
+    forget_addresses(entry.cache)
     assert (entry.regions(), entry.message()) == before
 
 
