@@ -77,7 +77,7 @@ pytest: $(STAMP)  ## the Python tests, in four processes: they wait as much as t
 frozen: $(STAMP)  ## the same while single processes are frozen at random, which it says the seed of; for the night
 	@env -u MAKEFLAGS $(BIN)/python -m tests.freezer $(if $(SEED),--seed $(SEED)) -- $(PYTEST) $(WORKERS) --timeout 300 $(ORDINARY)
 
-alone: $(STAMP)  ## soaks, chaos and links on a busy machine, which are long and run when nothing else does; for the night
+alone: $(STAMP)  ## chaos, calm runs and links on a busy machine, which are long and run when nothing else does; for the night
 	@$(PYTEST) -m 'alone and not measures' --ignore=tests/engines
 
 # A busy machine misses some of it, which is no reason to refuse a change: so this reports, and does not fail.

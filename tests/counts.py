@@ -1,7 +1,7 @@
 """Counts what makes tests slow, or makes them depend on the machine's speed: ``python -m tests.counts``.
 
 The rules look at the syntax of each file in ``tests``. Functions, classes and files that are marked ``measures`` or ``alone``
-are left out, because ``make test`` does not run them; so are ``soak`` and ``samples``, which are programs for users. Nor are
+are left out, because ``make test`` does not run them; so are ``samples``, which are programs for users. Nor are
 sleeps and limits counted in what is marked ``autojump``: by that clock they guess nothing.
 
 - *guessing sleeps*: ``asyncio.sleep``, ``anyio.sleep`` or ``time.sleep`` with anything but a literal 0, and not directly in a
@@ -35,7 +35,7 @@ import aiodatadist
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(aiodatadist.__file__).parent
-LEFT_OUT = {"soak", "samples"}
+LEFT_OUT = {"samples"}
 NOT_IN_MAKE_TEST = {"measures", "alone"}
 OF_REAL_TIME = {"guessing sleeps", "polls", "time that passes", "short limits", "clock limits"}
 

@@ -31,7 +31,7 @@ class Both:
         self._looks = 0
 
     def _side(self, kind: type[Side], side: str, profile: str, name: str) -> Side:
-        made = kind(SideSettings(name=side, profile=profile, seed=1, clusters=[1], group=name))
+        made = kind(SideSettings(name=side, profile=PROFILES[profile], seed=1, clusters=[1], group=name))
         ended = made.tally.ended
 
         def told(operation: str, status: str) -> None:

@@ -18,7 +18,7 @@ SECONDS = 60
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "aiodatadist", "chaos", *arguments]
+    command = [sys.executable, "-m", "aiodatadist", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10 * SECONDS)
 
 
@@ -37,7 +37,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_no_rule_is_broken(profiles: str) -> None:
-    done = run("--seconds", str(SECONDS), "--profile", profiles, "--seed", str(secrets.randbits(32)), "--json", "-")
+    done = run(
+        "chaos", "--seconds", str(SECONDS), "--profile", profiles, "--seed", str(secrets.randbits(32)), "--json", "-"
+    )
     report = json.loads(done.stdout or "{}")
     assert done.returncode == 0, f"{report.get('replay')}: {report.get('profiles')}\n{done.stderr}"
     for profile in report["profiles"]:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from aiodatadist import Cache, CacheManager
+from aiodatadist import Cache, CacheManager, LLMClusterInfo
 from aiodatadist.cache.registry import CacheRegistry
 from aiodatadist.cli.chaos import large_copies, side
 from aiodatadist.cli.chaos.large_copies import LargeInbox
+from aiodatadist.cli.chaos.sizes import LINK_MILLIS, PULLER
 from aiodatadist.cli.chaos.user_target import UserSource, UserTarget
 from aiodatadist.cluster.rank_groups import RankGroups
 from aiodatadist.concurrency.deadlines import Deadlines
@@ -170,14 +171,19 @@ ENOUGH: dict[str, tuple[str, ...]] = {
         "push_blocks user",
         "pull_cache user",
     ),
+    "calm": ("pull_blocks", "push_blocks", "pull_cache", "check_link_status"),
+    "calm-blocking": ("pull_blocks", "push_blocks", "pull_cache", "swap_blocks"),
+    "calm-v1": ("pull_blocks", "pull_cache", "layers"),
+    "blocking": ("pull_blocks critical", "push_blocks", "pull_cache", "pull_leased", "copy_blocks"),
     "request": ("pull_blocks critical", "pull_blocks user", "pull_leased", "layers"),
     "v1": ("pull_blocks", "pull_cache", "get_cache_tensors", "receive_layers", "check_link_status"),
     "ranks": ("link by ranks", "unlink by ranks", "pull_blocks", "pull_blocks user"),
 }
 """Operations that each profile has to have done."""
+EACH_CHANGE = {"one-sided", "v1", "ranks", "calm", "calm-blocking"}
 
 
-@pytest.mark.parametrize("profile", ["one-sided", at_night("request"), "v1", "ranks"])
+@pytest.mark.parametrize("profile", [each if each in EACH_CHANGE else at_night(each) for each in ENOUGH])
 async def test_without_a_defect_nothing_is_found(profile: str) -> None:
     async with both(profile, f"checks {os.getpid()}") as ends:
         await ends.go_on()
@@ -188,6 +194,20 @@ async def test_without_a_defect_nothing_is_found(profile: str) -> None:
         await ends.look()
     assert ends.found == []
     assert all(ends.good(each) for each in ENOUGH[profile]), ends.done
+
+
+@pytest.mark.parametrize("profile", ["calm", "calm-blocking", "calm-v1"])
+async def test_a_link_that_is_lost_where_nothing_may_fail_is_found(profile: str) -> None:
+    async with both(profile) as ends:
+        await ends.go_on()
+        await ends.until(lambda: ends.found or ends.good("pull_blocks"))
+        assert ends.found == []
+        puller = LLMClusterInfo(PULLER)
+        puller.append_remote_ip_info("127.0.0.1", 1)  # without await an address is wanted, as upstream does
+        await ends.owner.doors[0].datadist.unlink_clusters([puller], LINK_MILLIS)
+        await ends.until(lambda: ends.found)
+        await ends.look()
+    assert any(rule == "I3" and "the link to cluster 1 was lost" in what for rule, what in ends.found), ends.found
 
 
 async def large(ends: Both, is_enough: Callable[[], Any]) -> None:

@@ -6,10 +6,12 @@ import argparse
 import importlib.util
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, get_args
 
-from aiodatadist.cli.chaos.profiles import PROFILES, Profile
+from aiodatadist.cli.chaos.profiles import PROFILES, Load, Profile
 from aiodatadist.cli.kit.errors import wrong_input
 from aiodatadist.cli.kit.numbers import integer, seconds
 
@@ -30,6 +32,16 @@ def add_chaos(chaos: argparse.ArgumentParser) -> None:
     chaos.add_argument(
         "--faults", metavar="NAME[,NAME]", help="these of the program and no others, for instance kill,hang (all)"
     )
+    chaos.add_argument(
+        "--load", choices=get_args(Load), default="full",
+        help="full: no pauses; idle: long ones; busy: beside threads and loops that compute (full)",
+    )  # fmt: skip
+    chaos.add_argument("--loop", choices=("asyncio", "uvloop"), help="event loop of all profiles (each its own)")
+    chaos.add_argument("--clusters", type=integer(1, 64), default=2, metavar="N", help="of the owner's process (2)")
+    chaos.add_argument(
+        "--gib", type=integer(0, 64), default=0, metavar="N",
+        help="of a further cache of 80 layers in each cluster, as in production (0: none)",
+    )  # fmt: skip
     chaos.add_argument("--json", type=Path, metavar="FILE", help="the result for machines (-: only that, on stdout)")
     chaos.add_argument("--side", help=argparse.SUPPRESS)
 
@@ -43,19 +55,25 @@ def chaos_command(arguments: argparse.Namespace) -> Callable[[], int]:
     if arguments.side is not None:
         return partial(_run_side, arguments.side)
     seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
-    return partial(_run_chaos, arguments, seed, _profiles(arguments.profile))
+    chosen = {name: getattr(arguments, name) for name in ("load", "clusters", "gib")}
+    if arguments.loop is not None:
+        chosen["loop"] = arguments.loop
+    return partial(_run_chaos, arguments, seed, _profiles(arguments.profile, chosen))
 
 
-def _profiles(text: str) -> list[Profile]:
+def _profiles(text: str, chosen: dict[str, Any]) -> list[Profile]:
+    """Return the profiles of these names, changed in what was chosen."""
     if text == "all":
-        return [profile for profile in PROFILES.values() if not _missing(profile)]
+        every = [replace(profile, **chosen) for profile in PROFILES.values()]
+        return [profile for profile in every if not _missing(profile)]
     found = []
     for name in dict.fromkeys(text.split(",")):
         if name not in PROFILES:
             raise wrong_input(f"--profile: {name!r} is none of all, {', '.join(PROFILES)}")
-        if missing := _missing(PROFILES[name]):
+        profile = replace(PROFILES[name], **chosen)
+        if missing := _missing(profile):
             raise wrong_input(f"--profile {name}: {missing}")
-        found.append(PROFILES[name])
+        found.append(profile)
     return found
 
 
@@ -77,7 +95,7 @@ def _run_chaos(arguments: argparse.Namespace, seed: int, profiles: list[Profile]
     for name in faults:
         if name not in FAULTS:
             raise wrong_input(f"--faults: {name!r} is none of {', '.join(FAULTS)}")
-    return run_chaos(ChaosOptions(arguments.seconds, seed, profiles, faults, arguments.json))
+    return run_chaos(ChaosOptions(arguments.seconds, seed, profiles, faults, arguments.json, arguments.loop))
 
 
 def _run_side(text: str) -> int:

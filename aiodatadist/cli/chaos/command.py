@@ -13,14 +13,11 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from aiodatadist.cli.chaos.blocking_puller import BlockingPuller
-from aiodatadist.cli.chaos.legacy_owner import LegacyOwner
-from aiodatadist.cli.chaos.legacy_puller import LegacyPuller
 from aiodatadist.cli.chaos.linked_run import LinkedRun
 from aiodatadist.cli.chaos.messages import SideSettings
 from aiodatadist.cli.chaos.owner import Owner
 from aiodatadist.cli.chaos.pooled_run import PooledRun, engine
-from aiodatadist.cli.chaos.profiles import PROFILES, Door, Profile
+from aiodatadist.cli.chaos.profiles import Door, Profile
 from aiodatadist.cli.chaos.program import FAULTS
 from aiodatadist.cli.chaos.puller import Puller
 from aiodatadist.cli.chaos.report import as_json, lines, summary
@@ -37,6 +34,7 @@ class ChaosOptions:
 
     Attributes:
         seconds: of all profiles together.
+        loop: of all of them; None: each its own.
     """
 
     seconds: float
@@ -44,12 +42,18 @@ class ChaosOptions:
     profiles: Sequence[Profile]
     faults: Sequence[str]
     json: Path | None
+    loop: str | None = None
 
     @property
     def replay(self) -> str:
         names = ",".join(profile.name for profile in self.profiles)
         faults = "" if len(self.faults) == len(FAULTS) else f" --faults {','.join(self.faults)}"
-        return f"aiodatadist chaos --seconds {self.seconds:g} --profile {names}{faults} --seed {self.seed}"
+        chosen = (
+            (name, getattr(self.profiles[0], name), getattr(Profile, name)) for name in ("load", "clusters", "gib")
+        )
+        more = "".join(f" --{name} {value}" for name, value, usual in chosen if value != usual)
+        more += "" if self.loop is None else f" --loop {self.loop}"
+        return f"aiodatadist chaos --seconds {self.seconds:g} --profile {names}{faults}{more} --seed {self.seed}"
 
 
 def run_chaos(options: ChaosOptions) -> int:
@@ -112,16 +116,14 @@ def sides_of(door: Door) -> dict[str, type[Side]]:
     """Return the processes of a run, by name."""
     if door == "context":
         return {"saver-1": Saver, "saver-2": Saver}
-    if door == "v1":
-        return {"owner": LegacyOwner, "puller": LegacyPuller}
-    return {"owner": Owner, "puller": BlockingPuller if door == "blocking" else Puller}
+    return {"owner": Owner, "puller": Puller}
 
 
 def run_side(text: str) -> int:
     """Run one of the processes until the command ends it."""
     die_with_parent()
     settings = SideSettings.model_validate_json(text)
-    profile = PROFILES[settings.profile]
+    profile = settings.profile
     side = sides_of(profile.door)[settings.name](settings)
     uvloop = profile.loop == "uvloop"
     anyio.run(side.run, backend_options={"use_uvloop": uvloop})

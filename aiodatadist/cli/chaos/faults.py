@@ -8,7 +8,8 @@ from contextlib import ExitStack, suppress
 
 import anyio
 
-from aiodatadist import Cache, CacheDesc, CacheManager, DataType, LLMDataDist, LLMException, OutOfMemory, legacy
+from aiodatadist import Cache, CacheDesc, DataType, LLMException, OutOfMemory
+from aiodatadist.cli.chaos.doors import Door
 from aiodatadist.cli.chaos.messages import Fault
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.testing import soft_fault, soft_faults_cleared
@@ -20,11 +21,11 @@ class OwnFaults:
     """Each lasts as long as it is told, and is undone then.
 
     Args:
-        datadists: the clusters of the process, whose pools can be full.
+        doors: the clusters of the process, whose pools can be full.
     """
 
-    def __init__(self, datadists: list[LLMDataDist]) -> None:
-        self._datadists = datadists
+    def __init__(self, doors: list[Door]) -> None:
+        self._doors = doors
         self._running: dict[anyio.CancelScope, None] = {}
         self._ended = Signal()
         self._real_time, self._real_time_ns = time.time, time.time_ns
@@ -79,13 +80,13 @@ class OwnFaults:
 
     async def _full(self, seconds: float) -> None:
         """Take all pages of device memory in every pool."""
-        filled = [(datadist, cache) for datadist in self._datadists for cache in await _fill(datadist)]
+        filled = [(door, cache) for door in self._doors for cache in await _fill(door)]
         try:
             await anyio.sleep(seconds)
         finally:
             with anyio.CancelScope(shield=True), suppress(LLMException):  # bounded: no transfer uses them
-                for datadist, cache in filled:
-                    await _give_back(datadist, cache)
+                for door, cache in filled:
+                    await door.free(cache)
 
     @staticmethod
     async def _soft(fault: Fault) -> None:
@@ -96,26 +97,26 @@ class OwnFaults:
             await anyio.sleep(fault.seconds)
 
 
-async def _fill(datadist: LLMDataDist) -> list[Cache]:
+async def _fill(door: Door) -> list[Cache]:
     caches: list[Cache] = []
     with suppress(OutOfMemory):
         while True:
-            usage = next(iter(datadist.figures().pools.values()))
+            usage = next(iter(door.figures().pools.values()))
             desc = CacheDesc(1, [1, max(usage.largest, 1)], DataType.DT_UINT8)
-            caches.append(await _manager(datadist).allocate_blocks_cache(desc))
+            caches.append(await door.allocate(desc))
     return caches
 
 
-def _manager(datadist: LLMDataDist) -> CacheManager | legacy.KvCacheManager:
-    return datadist.kv_cache_manager if isinstance(datadist, legacy.LLMDataDist) else datadist.cache_manager
-
-
-async def _give_back(datadist: LLMDataDist, cache: Cache) -> None:
-    if isinstance(cache, legacy.KvCache):
-        assert isinstance(datadist, legacy.LLMDataDist)
-        await datadist.kv_cache_manager.deallocate_cache(cache)
-    else:
-        await datadist.cache_manager.deallocate_blocks_cache(cache)
+async def beside_others() -> None:
+    """Be a process that computes as well: a thread takes the interpreter, and the event loop stands still now and then."""
+    hog = Hog()
+    hog.start()
+    try:
+        while True:
+            await anyio.sleep(0.7)
+            spin(0.3)
+    finally:
+        hog.over.set()
 
 
 class Hog(threading.Thread):

@@ -9,7 +9,8 @@ from functools import partial
 import anyio
 import anyio.lowlevel
 
-from aiodatadist import BlocksCacheKey, Cache, LLMDataDist, LLMException, NotLinked
+from aiodatadist import BlocksCacheKey, Cache, LLMException, NotLinked
+from aiodatadist.cli.chaos.doors import Door
 from aiodatadist.cli.chaos.mail import Content, Mail
 from aiodatadist.cli.chaos.messages import Copying
 from aiodatadist.cli.chaos.side import LINGER, Side
@@ -34,8 +35,8 @@ class LargePushes:
     What is left of it is written when the process goes on: a device cannot be called back from the middle of a copy.
     """
 
-    def __init__(self, side: Side, datadist: LLMDataDist, mail: Mail, cluster_id: int) -> None:
-        self._side, self._manager, self._mail = side, datadist.cache_manager, mail
+    def __init__(self, side: Side, door: Door, mail: Mail, cluster_id: int) -> None:
+        self._side, self._manager, self._mail = side, door.manager, mail
         self._cluster_id = cluster_id
         self._cache: Cache | None = None
 
@@ -69,8 +70,8 @@ class LargePushes:
 class LargeInbox:
     """The owner's: memory that it lends for one push, and uses for something else if the puller is lost meanwhile."""
 
-    def __init__(self, side: Side, datadist: LLMDataDist) -> None:
-        self._side, self._datadist, self._manager = side, datadist, datadist.cache_manager
+    def __init__(self, side: Side, door: Door) -> None:
+        self._side, self._door, self._manager = side, door, door.manager
         self._lent: tuple[Cache, BlockLedger] | None = None
         self._pushed = anyio.Event()
 
@@ -83,14 +84,14 @@ class LargeInbox:
         except LLMException as error:
             self._side.ended("allocate large", error)
             return {"is_lent": False}
-        ledger = BlockLedger(cache, self._datadist.cluster_id, self._side.settings.life)
+        ledger = BlockLedger(cache, self._door.cluster_id, self._side.settings.life)
         ledger.piece(0, 0)[: len(MARK)] = MARK
         self._lent, self._pushed = (cache, ledger), anyio.Event()
         return {"is_lent": True}
 
     @property
     def _key(self) -> BlocksCacheKey:
-        return BlocksCacheKey(self._datadist.cluster_id, LARGE_MODEL)
+        return BlocksCacheKey(self._door.cluster_id, LARGE_MODEL)
 
     async def pushed(self, is_good: bool) -> Content:
         """Answer a puller that reports how its push ended."""
@@ -134,7 +135,7 @@ class LargeInbox:
 
     async def _until_parted(self, scope: anyio.CancelScope) -> None:
         with suppress(NotLinked):
-            await self._datadist.wait_link_closed(PULLER)
+            await self._door.wait_closed(PULLER)
         scope.cancel()
 
     async def use_memory(self) -> None:
@@ -144,10 +145,10 @@ class LargeInbox:
         except LLMException as error:
             self._side.ended("allocate large", error)
             return
-        ledger = BlockLedger(cache, self._datadist.cluster_id, self._side.settings.life)
+        ledger = BlockLedger(cache, self._door.cluster_id, self._side.settings.life)
         await write_all(ledger)
         with anyio.move_on_after(AGAIN):
-            await self._datadist.wait_linked(PULLER)
+            await self._door.datadist.wait_linked(PULLER)
         await anyio.sleep(LINGER)
         for block in ledger.blocks:
             for words in ledger.wrong([block]):

@@ -13,7 +13,7 @@ from aiodatadist.cli.chaos.messages import Peer, Peers
 from aiodatadist.cli.chaos.process import SideProcess
 from aiodatadist.cli.chaos.profiles import Profile
 from aiodatadist.cli.chaos.program import Step
-from aiodatadist.cli.chaos.run import CLUSTERS, Length, Run
+from aiodatadist.cli.chaos.run import Length, Run
 from aiodatadist.cli.chaos.sizes import LIVES, LOST
 from aiodatadist.testing import ChaosProxy
 
@@ -31,7 +31,7 @@ class LinkedRun(Run):
         self._killed: dict[int, float] = {}
 
     async def open(self, stack: AsyncExitStack) -> None:
-        for cluster in CLUSTERS:
+        for cluster in self.clusters:
             proxy = ChaosProxy(("127.0.0.1", 1), seed=self.result.seed + cluster)
             self._proxies[cluster] = await stack.enter_async_context(proxy)
 
@@ -54,12 +54,11 @@ class LinkedRun(Run):
         with proxy.down() if step.toxic is None else proxy.under(step.toxic):
             await anyio.sleep(step.seconds)
 
-    @staticmethod
-    def _cluster(step: Step) -> int:
-        return CLUSTERS[step.number % len(CLUSTERS)]
+    def _cluster(self, step: Step) -> int:
+        return self.clusters[step.number % len(self.clusters)]
 
     def concerned(self, step: Step) -> list[int]:
-        return CLUSTERS if step.side else [self._cluster(step)]
+        return self.clusters if step.side else [self._cluster(step)]
 
     def killed(self, name: str, life: int, at: float) -> None:
         if name == "owner":

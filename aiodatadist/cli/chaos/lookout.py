@@ -6,6 +6,7 @@ import asyncio
 import faulthandler
 import gc
 import logging
+import os
 import sys
 import threading
 import time
@@ -158,6 +159,11 @@ class Belongings:
         """Return, in words, of which resources there are more than in ``other``."""
         pairs = ((each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
         return [f"{name}: {mine}, and {theirs} at first" for name, mine, theirs in pairs if mine > theirs]
+
+
+def resident() -> int:
+    """Return the bytes of memory that the process uses."""
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def thread_names() -> list[str]:

@@ -14,7 +14,8 @@ import anyio
 import anyio.abc
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from aiodatadist import LLMDataDist, LLMException, NotLinked
+from aiodatadist import LLMException, NotLinked
+from aiodatadist.cli.chaos.doors import Door
 from aiodatadist.cli.chaos.side import Side
 from aiodatadist.concurrency.signal import Signal
 
@@ -45,9 +46,9 @@ class Mail:
         handle: answers a peer's question.
     """
 
-    def __init__(self, side: Side, datadist: LLMDataDist, handle: Handler) -> None:
+    def __init__(self, side: Side, door: Door, handle: Handler) -> None:
         self._side = side
-        self._datadist = datadist
+        self._door = door
         self._handle = handle
         self._numbers, self._calls = count(1), count(1)
         self._last: dict[tuple[int, int], int] = {}
@@ -58,7 +59,7 @@ class Mail:
     async def read(self) -> None:
         """Read notifications for ever."""
         async with anyio.create_task_group() as group:
-            async for note in self._datadist.notifications():
+            async for note in self._door.notifications():
                 try:
                     content = _Content.model_validate_json(note.payload).model_dump(exclude_unset=True)
                 except ValidationError:
@@ -100,7 +101,7 @@ class Mail:
         return json.dumps({**content, "life": self._side.settings.life, "number": next(self._numbers)}).encode()
 
     async def _tell(self, cluster: int, content: Content) -> None:
-        await self._datadist.notify(cluster, self.content(content))
+        await self._door.tell(cluster, lambda: self.content(content))
 
     async def ask(self, cluster: int, question: Content) -> Content | None:
         """Ask a question, and return the answer, or None if the link ended before it came."""
@@ -120,5 +121,5 @@ class Mail:
 
     async def _until_parted(self, cluster: int, scope: anyio.CancelScope) -> None:
         with suppress(NotLinked):
-            await self._datadist.wait_link_closed(cluster)
+            await self._door.wait_closed(cluster)
         scope.cancel()

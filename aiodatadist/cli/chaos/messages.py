@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
+from aiodatadist.cli.chaos.profiles import Profile
 from aiodatadist.cli.kit.pipes import Message
 
 # ---- orders ----
@@ -53,8 +54,6 @@ class Stage(Message):
 
     ``drain`` lets operations end, ``part`` ends the links, ``audit`` looks, ``resume`` continues. What is found with
     ``is_first`` is what later looks are compared with.
-
-    With ``is_first`` what is found is what later ones are compared with.
     """
 
     kind: Literal["stage"] = "stage"
@@ -105,11 +104,17 @@ class Violated(Message):
 
 
 class Reached(Message):
-    """A stage is over. ``belongings``: what the process had, the first time that it was at rest."""
+    """A stage is over.
+
+    Attributes:
+        belongings: what the process had, the first time that it was at rest.
+        resident: bytes of memory that it uses.
+    """
 
     kind: Literal["reached"] = "reached"
     name: str
     belongings: dict[str, int] = Field(default_factory=dict)
+    resident: int = 0
 
 
 Report: TypeAlias = Listening | Told | Copying | Violated | Reached
@@ -128,7 +133,7 @@ class SideSettings(Message):
     """
 
     name: str
-    profile: str
+    profile: Profile
     seed: int
     life: int = 0
     clusters: list[int]

@@ -7,6 +7,7 @@ from typing import Literal
 
 Door = Literal["await", "blocking", "v1", "context"]
 Strictness = Literal["", "hccs", "roce"]
+Load = Literal["full", "idle", "busy"]
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,14 @@ class Profile:
         loop: ``asyncio`` or ``uvloop``.
         strict: ``SOFTNPU_STRICT``.
         engine: of a context cache: ``redis`` or ``mooncake``; none: memory of each process.
-        is_calm: no faults; then nothing may fail.
+        is_calm: no faults; then nothing may fail, and links last until the end.
         is_checked: pulls and pushes have checksums, and bits flip in what moves.
         relinks: links that broke are made again by the library.
         by_ranks: links are by rank table: both ends ask for them, and no proxy is between them.
+        load: ``full``: operations without a pause. ``idle``: with long ones. ``busy``: beside threads that take the
+            interpreter, and event loops that stand still.
+        clusters: of the owner's process.
+        gib: size of a further cache of 80 layers, as in production, that each cluster has; 0: none.
     """
 
     name: str
@@ -37,6 +42,14 @@ class Profile:
     is_checked: bool = False
     relinks: bool = False
     by_ranks: bool = False
+    load: Load = "full"
+    clusters: int = 2
+    gib: int = 0
+
+    @property
+    def owner(self) -> str:
+        """The door of the owner's clusters."""
+        return self.door if self.is_calm or self.door == "v1" else "await"
 
     @property
     def patience(self) -> float:
@@ -86,5 +99,10 @@ PROFILES = {
         Profile("redis", "context caches over Redis", door="context", engine="redis"),
         Profile("mooncake", "context caches over Mooncake", door="context", engine="mooncake"),
         Profile("calm", "one-sided mode without a fault", is_calm=True),
+        Profile("calm-blocking", "both ends without await, without a fault", door="blocking", is_calm=True),
+        Profile("calm-v1", "v1 without a fault", door="v1", one_sided=False, is_calm=True),
+        Profile(
+            "calm-redis", "context caches over Redis without a fault", door="context", engine="redis", is_calm=True
+        ),
     )
 }

@@ -7,7 +7,8 @@ import random
 
 import anyio
 
-from aiodatadist import LLMDataDist, LLMException, NotLinked, RegisterMemStatus
+from aiodatadist import LLMException, NotLinked, RegisterMemStatus
+from aiodatadist.cli.chaos.doors import Door
 from aiodatadist.cli.chaos.side import Side
 from aiodatadist.cli.chaos.sizes import PULLER, PULLER_DEVICE
 from aiodatadist.cli.chaos.tally import GOOD
@@ -20,9 +21,9 @@ class RankLinks:
         owner: the owner's cluster, which has rank 0.
     """
 
-    def __init__(self, side: Side, datadist: LLMDataDist, owner: int) -> None:
-        self._side, self._datadist = side, datadist
-        self._peer = owner if datadist.cluster_id == PULLER else PULLER
+    def __init__(self, side: Side, door: Door, owner: int) -> None:
+        self._side, self._door, self._datadist = side, door, door.datadist
+        self._peer = owner if door.cluster_id == PULLER else PULLER
         self._ranks = {owner: 0, PULLER: 1}
         self._name = f"{side.settings.group} {owner}"
         self._table = _table([side.settings.clusters.index(owner), PULLER_DEVICE])
@@ -31,9 +32,8 @@ class RankLinks:
     async def one(self, chance: random.Random) -> None:
         """Meet the other end where there is no link; end it now and then."""
         try:
-            closed = self._datadist.wait_link_closed(self._peer)
             with anyio.move_on_after(chance.choice((0.05, 0.5, 2.0)) * chance.random()):
-                await closed
+                await self._door.wait_closed(self._peer)
         except NotLinked:
             await self._meet()
             return

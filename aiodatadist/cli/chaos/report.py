@@ -28,6 +28,10 @@ def lines(result: Result, columns: int) -> Iterator[str]:
     yield f"{result.profile}: {result.seconds:.1f} s, everything looked at {result.looks} times"
     moved, compared = tally.moved / MIB, tally.checked / MIB
     yield f"  {moved:,.0f} MiB moved, {compared:,.0f} MiB compared, {tally.good:,} operations succeeded"
+    memory = (
+        f"{name} {each[-1] / MIB:,.0f}, {(each[-1] - each[0]) / MIB:+,.1f}" for name, each in result.resident.items()
+    )
+    yield f"  MiB of memory at the end, and more than at first: {'; '.join(memory)}"
     yield ""
     yield from folded(list(_operations(result)), 1, columns)
     if result.faults:
@@ -87,6 +91,7 @@ def _one(result: Result) -> dict[str, Any]:
         "moved_bytes": tally.moved,
         "checked_bytes": tally.checked,
         "operations": {operation: dict(statuses) for operation, statuses in sorted(tally.outcomes.items())},
+        "resident_bytes": dict(result.resident),
         "faults": dict(result.faults),
         "recoveries": [{"fault": fault, "seconds": round(each, 4)} for fault, each in tally.recoveries],
         "violations": [{"rule": rule, "what": what} for rule, what in result.violations],

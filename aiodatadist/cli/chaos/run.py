@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from aiodatadist.cli.chaos.messages import (
     Fault,
     Healed,
     PushLarge,
+    Reached,
     Report,
     SideSettings,
     Stage,
@@ -29,8 +30,6 @@ from aiodatadist.cli.chaos.profiles import Profile
 from aiodatadist.cli.chaos.program import Step, program
 from aiodatadist.cli.chaos.tally import Tally
 
-CLUSTERS = [1, 2]
-"""Of the owner's process."""
 CALM = 1.0
 """Seconds at the beginning in which there is no fault."""
 ROUND = 5.0
@@ -62,6 +61,7 @@ class Result:
     Attributes:
         violations: (rule, what) of the first ones; how many there were is ``broken``.
         looks: how often everything was at rest, and looked at.
+        resident: by process, bytes of memory that it used at each look.
     """
 
     profile: str
@@ -72,6 +72,7 @@ class Result:
     violations: list[tuple[str, str]] = field(default_factory=list)
     broken: int = 0
     looks: int = 0
+    resident: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def violated(self, rule: str, what: str) -> None:
         self.broken += 1
@@ -93,8 +94,9 @@ class Run(ABC):
         self.result = Result(profile.name, seed)
         self._programs = {lane: program(seed, profile, lane) for lane in profile.lanes}
         group = f"chaos {os.getpid()}"
+        self.clusters: list[int] = [*range(1, 1 + profile.clusters)]
         settings = (
-            SideSettings(name=name, profile=profile.name, seed=seed, clusters=CLUSTERS, url=url, group=group)
+            SideSettings(name=name, profile=profile, seed=seed, clusters=self.clusters, url=url, group=group)
             for name in profile.sides
         )
         self.sides = {each.name: SideProcess(each, profile, self._take, logs) for each in settings}
@@ -124,7 +126,7 @@ class Run(ABC):
         end = time.monotonic() + self._length.seconds
         while (left := end - time.monotonic()) > 0:
             await self._resume()
-            with anyio.move_on_after(min(ROUND, left)):
+            with anyio.move_on_after(left if self.profile.is_calm else min(ROUND, left)):  # of calm ones, links last
                 await self._faults(group)
             await self._revive(group)
             await self._look_at_everything()
@@ -201,6 +203,8 @@ class Run(ABC):
             self.result.tally.add(report)
         elif isinstance(report, Violated):
             self.result.violated(report.rule, f"{name}: {report.what}")
+        elif isinstance(report, Reached) and report.name == "audit":
+            self.result.resident[name].append(report.resident)
 
     async def _kill(self, name: str, group: anyio.abc.TaskGroup) -> None:
         side = self.sides[name]

@@ -17,10 +17,11 @@ from typing import ClassVar, Protocol
 import anyio
 import anyio.abc
 
-from aiodatadist import CacheTask, LLMDataDist, LLMException, LLMStatusCode, OutOfMemory, PoolUsage
+from aiodatadist import CacheTask, LLMException, LLMStatusCode, OutOfMemory, PoolUsage
 from aiodatadist.cache.table import Entry
-from aiodatadist.cli.chaos.faults import OwnFaults
-from aiodatadist.cli.chaos.lookout import Belongings, Lookout, thread_names
+from aiodatadist.cli.chaos.doors import Door
+from aiodatadist.cli.chaos.faults import OwnFaults, beside_others
+from aiodatadist.cli.chaos.lookout import Belongings, Lookout, resident, thread_names
 from aiodatadist.cli.chaos.messages import (
     ORDER,
     Fault,
@@ -35,7 +36,6 @@ from aiodatadist.cli.chaos.messages import (
     Stage,
     Violated,
 )
-from aiodatadist.cli.chaos.profiles import PROFILES
 from aiodatadist.cli.chaos.tally import GOOD, Tally
 from aiodatadist.cli.kit.pipes import read_orders
 from aiodatadist.concurrency.signal import Signal
@@ -58,6 +58,8 @@ LATE_TURN, LATE_TURNS = 0.05, 40
 """Seconds of a turn, and turns after a deadline in which a transfer has to end: more than a peer needs to be lost."""
 STOP_TURNS = 100
 """Further ones where the peer writes: it has 5 s to say that it stopped, or the link ends."""
+IDLE = 15.0
+"""Seconds between two operations of a task, on average, in a process that has little to do."""
 LINGER = 0.05
 """Seconds after the end of all links, in which no byte may land."""
 
@@ -65,10 +67,9 @@ FORGIVEN = (TransferError, LinkError, NotLinked, CacheNotFound, OutOfMemory, Dev
 """What a fault may come to. Anything else that is raised is a violation; a StuckError, too, though it is a DeviceError."""
 
 
-def _is_forgiven(error: Exception) -> bool:
-    """Return True if a fault may cause the error; v1's answer that another call uses the link is one, too."""
-    is_busy = isinstance(error, LLMException) and error.status_code is LLMStatusCode.LLM_LINK_BUSY
-    return is_busy or isinstance(error, FORGIVEN)
+def _is_busy(error: Exception) -> bool:
+    """Return True for v1's answer that another call uses the link, which needs no fault."""
+    return isinstance(error, LLMException) and error.status_code is LLMStatusCode.LLM_LINK_BUSY
 
 
 class Rounds:
@@ -101,9 +102,16 @@ class Rounds:
         self._is_open = True
         self._changed.wake()
 
+    async def rest(self, seconds: float) -> None:
+        """Wait so long, or until the round is closed."""
+        with anyio.move_on_after(seconds):
+            while self._is_open:
+                await self._changed.wait()
+
     async def close(self) -> None:
         """Wait until all tasks have stopped."""
         self._is_open = False
+        self._changed.wake()
         while self._waiting < self._tasks:
             await self._changed.wait()
 
@@ -113,14 +121,14 @@ class Side(ABC):
 
     def __init__(self, settings: SideSettings) -> None:
         self.settings = settings
-        self.profile = PROFILES[settings.profile]
+        self.profile = settings.profile
         self.tally = Tally()
         self.rounds = Rounds()
         self.lookout = Lookout(self.violated)
         self.ledgers: dict[str, BlockLedger] = {}
-        self.datadists: list[LLMDataDist] = []
+        self.doors: list[Door] = []
         self.is_large_wanted = False
-        self.faults = OwnFaults(self.datadists)
+        self.faults = OwnFaults(self.doors)
         self._first = Belongings(**settings.belongings) if settings.belongings else None
         self._awaited: dict[int, list[tuple[str, float]]] = {}
         self._line = threading.Lock()
@@ -145,6 +153,8 @@ class Side(ABC):
                 self.say(Listening(peers=peers))
                 async with anyio.create_task_group() as working:
                     working.start_soon(self._tell)
+                    if self.profile.load == "busy":
+                        working.start_soon(beside_others)
                     self.start(working)
                     await self._obey(working)
                     working.cancel_scope.cancel()
@@ -186,7 +196,7 @@ class Side(ABC):
                 self.violated("I7", f"stage {stage.name}: {traceback.format_exc()}")
         self._tell_now()
         first = {} if self._first is None else asdict(self._first)
-        self.say(Reached(name=stage.name, belongings=first))
+        self.say(Reached(name=stage.name, belongings=first, resident=resident()))
 
     # ---- what each has ----
 
@@ -222,6 +232,8 @@ class Side(ABC):
 
     async def work(self, name: str, operation: Callable[[random.Random], Awaitable[None]], pause: float = 0.01) -> None:
         """Do one operation after the other, for ever. The k-th one has its own random numbers."""
+        if self.profile.load == "idle":
+            pause = IDLE
         self.rounds.enter()
         try:
             number = 0
@@ -231,7 +243,7 @@ class Side(ABC):
                 with self.lookout.over(f"operation {number} of task {name}", self.profile.patience):
                     await self._guarded(f"operation {number} of task {name}", operation, chance)
                 number += 1
-                await anyio.sleep(chance.uniform(0, 2 * pause))
+                await self.rounds.rest(chance.uniform(0, 2 * pause))
         finally:
             self.rounds.leave()
 
@@ -254,9 +266,10 @@ class Side(ABC):
         else:
             status = type(error).__name__
         is_forgiven = may_fail and type(error) is not InternalError and isinstance(error, LLMException)
+        is_forgiven = is_forgiven or (error is not None and _is_busy(error))
         if isinstance(error, StuckError) or (error is not None and self.profile.is_calm and not is_forgiven):
             self.violated("I3", f"{operation}: {error!r}")
-        elif error is not None and not is_forgiven and not _is_forgiven(error):
+        elif error is not None and not is_forgiven and not isinstance(error, FORGIVEN):
             self.violated("I7", f"{operation}: {error!r}")
         self.tally.ended(operation, status)
         return status
@@ -337,8 +350,8 @@ class Side(ABC):
         self.look()
 
     async def _part(self, _: Stage) -> None:
-        for datadist in self.datadists:  # strict softnpu waits as long as HCCL for a peer that gave up
-            await datadist._running().links.wait_opened()
+        for door in self.doors:
+            await door.settled()
         await self.part()
         for ledger in self.ledgers.values():
             ledger.settle_open()
@@ -391,11 +404,11 @@ class Side(ABC):
 
     def figures(self) -> Iterable[Figures[PoolUsage]]:
         """Return the figures of all clusters of this process."""
-        return [datadist.figures() for datadist in self.datadists]
+        return [door.figures() for door in self.doors]
 
     def entries(self) -> Iterable[Entry]:
         """Return all caches of all clusters."""
-        return [entry for datadist in self.datadists for entry in datadist._running().registry.table]
+        return [entry for door in self.doors for entry in door.entries()]
 
     def _look_at_figures(self, figures: Figures[PoolUsage]) -> None:
         running = {operation: flow.running for operation, flow in figures.transfers.items() if flow.running}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from aiodatadist import CacheDesc, DataType, LLMConfig, Placement, legacy
+from aiodatadist import Cache, CacheDesc, DataType, LLMConfig, Placement, legacy
 from aiodatadist.cli.chaos.profiles import Profile
 
 LAYERS = 4
@@ -17,16 +17,23 @@ SOURCE = 32
 SLOTS = 8
 PATCH = 16
 """Blocks that one task of the puller writes into, each between two that no transfer may touch."""
+WIDE = 2 * PATCH + 1
+"""Blocks of a patch, those between included."""
 LEASED = 16
 USER = 17
 """Blocks of memory that either side registers itself."""
 LARGE_BLOCKS, LARGE_BLOCK, LARGE_TENSORS = 16, 4 << 20, 2
 """Of the cache for large pushes: 2 x 64 MiB."""
 LARGE = LARGE_TENSORS * LARGE_BLOCKS * LARGE_BLOCK
-POOL, HOST_POOL, LEGACY_POOL = (96 << 20) + 2 * LARGE, 8 << 20, 96 << 20
-"""Bytes. A second large cache has room beside one that is withheld."""
+POOL, HOST_POOL, LEGACY_POOL, EACH = 2 * LARGE, 8 << 20, 0, 48 << 20
+"""Bytes, and those for each of the owner's clusters. A second large cache has room beside one that is withheld."""
+WHOLE_LAYERS, WHOLE_BLOCK, STAMPED = 80, 24 << 10, 4
+"""A cache of production size, and the owner's blocks of it that hold something: the rest is never touched."""
 
-SOURCE_MODEL, INBOX_MODEL, KEPT_MODEL, LAYERS_MODEL, PULLED_MODEL, USER_MODEL, REQUEST_MODEL, LARGE_MODEL = range(8)
+(
+    SOURCE_MODEL, INBOX_MODEL, KEPT_MODEL, LAYERS_MODEL, PULLED_MODEL, USER_MODEL, REQUEST_MODEL, LARGE_MODEL,
+    WHOLE_MODEL,
+) = range(9)  # fmt: skip
 LIVES = 1_000_000
 """Generations that caches may have in one life of the owner's process."""
 PULLER, PULLER_DEVICE = 101, 7
@@ -46,6 +53,24 @@ def desc(blocks: int, nbytes: int = BLOCK, tensors: int = TENSORS) -> CacheDesc:
     return CacheDesc(tensors, [blocks, nbytes], DataType.DT_UINT8)
 
 
+def whole_desc(profile: Profile) -> CacheDesc:
+    """Return the shape of a cache of production size, with room for a patch for each of the owner's clusters."""
+    blocks = (profile.gib << 30) // (2 * WHOLE_LAYERS * WHOLE_BLOCK)
+    return desc(max(blocks, profile.clusters * WIDE), WHOLE_BLOCK, 2 * WHOLE_LAYERS)
+
+
+def whole_view(cache: Cache, blocks: int) -> Cache:
+    """Return the first blocks of such a cache, as a cache that a ledger looks at."""
+    return Cache(cache.cache_id, desc(blocks, WHOLE_BLOCK, 2 * WHOLE_LAYERS), cache.tensor_addrs, True)
+
+
+def pool(profile: Profile, least: int) -> dict[str, int]:
+    """Return the option of a pool that has room for everything."""
+    whole = whole_desc(profile)
+    more = whole.size * whole.num_tensors + EACH if profile.gib else 0
+    return {"memory_size": least + EACH * max(2, profile.clusters) + more}
+
+
 def large_desc() -> CacheDesc:
     return desc(LARGE_BLOCKS, LARGE_BLOCK, LARGE_TENSORS)
 
@@ -63,7 +88,7 @@ def config(profile: Profile, device: int, listen: str | None) -> LLMConfig:
         "device_id": device,
         "listen_ip_info": listen,
         "sync_kv_timeout": TIMEOUT,
-        "mem_pool_cfg": {"memory_size": POOL},
+        "mem_pool_cfg": pool(profile, POOL),
         "host_mem_pool_cfg": {"memory_size": HOST_POOL},
         "heartbeat_interval": HEARTBEAT,
         "heartbeat_misses": MISSES,
@@ -78,12 +103,12 @@ def config(profile: Profile, device: int, listen: str | None) -> LLMConfig:
     return LLMConfig(**options)
 
 
-def legacy_config(device: int, listen: str | None) -> legacy.LLMConfig:
+def legacy_config(profile: Profile, device: int, listen: str | None) -> legacy.LLMConfig:
     return legacy.LLMConfig(
         device_id=device,
         listen_ip_info=listen,
         sync_kv_timeout=TIMEOUT,
-        mem_pool_cfg={"memory_size": LEGACY_POOL},
+        mem_pool_cfg=pool(profile, LEGACY_POOL),
         heartbeat_interval=HEARTBEAT,
         heartbeat_misses=MISSES,
     )

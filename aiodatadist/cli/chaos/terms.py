@@ -24,11 +24,15 @@ class Terms:
     @property
     def arguments(self) -> dict[str, Any]:
         """For a call that moves blocks."""
-        return {"priority": self.priority, "deadline": self.deadline}
+        given = {"priority": self.priority} if self.priority is not TransferPriority.NORMAL else {}
+        return given if self.deadline is None else {**given, "deadline": self.deadline}
 
     def named(self, operation: str) -> str:
         """Return the name of an operation's row: another priority than the usual one has its own."""
         return operation if self.priority is TransferPriority.NORMAL else f"{operation} {self.priority.name.lower()}"
+
+
+NO_TERMS = Terms()
 
 
 def some_terms(chance: random.Random, profile: Profile) -> Terms:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheKey, LLMDataDist, LLMException, LLMStatusCode, Placement
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheKey, CacheManager, LLMException, LLMStatusCode, Placement
+from aiodatadist.cli.chaos.doors import Door
 from aiodatadist.cli.chaos.side import Side
 from aiodatadist.cli.chaos.tally import GOOD
 from aiodatadist.testing import BlockLedger
@@ -24,18 +25,19 @@ class UserMemory:
     def __init__(
         self,
         side: Side,
-        datadist: LLMDataDist,
+        door: Door,
         name: str,
         desc: CacheDesc,
         key: BlocksCacheKey | list[CacheKey] | None = None,
     ) -> None:
-        self._side, self._manager = side, datadist.cache_manager
+        self._side = side
+        self._manager: CacheManager = door.manager
         self._key, self._desc = key, desc
         apart = -(-desc.size // PAGE) * PAGE
         placement = Placement.HOST if desc.placement is Placement.HOST else Placement.DEVICE
-        self._memory = datadist.device.allocate(apart * desc.num_tensors, placement)
+        self._memory = door.datadist.device.allocate(apart * desc.num_tensors, placement)
         self._addresses = [self._memory.address + i * apart for i in range(desc.num_tensors)]
-        self._cluster_id, self._name = datadist.cluster_id, name
+        self._cluster_id, self._name = door.cluster_id, name
         self._cache: Cache | None = None
         self.ledger = self._new_ledger(0)
         self.ledger.reclaim(self.ledger.blocks)

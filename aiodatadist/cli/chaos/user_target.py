@@ -7,7 +7,8 @@ import time
 
 import anyio
 
-from aiodatadist import BlocksCacheKey, CacheKey, CacheTask, LLMClusterInfo, LLMDataDist, NotLinked, Placement
+from aiodatadist import BlocksCacheKey, CacheKey, CacheManager, CacheTask, LLMClusterInfo, NotLinked, Placement
+from aiodatadist.cli.chaos.doors import Door
 from aiodatadist.cli.chaos.side import Side
 from aiodatadist.cli.chaos.sizes import LINK_MILLIS, LIVES, PULLER, SLOTS, USER, USER_MODEL, some, user_desc, user_slots
 from aiodatadist.cli.chaos.tally import GOOD
@@ -21,13 +22,14 @@ PULLED, PUSHED = range(1, USER, 2), range(0, USER, 2)
 class UserTarget:
     """A cluster of the owner's, with user memory at the other end."""
 
-    def __init__(self, side: Side, datadist: LLMDataDist, cluster_id: int) -> None:
-        self._side, self._manager, self._cluster_id = side, datadist.cache_manager, cluster_id
+    def __init__(self, side: Side, door: Door, cluster_id: int) -> None:
+        self._side, self._cluster_id = side, cluster_id
+        self._manager: CacheManager = door.manager
         self._memories = [
-            UserMemory(side, datadist, f"user {place.name.lower()} {cluster_id}", user_desc(place))
+            UserMemory(side, door, f"user {place.name.lower()} {cluster_id}", user_desc(place))
             for place in (Placement.DEVICE, Placement.HOST)
         ]
-        self._slots = UserMemory(side, datadist, f"user slots {cluster_id}", user_slots(), [])
+        self._slots = UserMemory(side, door, f"user slots {cluster_id}", user_slots(), [])
 
     async def one(self, chance: random.Random) -> None:
         """Do one operation; memory that is not registered is registered first."""
@@ -110,12 +112,12 @@ class UserSource:
     consumes.
     """
 
-    def __init__(self, side: Side, datadist: LLMDataDist) -> None:
-        self._side, self._datadist = side, datadist
-        number = datadist.cluster_id
+    def __init__(self, side: Side, door: Door) -> None:
+        self._side, self._door = side, door
+        number = door.cluster_id
         key, keys = BlocksCacheKey(number, USER_MODEL), [CacheKey(number, slot, USER_MODEL) for slot in range(SLOTS)]
-        self._blocks = UserMemory(side, datadist, f"user {number}", user_desc(Placement.DEVICE), key)
-        self._slots = UserMemory(side, datadist, f"user slots {number}", user_slots(), keys)
+        self._blocks = UserMemory(side, door, f"user {number}", user_desc(Placement.DEVICE), key)
+        self._slots = UserMemory(side, door, f"user slots {number}", user_slots(), keys)
         self._generation = side.settings.life * LIVES + LIVES // 2
         self._lent: dict[UserMemory, int] = {}
 
@@ -126,7 +128,7 @@ class UserSource:
             return
         if not await self.is_parted(chance):
             if chance.random() < 0.03:
-                results = await self._datadist.unlink_clusters([LLMClusterInfo(PULLER)], LINK_MILLIS)
+                results = await self._door.datadist.unlink_clusters([LLMClusterInfo(PULLER)], LINK_MILLIS)
                 self._side.ended("unlink", results.errors[0])
         elif await self.take_back():
             await anyio.sleep(chance.uniform(0, 0.3))
@@ -136,7 +138,7 @@ class UserSource:
     async def is_parted(self, chance: random.Random) -> bool:
         try:
             with anyio.move_on_after(chance.uniform(0, 1)) as limit:
-                await self._datadist.wait_link_closed(PULLER)
+                await self._door.wait_closed(PULLER)
         except NotLinked:
             return True
         return not limit.cancelled_caught
@@ -156,5 +158,5 @@ class UserSource:
             if not await memory.take_back():
                 return False
             del self._lent[memory]
-            self._side.tally.retired[f"{self._datadist.cluster_id}/{generation}"] = time.monotonic()
+            self._side.tally.retired[f"{self._door.cluster_id}/{generation}"] = time.monotonic()
         return True
