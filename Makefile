@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV    := $(if $(AIODATADIST_NIGHTLY),-X dev)
 RETRY  := $(if $(AIODATADIST_FLAKY),$(BIN)/python -m tests.retry --)
 PYTEST := $(RETRY) $(BIN)/python $(DEV) -m pytest $(if $(AIODATADIST_NIGHTLY),--asyncio-debug)
-WORKERS := --dist worksteal --tx '4*popen//python=$(strip $(abspath $(BIN))/python $(DEV))'
+WORKERS := -p tests.workers --workers 4
 NATIVE := $(shell find native -name '*.[ch]' -o -name CMakeLists.txt -o -name '*.py')
 # An editable install looks for a module where it was: one that moved is seen after another install.
 MODULES := build/modules.txt

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import signal
 import threading
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import anyio._backends._asyncio  # noqa: F401 - pytest rewrites anyio's modules, which fails where the stack is deep (Python 3.11)
 import pytest
@@ -34,20 +31,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, loops.Factory]:
     return loops.loops_of(item.nodeid, item.get_closest_marker("autojump") is not None)
-
-
-def pytest_collection(session: pytest.Session) -> None:
-    """Import the tests of a whole run in another order in each worker, so that one of them compiles a file, and not all."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if not worker or session.config.args != session.config.getini("testpaths"):
-        return
-    left_out = [Path(path).absolute() for path in session.config.getoption("ignore") or ()]
-    tests = Path(__file__).parent
-    files = [path for path in sorted(tests.rglob("test_*.py")) if not any(map(path.is_relative_to, left_out))]
-    start = int(worker.removeprefix("gw")) * len(files) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    for path in files[start:] + files[:start]:
-        with suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and reports it
-            importlib.import_module(".".join(path.relative_to(tests.parent).with_suffix("").parts))
 
 
 @pytest.hookimpl(trylast=True)
@@ -81,18 +64,7 @@ def anyio_in_tasks_only() -> Iterator[None]:
 # ---- what was left out ----
 
 LEFT_OUT = {"nightly": 0, "other_loop": 0}
-"""Tests, as counted where they were collected: in this process, or in each worker alike."""
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = LEFT_OUT
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Note what an ending worker of pytest-xdist left out. A worker that crashed reports nothing."""
-    LEFT_OUT.update(getattr(node, "workeroutput", {}).get("left_out", {}))
+"""Tests, as counted when they were collected."""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

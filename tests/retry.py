@@ -98,7 +98,7 @@ def selected(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def _write(kind: str, test: str, text: str = "") -> None:
-    # Workers of pytest-xdist have no journal: they report to the process that started them, which writes for all.
+    # In workers no such hook is called: they report to the process that forked them, which writes for all.
     if path := _orders.get(JOURNAL):
         with Path(path).open("a") as file:
             file.write(json.dumps([kind, test, text]) + "\n")
@@ -164,10 +164,10 @@ class Retry:
 
 
 def without_workers(command: Iterable[str]) -> Iterable[str]:
-    """Leave out the options that spread tests over processes."""
+    """Leave out the option that spreads tests over processes."""
     words = iter(command)
     for word in words:
-        if word in ("--dist", "--tx", "-n"):
+        if word == "--workers":
             next(words)
         else:
             yield word

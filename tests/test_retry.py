@@ -86,7 +86,7 @@ def test_good(): pass
 def test_moody():
     assert not first_time("moody"), "the first failure"
 """
-WORKERS = ("-p", "xdist.plugin", "--dist", "load", "--tx", "2*popen")
+WORKERS = ("-p", "tests.workers", "--workers", "2")
 
 
 @pytest.mark.parametrize("options", [(), WORKERS], ids=["one process", "workers"])
@@ -113,7 +113,7 @@ def test_the_command_is_a_program(project: Project) -> None:
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
     environment.pop(retry.FLAKY, None)
     command = [sys.executable, "-m", "tests.retry", "--", sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, check=False)
+    done = children.run(command, cwd=project.folder, env=environment, capture_output=True)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
 
 

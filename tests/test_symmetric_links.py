@@ -31,8 +31,10 @@ from aiodatadist.testing import (
 )
 from tests.test_pull import BLOCKS, moved
 
-GROUP = f"group {os.getpid()}"
-"""The name of a communicator: one for the whole machine, on which other tests run as well."""
+
+def group() -> str:
+    """Return the name of this process's communicator. Names count on the whole machine, where other tests run as well."""
+    return f"group {os.getpid()}"
 
 
 def table(count: int) -> str:
@@ -47,9 +49,9 @@ def table(count: int) -> str:
     )
 
 
-async def link_all(*clusters: Cluster, name: str = GROUP) -> list[int]:
+async def link_all(*clusters: Cluster, name: str = "") -> list[int]:
     ranks = {cluster.datadist.cluster_id: rank for rank, cluster in enumerate(clusters)}
-    return await asyncio.gather(*(c.datadist.link(name, ranks, table(len(clusters))) for c in clusters))
+    return await asyncio.gather(*(c.datadist.link(name or group(), ranks, table(len(clusters))) for c in clusters))
 
 
 async def settled(cluster: Cluster, number: int) -> RegisterMemStatus:
@@ -115,7 +117,7 @@ async def test_the_environments_limit_is_whole_seconds(text: str, monkeypatch: p
     monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", text)
     async with open_cluster(1, listen_ip_info=None) as prompt:
         with pytest.raises(ParamInvalid, match=f"HCCL_CONNECT_TIMEOUT={text}: .* 1 to 1000000 whole seconds"):
-            await prompt.datadist.link(GROUP, {1: 0, 2: 1}, table(2))
+            await prompt.datadist.link(group(), {1: 0, 2: 1}, table(2))
 
 
 async def test_other_keys_do_not_meet_as_links(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,7 +160,7 @@ async def test_ranks_that_leave_one_out_are_refused_before_a_member_is_waited_fo
     gap["server_list"][0]["device"][1]["rank_id"] = "5"
     async with open_cluster(1, link_total_time=1) as cluster:
         with pytest.raises(ParamInvalid, match=r"ranks \[0, 5\]: must be 0 to 1 without a gap"):
-            await cluster.datadist.link(GROUP, {1: 0, 2: 5}, json.dumps(gap))
+            await cluster.datadist.link(group(), {1: 0, 2: 5}, json.dumps(gap))
 
 
 async def test_the_applications_own_communicator_is_not_in_the_way() -> None:
@@ -181,7 +183,9 @@ async def test_groups_may_be_asked_for_in_another_order() -> None:
                 assert await settled(cluster, number) is RegisterMemStatus.OK
 
         async with asyncio.timeout(20):
-            await asyncio.gather(both(prompt, f"{GROUP} a", f"{GROUP} b"), both(decoder, f"{GROUP} b", f"{GROUP} a"))
+            await asyncio.gather(
+                both(prompt, f"{group()} a", f"{group()} b"), both(decoder, f"{group()} b", f"{group()} a")
+            )
 
 
 async def test_switching_the_role_moves_the_listener() -> None:

@@ -647,8 +647,6 @@ async def test_a_role_is_switched(how: str, no_leaks: None) -> None:
         await at_every_await(CALLER, how, switch, oracle)
 
 
-PD = f"pd {os.getpid()}"
-"""The name of a communicator: one for the whole machine, on which other tests run as well."""
 TABLE = json.dumps(
     {
         "version": "1.0",
@@ -674,8 +672,13 @@ async def two_members(link_total_time: int = 1) -> AsyncIterator[tuple[Cluster, 
             ending.enter_context(lasting(END))
 
 
-async def linked_by_table(*members: Cluster, name: str = PD) -> list[int]:
-    return list(await asyncio.gather(*(member.datadist.link(name, {1: 0, 2: 1}, TABLE) for member in members)))
+def pd() -> str:
+    """Return the name of this process's communicator. Names count on the whole machine, where other tests run as well."""
+    return f"pd {os.getpid()}"
+
+
+async def linked_by_table(*members: Cluster, name: str = "") -> list[int]:
+    return list(await asyncio.gather(*(member.datadist.link(name or pd(), {1: 0, 2: 1}, TABLE) for member in members)))
 
 
 @hows
@@ -684,10 +687,10 @@ async def test_a_link_by_rank_table(how: str, no_leaks: None) -> None:
     async with two_members() as (prompt, decoder, cache):
 
         async def link() -> None:
-            other = asyncio.create_task(prompt.datadist.link(PD, {1: 0, 2: 1}, TABLE))
+            other = asyncio.create_task(prompt.datadist.link(pd(), {1: 0, 2: 1}, TABLE))
             mine = 0
             try:
-                mine = await decoder.datadist.link(PD, {1: 0, 2: 1}, TABLE)
+                mine = await decoder.datadist.link(pd(), {1: 0, 2: 1}, TABLE)
             finally:
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait([other], timeout=10)
@@ -702,7 +705,7 @@ async def test_a_link_by_rank_table(how: str, no_leaks: None) -> None:
         async def oracle() -> None:
             clusters = (prompt, decoder)
             await until(lambda: not any(inside(c.datadist).links.has_any for c in clusters), "a link was left")
-            numbers = await linked_by_table(*clusters, name=f"{PD} again")
+            numbers = await linked_by_table(*clusters, name=f"{pd()} again")
             with anyio.fail_after(20):
                 await decoder.datadist.wait_linked(1)
             await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
