@@ -11,7 +11,7 @@ are for serving engines, ``telemetry`` shows what ``counting`` counts, and ``tes
 
 from aiodatadist.cache.pool import PoolUsage
 from aiodatadist.cache.task import CacheTask
-from aiodatadist.cache_manager import CacheManager
+from aiodatadist.cache_manager import BlockPool, CacheManager, TakenBlocks
 from aiodatadist.cluster.link_changes import LinkChange, LinkChanges, LinkPhase
 from aiodatadist.cluster.peer import Peer
 from aiodatadist.config.llm_config import LLMConfig, PoolConfig, RelinkPolicy
@@ -82,6 +82,7 @@ __all__ = [
     "AwaitableLayerSynchronizer",
     "BlockLease",
     "BlockParts",
+    "BlockPool",
     "BlocksCacheKey",
     "Cache",
     "CacheDesc",
@@ -138,6 +139,7 @@ __all__ = [
     "Statistics",
     "Status",
     "StuckError",
+    "TakenBlocks",
     "TorchNpuLayerSynchronizer",
     "TransferConfig",
     "TransferError",

@@ -889,6 +889,22 @@ MUTANTS = (
         (CLAIMS, CLAIMS_OF_ENGINES),
     ),
     Mutant(
+        "given-back-twice",
+        "blocks of a BlockPool come back once",
+        "aiodatadist/cache_manager/block_pool.py",
+        "        if self._owner is owner:\n",
+        "        if True:\n",
+        ("tests/test_block_pool.py::test_a_lease_that_ends_inside_the_block_gives_back_once",),
+    ),
+    Mutant(
+        "lease-outlives-its-request",
+        "a request that fails withdraws the lease of its blocks",
+        "aiodatadist/cache_manager/block_pool.py",
+        "            await taken._withdraw()\n",
+        "",
+        ("tests/test_block_pool.py::test_a_cancelled_block_withdraws_its_lease",),
+    ),
+    Mutant(
         "released-by-name",
         "a lease is released only with its digests",
         "aiodatadist/link/control/block_leases.py",

@@ -14,14 +14,14 @@ from aiodatadist import errors
 
 PUBLIC: dict[str, str] = {
     "aiodatadist": """
-        __version__ AuthError AwaitableLayerSynchronizer BlockLease BlockParts BlocksCacheKey Cache CacheDesc
+        __version__ AuthError AwaitableLayerSynchronizer BlockLease BlockParts BlockPool BlocksCacheKey Cache CacheDesc
         CacheKey CacheKeyByIdAndIndex CacheManager CacheNotFound CacheTask DataCorrupted DataType DeviceError
         EventLayerSynchronizer FeatureNotEnabled ForkError IncompatiblePeer InternalError LayerDone
         LayerReceiver LayerSynchronizer LeaseEnd LeaseMismatch LeaseTicket LinkChange LinkChanges LinkClosed LinkError
         LinkPhase LinkResults LinkStatistics LinkTimeout LLMClusterInfo LLMConfig LlmConfig LLMDataDist
         LLMException LLMRole LLMStatusCode MemInfo Memtype Notification NotLinked OutOfMemory ParamInvalid
         Peer PeerLost Placement PoolConfig PoolUsage ProtocolError PushType RegisterMemStatus RelinkPolicy
-        RuntimeUnavailable Statistics Status StuckError TorchNpuLayerSynchronizer TransferConfig TransferError
+        RuntimeUnavailable Statistics Status StuckError TakenBlocks TorchNpuLayerSynchronizer TransferConfig TransferError
         TransferPriority TransferReport TransferTimeout TransferWithCacheKeyConfig empty new_lease_name prompt_digest
         torch_empty
     """,
