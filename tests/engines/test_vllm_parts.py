@@ -72,7 +72,7 @@ class Worker:
         end = time.monotonic() + 20
         while request not in self.sent | self.received:
             assert time.monotonic() < end
-            results = self.side.take_results()
+            results = self.side.reports.take_results()
             assert not results.failed
             self.sent |= results.sent
             self.received |= results.received

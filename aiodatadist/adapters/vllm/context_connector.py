@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorRole,
-    KVConnectorTransferResults,
-    SupportsHMA,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from aiodatadist.adapters.cache_service import CacheService, CacheSettings, check_pool
+from aiodatadist.adapters.vllm.connector_base import ConnectorBase
 from aiodatadist.adapters.vllm.context_orders import ContextOrders
 from aiodatadist.adapters.vllm.context_scheduler import ContextScheduler
 from aiodatadist.adapters.vllm.context_worker import ContextWorker, config_of
 from aiodatadist.adapters.vllm.identity import meaning_of
 from aiodatadist.adapters.vllm.model import Model, settings_of
-from aiodatadist.adapters.vllm.stats import TransferMetrics, TransferStats
+from aiodatadist.adapters.vllm.stats import TransferStats
 
 _STABLE = frozenset({"sha256", "sha256_cbor"})
 
 
-class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM has no types here
+class AioDataDistContextConnector(ConnectorBase[ContextScheduler, ContextWorker]):
     """A vLLM connector that saves computed blocks by the hash of their prefix, and loads them by it.
 
     ``kv_connector_extra_config`` is a :class:`~aiodatadist.adapters.cache_service.CacheSettings`. A pool that is slow
@@ -51,8 +47,6 @@ class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ign
                 "when it is loaded"
             )
         config = config_of(settings, self._identity(vllm_config, settings, model), model.rank, model.ranks)
-        self._scheduler: ContextScheduler | None = None
-        self._worker: ContextWorker | None = None
         if role is KVConnectorRole.SCHEDULER:
             service = CacheService(settings)
             try:
@@ -85,16 +79,6 @@ class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ign
         return f"{words} {model.block_size} {model.ranks} {vllm_config.cache_config.prefix_caching_hash_algo}"
 
     @property
-    def _deciding(self) -> ContextScheduler:
-        assert self._scheduler is not None, "this is a worker's connector"
-        return self._scheduler
-
-    @property
-    def _moving(self) -> ContextWorker:
-        assert self._worker is not None, "this is a scheduler's connector"
-        return self._worker
-
-    @property
     def _orders(self) -> ContextOrders:
         orders = self._get_connector_metadata()
         assert isinstance(orders, ContextOrders)
@@ -102,17 +86,11 @@ class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ign
 
     # ---- worker ----
 
-    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        self._moving.register(kv_caches)
-
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         self._moving.let_go(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self._moving.load(self._orders)
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: loads have ended before their request is scheduled."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Do nothing: a value of the cache has all layers of a block, so it is saved once the last one is computed."""
@@ -121,19 +99,8 @@ class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ign
         """Start to save, without waiting: blocks wait for their saves when their request ends or is preempted."""
         self._moving.save(self._orders)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        results = self._moving.take_results()
-        return results.sent or None, results.received or None
-
-    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        results = self._moving.take_results()
-        return KVConnectorTransferResults(finished_sending=results.sent, finished_recving=results.received)
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._moving.take_failed_blocks()
-
     def get_kv_connector_stats(self) -> TransferStats | None:
-        return None if self._worker is None else self._worker.take_stats()
+        return None if self._worker is None else self._worker.reports.take_stats()
 
     def shutdown(self) -> None:
         for half in (self._worker, self._scheduler):
@@ -142,35 +109,11 @@ class AioDataDistContextConnector(KVConnectorBase_V1, SupportsHMA):  # type: ign
 
     # ---- scheduler ----
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._deciding.matched_tokens(request, num_computed_tokens)
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._deciding.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
-
-    def build_connector_meta(self, scheduler_output: Any) -> ContextOrders:
-        return self._deciding.take_orders(scheduler_output)
-
     def update_connector_output(self, connector_output: Any) -> None:
         is_whole = not connector_output.invalid_block_ids
         self._deciding.received(connector_output.finished_recving or (), is_whole)
-
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self._deciding.finished(request), None
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._deciding.finished(request), None
-
-    # ---- figures ----
-
-    @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats:
-        return TransferStats(data)
-
-    @classmethod
-    def build_prom_metrics(
-        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
-    ) -> TransferMetrics:
-        return TransferMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

@@ -10,8 +10,7 @@ from typing import Any
 from aiodatadist.adapters.cache_service import CacheService, CacheSettings
 from aiodatadist.adapters.vllm.context_orders import ContextOrders
 from aiodatadist.adapters.vllm.kv_tensors import layers_of
-from aiodatadist.adapters.vllm.results import FailedBlocks, Results
-from aiodatadist.adapters.vllm.stats import TransferStats
+from aiodatadist.adapters.vllm.results import Reports
 from aiodatadist.context_caching import CcConfig_v1
 
 
@@ -32,6 +31,9 @@ class ContextWorker:
     Args:
         blocks: blocks of the engine's KV cache, per layer.
         block_size: tokens of a block.
+
+    Attributes:
+        reports: the orders that ended.
     """
 
     def __init__(self, settings: CacheSettings, config: CcConfig_v1, blocks: int, block_size: int) -> None:
@@ -39,8 +41,7 @@ class ContextWorker:
         self._config = config
         self._blocks, self._block_size = blocks, block_size
         self._device = "cpu"
-        self._failed = FailedBlocks()
-        self._stats = TransferStats()
+        self.reports = Reports(self._service.take)
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
         """Register the KV cache, layer by layer: one tensor, or two for keys and values.
@@ -82,23 +83,6 @@ class ContextWorker:
             self._service.save(done.request_id, done.hashes, done.blocks)
         for request_id in orders.finished:
             self._service.finish(request_id)
-
-    def take_results(self) -> Results:
-        """Return what ended since the last step."""
-        ended = self._service.take()
-        self._stats.add(ended)
-        return self._failed.results(ended)
-
-    def take_failed_blocks(self) -> set[int]:
-        """Return the blocks of failed loads among those reported as received."""
-        return self._failed.take()
-
-    def take_stats(self) -> TransferStats | None:
-        """Return the figures of the last interval, or None if nothing happened."""
-        if self._stats.is_empty():
-            return None
-        stats, self._stats = self._stats, TransferStats()
-        return stats
 
     def close(self) -> None:
         """Close the service."""

@@ -13,8 +13,7 @@ from aiodatadist.adapters.sendings import Portion
 from aiodatadist.adapters.vllm.kv_tensors import layers_of, layout_of, shape_of
 from aiodatadist.adapters.vllm.model import Model
 from aiodatadist.adapters.vllm.orders import Expect, Load, Orders
-from aiodatadist.adapters.vllm.results import FailedBlocks, Results
-from aiodatadist.adapters.vllm.stats import TransferStats
+from aiodatadist.adapters.vllm.results import Reports
 from aiodatadist.adapters.vllm.steps import LayerSteps
 
 logger = logging.getLogger(__name__)
@@ -26,6 +25,9 @@ class WorkerSide:
     Args:
         model: its part of the model.
         meaning: the meaning of the numbers in its blocks.
+
+    Attributes:
+        reports: the orders that ended.
     """
 
     def __init__(self, settings: Settings, model: Model, meaning: Mapping[str, str]) -> None:
@@ -34,8 +36,7 @@ class WorkerSide:
         self._meaning = meaning
         self._address: WorkerAddress | None = None
         self._steps = LayerSteps(())
-        self._failed = FailedBlocks()
-        self._stats = TransferStats()
+        self.reports = Reports(self._service.take)
 
     @property
     def address(self) -> WorkerAddress | None:
@@ -106,23 +107,6 @@ class WorkerSide:
             expect.into,
             prompt=expect.prompt_digest,
         )
-
-    def take_results(self) -> Results:
-        """Return what ended since the last step."""
-        ended = self._service.take()
-        self._stats.add(ended)
-        return self._failed.results(ended)
-
-    def take_failed_blocks(self) -> set[int]:
-        """Return the blocks of failed loads among those reported as received."""
-        return self._failed.take()
-
-    def take_stats(self) -> TransferStats | None:
-        """Return the figures of the last interval, or None if nothing happened."""
-        if self._stats.is_empty():
-            return None
-        stats, self._stats = self._stats, TransferStats()
-        return stats
 
     def close(self) -> None:
         """Close the service."""
