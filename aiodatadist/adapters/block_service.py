@@ -30,7 +30,7 @@ from aiodatadist.adapters import push_messages
 from aiodatadist.adapters.block_shapes import Axes, BlockShape
 from aiodatadist.adapters.ended import Ended, Tell
 from aiodatadist.adapters.leased_blocks import LeasedBlocks, PullOrder, WorkerAddress
-from aiodatadist.adapters.loop_service import LoopService
+from aiodatadist.adapters.loop_service import LoopDoor, LoopService
 from aiodatadist.adapters.meaning import Meaning
 from aiodatadist.adapters.order_tasks import OrderTasks
 from aiodatadist.adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
@@ -39,12 +39,11 @@ from aiodatadist.adapters.push_in import ExpectOrder, IncomingPushes
 from aiodatadist.adapters.push_messages import Drop, More, PushMessage, Refused, Sent, TransferKey, Want
 from aiodatadist.adapters.push_out import OutgoingPushes
 from aiodatadist.adapters.sendings import GroupedSending, LayeredSending, Portion, Sending
-from aiodatadist.blocking import shared_loop
 from aiodatadist.cache_manager import CacheManager
 from aiodatadist.config.llm_config import LLMConfig, TransportName
 from aiodatadist.counting import Incident, Incidents
 from aiodatadist.datadist import LLMDataDist
-from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
+from aiodatadist.errors import InternalError, LLMException, ParamInvalid
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheDesc, DataType, LLMRole
@@ -212,9 +211,7 @@ class BlockService:
         self._rank, self._ranks = rank, ranks
         self._lock = threading.Lock()
         self._ended = Ended()
-        self._thread = shared_loop.acquire()
-        self._life: _Life | None = None
-        self._is_closed = False
+        self._door: LoopDoor[_Life] = LoopDoor("BlockService")
 
     def open(
         self,
@@ -240,9 +237,7 @@ class BlockService:
         groups = groups_of_layers(layers, blocks)
         by_cache = None if shape is None else _shape_by_cache(shape, layers[0], groups, blocks)
         life = _Life(self._settings, self._rank, self._ranks, self._tell)
-        opened: WorkerAddress = self._thread.call(lambda: life.open(groups, len(layers), layout, by_cache))
-        self._life = life
-        return opened
+        return self._door.open(life, lambda: life.open(groups, len(layers), layout, by_cache))
 
     def open_groups(
         self, blocks: Sequence[TensorGroup], aux: Sequence[TensorGroup], layout: dict[str, str | int]
@@ -258,9 +253,7 @@ class BlockService:
             OSError: if there is no such key file.
         """
         life = _Life(self._settings, self._rank, self._ranks, self._tell)
-        opened: PeerAddress = self._thread.call(lambda: life.open_groups(blocks, aux, layout))
-        self._life = life
-        return opened
+        return self._door.open(life, lambda: life.open_groups(blocks, aux, layout))
 
     def keep(
         self, request: str, lease: str, blocks: Sequence[int], prompt_digest: bytes, seconds: float | None = None
@@ -276,7 +269,7 @@ class BlockService:
         """
         check_prompt_digest(checks.instance(prompt_digest, "prompt_digest", bytes))
         life, kept, limit = self._running(), list(blocks), seconds or self._settings.lease_seconds
-        self._thread.post(lambda: life.leased.keep(request, lease, kept, prompt_digest, limit))
+        self._door.thread.post(lambda: life.leased.keep(request, lease, kept, prompt_digest, limit))
 
     def pull(self, order: PullOrder) -> None:
         """Start to pull. Reported in ``received``.
@@ -286,7 +279,7 @@ class BlockService:
         """
         check_prompt_digest(checks.instance(order.prompt_digest, "prompt_digest", bytes))
         life = self._running()
-        self._thread.post(lambda: life.leased.pull(order))
+        self._door.thread.post(lambda: life.leased.pull(order))
 
     def release(
         self, sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int], prompt_digest: bytes
@@ -302,7 +295,7 @@ class BlockService:
         """
         check_prompt_digest(checks.instance(prompt_digest, "prompt_digest", bytes))
         life = self._running()
-        self._thread.post(lambda: life.leased.release(sources, lease, blocks, prompt_digest))
+        self._door.thread.post(lambda: life.leased.release(sources, lease, blocks, prompt_digest))
 
     def cancel(self, request: str) -> None:
         """Stop the order of a request. It is reported once no more bytes of it can land.
@@ -310,7 +303,7 @@ class BlockService:
         Ended orders are unaffected.
         """
         life = self._running()
-        self._thread.post(lambda: life.cancel(request))
+        self._door.thread.post(lambda: life.cancel(request))
 
     def push(self, transfer: str, portion: Portion, *, request: str = "", prompt: bytes | None = None) -> None:
         """Send a portion of a request that a step is about to compute, each layer as soon as it is declared ready.
@@ -322,11 +315,11 @@ class BlockService:
                 an engine that expects the same name *and* prompt. None is for engines that do not know prompts.
         """
         life, key = self._running(), TransferKey.of(transfer, prompt)
-        self._thread.post(lambda: life.outgoing.add(key, portion, request))
+        self._door.thread.post(lambda: life.outgoing.add(key, portion, request))
 
     def layer_ready(self, synchronizer: AwaitableLayerSynchronizer, layer: int) -> None:
         """Declare a layer of this step's portions ready: it is computed, or its event is recorded."""
-        self._thread.post(lambda: synchronizer.ready(layer))
+        self._door.thread.post(lambda: synchronizer.ready(layer))
 
     def pushed(self, transfer: str, request: str, aux: int | None = None, *, prompt: bytes | None = None) -> None:
         """Declare that the request is computed, without further portions, and that ``aux`` goes with it.
@@ -334,22 +327,22 @@ class BlockService:
         Reported in ``sent``.
         """
         life, key = self._running(), TransferKey.of(transfer, prompt)
-        self._thread.post(lambda: life.outgoing.complete(key, request, aux))
+        self._door.thread.post(lambda: life.outgoing.complete(key, request, aux))
 
     def abandon(self, transfer: str, *, request: str = "", prompt: bytes | None = None) -> None:
         """Declare that the request is not computed to its end. Nothing is reported."""
         life, key = self._running(), TransferKey.of(transfer, prompt)
-        self._thread.post(lambda: life.outgoing.abandon(key, request))
+        self._door.thread.post(lambda: life.outgoing.abandon(key, request))
 
     def expect(self, order: ExpectOrder) -> None:
         """Tell a peer where its portions belong. Reported in ``received``."""
         life = self._running()
-        self._thread.post(lambda: life.incoming.expect(order))
+        self._door.thread.post(lambda: life.incoming.expect(order))
 
     def decline(self, source: PeerAddress, transfer: str, prompt: bytes | None = None) -> None:
         """Tell a peer that its portions are not needed, if possible. Nothing is reported."""
         life, key = self._running(), TransferKey.of(transfer, prompt)
-        self._thread.post(lambda: life.incoming.decline(source, key))
+        self._door.thread.post(lambda: life.incoming.decline(source, key))
 
     @property
     def incidents(self) -> Incidents:
@@ -363,31 +356,23 @@ class BlockService:
             InternalError: if the device does not release the KV cache, so that a transfer may write into it for ever:
                 the engine must end. All other methods raise this from then on, too.
         """
-        if self._life is not None:
-            self._life.check()
+        life = self._door.opened
+        if life is not None:
+            life.check()
         with self._lock:
             ended, self._ended = self._ended, self._ended.after()
-        if self._life is not None:
-            ended.incidents = self._life.incidents.take()
+        if life is not None:
+            ended.incidents = life.incidents.take()
         return ended
 
     def close(self) -> None:
         """Stop running orders, end all links, and release the memory. May be called twice."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        life, self._life = self._life, None
-        try:
-            if life is not None:
-                self._thread.call(life.close)
-        finally:
-            shared_loop.release(self._thread)
+        self._door.close()
 
     def _running(self) -> _Life:
-        if self._life is None:
-            raise LLMException("this BlockService is not open", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
-        self._life.check()
-        return self._life
+        life = self._door.life
+        life.check()
+        return life
 
     def _tell(self, change: Callable[[Ended], object]) -> None:
         with self._lock:
@@ -403,6 +388,7 @@ class _Life:
         self._tell = tell
         self._datadist = LLMDataDist(LLMRole.MIX, settings.own_cluster_id(rank), settings.config(rank))
         self._service = LoopService("block service")
+        self.close = self._service.close
         self._manager: CacheManager
         self._caches: list[Cache] = []
         # random: a peer that means an earlier life of this cluster finds no cache
@@ -524,10 +510,6 @@ class _Life:
             self.incidents,
         )
         tasks.start_soon(self._listen)
-
-    async def close(self) -> None:
-        """Close everything."""
-        await self._service.close()
 
     def _break(self, error: LLMException) -> None:
         self.broken = self.broken or error

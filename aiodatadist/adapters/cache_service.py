@@ -27,15 +27,14 @@ import anyio.abc
 from pydantic import ConfigDict, Field
 
 from aiodatadist.adapters.ended import Ended, Tell
-from aiodatadist.adapters.loop_service import LoopService
+from aiodatadist.adapters.loop_service import LoopDoor, LoopService
 from aiodatadist.adapters.pools import EMBEDDED, PoolSettings, open_cache
-from aiodatadist.blocking import shared_loop
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException
 from aiodatadist.counting import Incident, Incidents
-from aiodatadist.errors import InternalError, LLMException, LLMStatusCode, ParamInvalid
+from aiodatadist.errors import InternalError, ParamInvalid
 from aiodatadist.values.foreign import printable
 
 logger = logging.getLogger(__name__)
@@ -83,9 +82,7 @@ class CacheService:
         self._lock = threading.Lock()
         self._ended = Ended()
         self._found: dict[str, int | None] = {}
-        self._thread = shared_loop.acquire()
-        self._life: _Life | None = None
-        self._is_closed = False
+        self._door: LoopDoor[_Life] = LoopDoor("CacheService")
 
     def open(self, config: CcConfig_v1, layers: Sequence[Sequence[Any]] = ()) -> None:
         """Open the cache, and register these layers' tensors, ``[blocks, tokens of a block, ...]`` each.
@@ -96,14 +93,13 @@ class CacheService:
             EmsException: if the URL or a tensor is wrong, or the pool's extra is not installed.
         """
         life = _Life(self._settings, self._tell, self._answer)
-        self._thread.call(lambda: life.open(config, layers))
-        self._life = life
+        self._door.open(life, lambda: life.open(config, layers))
 
     def look_up(self, request: str, hashes: Sequence[int]) -> None:
         """Ask how many of these blocks are there, from the first on, in the shards of all ranks."""
         life, wanted = self._running(), list(hashes)
         self._found[request] = None
-        self._thread.post(lambda: life.look_up(request, wanted))
+        self._door.thread.post(lambda: life.look_up(request, wanted))
 
     def is_looked_up(self, request: str) -> bool:
         """Return True if :meth:`look_up` was called, and :meth:`forget` was not."""
@@ -121,22 +117,22 @@ class CacheService:
     def load(self, request: str, hashes: Sequence[int], blocks: Sequence[int]) -> None:
         """Start to load. Reported in ``received``; missing blocks are in ``failed``."""
         life, wanted, into = self._running(), list(hashes), tuple(blocks)
-        self._thread.post(lambda: life.load(request, wanted, into))
+        self._door.thread.post(lambda: life.load(request, wanted, into))
 
     def save(self, request: str, hashes: Sequence[int], blocks: Sequence[int]) -> None:
         """Start to save. The blocks must not be written until :meth:`let_go`, or the report after :meth:`finish`."""
         life, wanted, kept = self._running(), list(hashes), list(blocks)
-        self._thread.post(lambda: life.save(request, wanted, kept))
+        self._door.thread.post(lambda: life.save(request, wanted, kept))
 
     def finish(self, request: str) -> None:
         """Declare that there are no more saves of this request. Reported in ``sent`` once those before have ended."""
         life = self._running()
-        self._thread.post(lambda: life.finish(request))
+        self._door.thread.post(lambda: life.finish(request))
 
     def cancel(self, request: str) -> None:
         """Stop a load. It is reported once no more bytes of it can land. Ended loads are unaffected."""
         life = self._running()
-        self._thread.post(lambda: life.cancel(request))
+        self._door.thread.post(lambda: life.cancel(request))
 
     def let_go(self, requests: Sequence[str]) -> None:
         """Stop saves of these requests, and wait until their blocks are no longer read.
@@ -146,32 +142,22 @@ class CacheService:
         """
         life, named = self._running(), list(requests)
         if named:
-            self._thread.call(lambda: life.let_go(named))
+            self._door.thread.call(lambda: life.let_go(named))
 
     def take(self) -> Ended:
         """Return what ended since the last call. Never waits."""
         with self._lock:
             ended, self._ended = self._ended, Ended()
-        if self._life is not None:
-            ended.incidents = self._life.incidents.take()
+        if self._door.opened is not None:
+            ended.incidents = self._door.opened.incidents.take()
         return ended
 
     def close(self) -> None:
         """Stop running calls, and close the cache. May be called twice."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        life, self._life = self._life, None
-        try:
-            if life is not None:
-                self._thread.call(life.close)
-        finally:
-            shared_loop.release(self._thread)
+        self._door.close()
 
     def _running(self) -> _Life:
-        if self._life is None:
-            raise LLMException("this CacheService is not open", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
-        return self._life
+        return self._door.life
 
     def _tell(self, change: Callable[[Ended], object]) -> None:
         with self._lock:
@@ -191,6 +177,7 @@ class _Life:
         self._tell = tell
         self._answer = answer
         self._service = LoopService("cache service")
+        self.close = self._service.close
         self.incidents = Incidents()
         self._cache: ContextCache
         self._block_size = 0
@@ -212,10 +199,6 @@ class _Life:
 
         await self._service.open(enter)
         self._tasks = Spawner(self._service.group)
-
-    async def close(self) -> None:
-        """Close everything."""
-        await self._service.close()
 
     def _say(self, kind: Incident, words: str, request: str, error: EmsException) -> None:
         self.incidents.add(kind, logger, words, printable(request), error)

@@ -1,16 +1,19 @@
-"""The life of an adapter's object on an event loop in another thread."""
+"""The life of an adapter's object on an event loop in another thread, and the door to it for other threads."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.abc
 
+from aiodatadist.blocking import shared_loop
 from aiodatadist.concurrency.resident import Misuse, Resident
-from aiodatadist.errors import InternalError
+from aiodatadist.errors import InternalError, LLMException, LLMStatusCode
 
 
 class LoopService:
@@ -70,3 +73,70 @@ class LoopService:
 
     def _refusal(self, misuse: Misuse, reason: str | None) -> Exception:
         return InternalError(f"{self._what}: {reason or misuse.value}")
+
+
+class Life(Protocol):
+    """The part of an object on the event loop."""
+
+    @property
+    def close(self) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Close everything. Awaited on the loop."""
+
+
+LifeT = TypeVar("LifeT", bound=Life)
+T = TypeVar("T")
+
+
+class LoopDoor(Generic[LifeT]):
+    """The loop's thread, and the life there while it is open. Only :meth:`open` and :meth:`close` wait.
+
+    Attributes:
+        thread: the process's loop thread, or one of its own.
+        opened: the life; None before :meth:`open` has returned, and once :meth:`close` was called.
+    """
+
+    def __init__(self, what: str, own_thread: str | None = None) -> None:
+        """Keep the name for errors, for instance ``"ValueService"``; start a thread of this name if there is one."""
+        self.opened: LifeT | None = None
+        self._what = what
+        self._is_closed = False
+        if own_thread is None:
+            self.thread = shared_loop.acquire()
+            self._give_back: Callable[[], None] = partial(shared_loop.release, self.thread)
+        else:
+            self.thread = shared_loop.separate(own_thread)
+            self._give_back = self.thread.join
+
+    def open(self, life: LifeT, opening: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Open the life; return the result of ``opening``, or raise its error."""
+        opened: T = self.thread.call(opening)
+        self.opened = life
+        return opened
+
+    def open_or_close(self, life: LifeT, opening: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Open the life; give the thread back if that raises."""
+        try:
+            return self.open(life, opening)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def life(self) -> LifeT:
+        """The life. Raises LLMException if there is none."""
+        if self.opened is None:
+            state = "closed" if self._is_closed else "not open"
+            raise LLMException(f"this {self._what} is {state}", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
+        return self.opened
+
+    def close(self) -> None:
+        """Close the life, and give the thread back. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        life, self.opened = self.opened, None
+        try:
+            if life is not None:
+                self.thread.call(life.close)
+        finally:
+            self._give_back()

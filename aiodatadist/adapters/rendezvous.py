@@ -19,7 +19,7 @@ import anyio.abc
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from aiodatadist.adapters.engine_ranks import EngineRanks, contradiction
-from aiodatadist.adapters.loop_service import LoopService
+from aiodatadist.adapters.loop_service import LoopDoor, LoopService
 from aiodatadist.adapters.peer_links import PeerAddress
 from aiodatadist.adapters.peers import is_loopback
 from aiodatadist.adapters.rendezvous_lines import (
@@ -36,7 +36,6 @@ from aiodatadist.adapters.rendezvous_lines import (
     read,
     written,
 )
-from aiodatadist.blocking import shared_loop
 from aiodatadist.cluster.client_slots import MAX_CLIENTS_OF_ONE, ClientSlots
 from aiodatadist.cluster.listener import Listener
 from aiodatadist.counting import Incident, Incidents
@@ -89,25 +88,14 @@ class RendezvousServer:
 
     def __init__(self, host: str, port: int, key: bytes | None = None, clock: Clock = time.time) -> None:
         _check_host(host, key)
-        self._thread = shared_loop.separate("aiodatadist rendezvous")
-        self._life: _Life | None = None
+        self._door: LoopDoor[_Life] = LoopDoor("RendezvousServer", own_thread="aiodatadist rendezvous")
         self.incidents = Incidents()
         life = _Life(key, clock, self.incidents)
-        try:
-            self.port: int = self._thread.call(lambda: life.open(host, port))
-        except BaseException:
-            self._thread.join()
-            raise
-        self._life = life
+        self.port = self._door.open_or_close(life, lambda: life.open(host, port))
 
     def close(self) -> None:
         """Stop listening. May be called twice."""
-        life, self._life = self._life, None
-        if life is not None:
-            try:
-                self._thread.call(life.close)
-            finally:
-                self._thread.join()
+        self._door.close()
 
 
 class _Life:
@@ -120,6 +108,7 @@ class _Life:
         self._slots = ClientSlots(MAX_CLIENTS_OF_ONE)
         self._incidents = incidents
         self._service = LoopService("rendezvous")
+        self.close = self._service.close
 
     async def open(self, host: str, port: int) -> int:
         """Start listening; return the port."""
@@ -134,10 +123,6 @@ class _Life:
         await self._service.open(enter)
         self._service.group.start_soon(listener.serve, self._serve, self._service.group, self._incidents)
         return listener.address[1]
-
-    async def close(self) -> None:
-        """Close everything."""
-        await self._service.close()
 
     async def _serve(self, client: socket.socket, _: Listener) -> None:
         """Serve one client from the accept on. It has :data:`CLIENT_SECONDS`, or less if it must make room."""

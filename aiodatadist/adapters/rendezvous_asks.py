@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from aiodatadist.adapters import rendezvous
-from aiodatadist.adapters.loop_service import LoopService
+from aiodatadist.adapters.loop_service import LoopDoor, LoopService
 from aiodatadist.adapters.rendezvous_lines import Ranks
-from aiodatadist.blocking import shared_loop
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.spawner import Spawner
 
@@ -48,13 +47,8 @@ class RendezvousAsks:
         self._key = key
         self._asked: dict[tuple[str, int], _Question] = {}
         self._service = LoopService("rendezvous question")
-        self._thread = shared_loop.acquire()
-        try:
-            self._thread.call(lambda: self._service.open(_nothing))
-        except BaseException:
-            shared_loop.release(self._thread)
-            raise
-        self._is_closed = False
+        self._door: LoopDoor[LoopService] = LoopDoor("RendezvousAsks")
+        self._door.open_or_close(self._service, lambda: self._service.open(_nothing))
 
     def ask(self, host: str, port: int, seconds: float = 0.0) -> Ranks | None:
         """Return the ranks of the engine there, or None if some are missing, or no answer comes within ``seconds``.
@@ -79,13 +73,13 @@ class RendezvousAsks:
         if len(self._asked) >= MAX_ASKS:
             self._make_room()
         question = self._asked[place] = _Question()
-        self._thread.post(lambda: Spawner(self._service.group).start_soon(self._ask, place, question))
+        self._door.thread.post(lambda: Spawner(self._service.group).start_soon(self._ask, place, question))
         return question
 
     def _make_room(self) -> None:
         """Forget the oldest question of those that are worth least."""
         least = min(self._asked, key=lambda place: self._asked[place].worth)
-        self._thread.post(self._asked.pop(least).scope.cancel)
+        self._door.thread.post(self._asked.pop(least).scope.cancel)
 
     async def _ask(self, place: tuple[str, int], question: _Question) -> None:
         with question.scope:
@@ -100,13 +94,7 @@ class RendezvousAsks:
 
     def close(self) -> None:
         """Stop asking. May be called twice."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            self._thread.call(self._service.close)
-        finally:
-            shared_loop.release(self._thread)
+        self._door.close()
 
 
 async def _nothing(_: AsyncExitStack) -> None:

@@ -15,14 +15,12 @@ from typing import Any
 
 from pydantic import Field
 
-from aiodatadist.adapters.loop_service import LoopService
+from aiodatadist.adapters.loop_service import LoopDoor, LoopService
 from aiodatadist.adapters.pools import PoolSettings, open_cache
-from aiodatadist.blocking import shared_loop
 from aiodatadist.concurrency.spawner import Spawner
 from aiodatadist.context_caching import CcConfig, CcResult, CcStatus, ContextCache, EmsException
 from aiodatadist.counting import Incident, Incidents
 from aiodatadist.counting.callbacks import guarded
-from aiodatadist.errors import LLMException, LLMStatusCode
 
 logger = logging.getLogger(__name__)
 
@@ -59,15 +57,9 @@ class ValueService:
     """
 
     def __init__(self, settings: ValueSettings) -> None:
-        self._thread = shared_loop.acquire()
-        self._life: _Life | None = None
+        self._door: LoopDoor[_Life] = LoopDoor("ValueService")
         life = _Life(settings)
-        try:
-            self._thread.call(life.open)
-        except BaseException:
-            shared_loop.release(self._thread)
-            raise
-        self._life = life
+        self._door.open_or_close(life, life.open)
 
     def save(self, keys: Sequence[str], buffers: Sequence[Any], done: Done) -> None:
         """Store each buffer under its key. Keys that are there already count as stored."""
@@ -90,29 +82,22 @@ class ValueService:
 
     def check_health(self) -> bool:
         """Return True if the pool works right now. Waits for at most a second."""
-        healthy: bool = self._thread.call(self._running().check_health)
+        healthy: bool = self._door.thread.call(self._running().check_health)
         return healthy
 
     def close(self) -> None:
         """Stop running calls, and close the cache. May be called twice."""
-        life, self._life = self._life, None
-        if life is not None:
-            try:
-                self._thread.call(life.close)
-            finally:
-                shared_loop.release(self._thread)
+        self._door.close()
 
     def _running(self) -> _Life:
-        if self._life is None:
-            raise LLMException("this ValueService is closed", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
-        return self._life
+        return self._door.life
 
     def _post(self, what: str, keys: list[str], buffers: list[Any], done: Done) -> None:
         life = self._running()
         if not keys:
             done([])
             return
-        self._thread.post(lambda: life.start(what, keys, buffers, done))
+        self._door.thread.post(lambda: life.start(what, keys, buffers, done))
 
 
 class _Life:
@@ -121,6 +106,7 @@ class _Life:
     def __init__(self, settings: ValueSettings) -> None:
         self._settings = settings
         self._service = LoopService("value service")
+        self.close = self._service.close
         self._incidents = Incidents()
         self._cache: ContextCache
         self._tasks: Spawner
@@ -135,10 +121,6 @@ class _Life:
 
         await self._service.open(enter)
         self._tasks = Spawner(self._service.group)
-
-    async def close(self) -> None:
-        """Close everything."""
-        await self._service.close()
 
     async def check_health(self) -> bool:
         """Return True if the pool works right now."""

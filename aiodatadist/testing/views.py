@@ -58,7 +58,7 @@ def transfer_of(task: Any) -> TransferCompletion:
 
 def thread_of(service: Any) -> LoopThread:
     """Return the thread whose event loop a service, or a cluster of ``aiodatadist.blocking``, uses."""
-    found: LoopThread = service._thread
+    found: LoopThread = service._door.thread if hasattr(service, "_door") else service._thread
     return found
 
 

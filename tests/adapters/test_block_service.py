@@ -390,7 +390,7 @@ if "portions" in sys.argv:
 soft_fault("HcclBatchGet:hang;aclrtStreamAbort:fail=507000@*")
 puller.service.pull(order("r", lease, owner.address))
 if "cancelled" in sys.argv:
-    links = puller.service._life._datadist._engine.links
+    links = puller.service._door.life._datadist._engine.links
     while not any(each.transfers.running.transfers for each in links.current):
         time.sleep(0.001)
     puller.service.cancel("r")
