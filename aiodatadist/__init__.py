@@ -75,8 +75,6 @@ from aiodatadist.values.transfer_priority import TransferPriority
 
 __version__ = "0.1.0"
 
-LlmConfig = LLMConfig
-
 __all__ = [
     "AuthError",
     "AwaitableLayerSynchronizer",
@@ -119,7 +117,6 @@ __all__ = [
     "LinkResults",
     "LinkStatistics",
     "LinkTimeout",
-    "LlmConfig",
     "MemInfo",
     "Memtype",
     "NotLinked",

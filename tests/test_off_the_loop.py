@@ -126,6 +126,8 @@ ON_THE_LOOP: dict[type, Table] = {
         "unlink": lambda s: s.datadist.unlink(1),
         "check_link_status": lambda s: s.datadist.check_link_status(1),
         "link_clusters": lambda s: s.datadist.link_clusters([s.peer]),
+        "link_to": lambda s: s.datadist.link_to(s.peer),
+        "unlink_from": lambda s: s.datadist.unlink_from(1),
         "unlink_clusters": lambda s: s.datadist.unlink_clusters([s.peer]),
         "wait_linked": lambda s: s.datadist.wait_linked(1),
         "wait_link_closed": lambda s: s.datadist.wait_link_closed(1),
@@ -192,9 +194,9 @@ ANY_THREAD: dict[type, Table] = {
 ANYWHERE: dict[type, frozenset[str]] = {
     LLMDataDist: frozenset({"cluster_id", "role", "instance", "config", "totals", "figures", "observer",
                             "query_register_mem_status"}),
-    CacheManager: frozenset({"remap_registered_memory", "set_is_call_linked", "check_cache_key"}),
+    CacheManager: frozenset({"remap_registered_memory", "check_cache_key"}),
     CacheTask: frozenset({"peer", "done", "cancelled", "exception", "result", "send", "throw", "close"}),
-    BlockLease: frozenset({"name", "blocks", "ended", "claim", "unclaim", "peer_gone", "end"}),
+    BlockLease: frozenset({"name", "blocks", "ended"}),
     LayerReceiver: frozenset({"landed"}),
 }  # fmt: skip
 """Facts that the object has, functions of their arguments alone, and what is not for callers."""
@@ -383,6 +385,8 @@ BLOCKING: dict[type, Table] = {
         "kv_cache_manager": lambda s: s.datadist.kv_cache_manager,
         "link_clusters": lambda s: s.datadist.link_clusters([]),
         "unlink_clusters": lambda s: s.datadist.unlink_clusters([s.source.info]),
+        "link_to": lambda s: s.datadist.link_to(s.source.info),
+        "unlink_from": lambda s: s.datadist.unlink_from(1),
         "switch_role": lambda s: s.datadist.switch_role(LLMRole.PROMPT),
         "link": lambda s: s.datadist.link("name", {1: 0, 2: 1}, "{}"),
         "unlink": lambda s: s.datadist.unlink(1),
@@ -416,7 +420,6 @@ BLOCKING: dict[type, Table] = {
         "copy_blocks": lambda s: s.manager.copy_blocks(s.cache, {0: [1]}),
         "swap_blocks": lambda s: s.manager.swap_blocks(s.cache, s.cache, {0: 1}),
         "remap_registered_memory": lambda s: s.manager.remap_registered_memory([]),
-        "set_is_call_linked": lambda s: s.manager.set_is_call_linked(),
         "transfer_cache_async": lambda s: s.manager.transfer_cache_async(s.cache, Ready(), [s.whole], [3], [0]),
         "arrays": lambda s: s.manager.arrays(s.cache),
         "tensors": lambda s: s.manager.tensors(s.cache),
@@ -446,7 +449,7 @@ BLOCKING: dict[type, Table] = {
 }
 BLOCKING_FACTS: dict[type, frozenset[str]] = {
     blocking.LLMDataDist: frozenset({"finalize", "close", "cluster_id", "stats", "figures", "observer"}),
-    blocking.CacheManager: frozenset({"check_cache_key", "max_submitted"}),
+    blocking.CacheManager: frozenset({"check_cache_key", "max_submitted", "set_is_call_linked"}),
     LayersHandle: frozenset(
         {"poll", "done", "exception", "failed_blocks", "report", "operation", "tag", "start_with", "begin"}
     ),

@@ -62,9 +62,11 @@ class CacheManager:
     copy_blocks = moving(awaitable.CacheManager.copy_blocks)
     swap_blocks = moving(awaitable.CacheManager.swap_blocks)
     remap_registered_memory = blocking(awaitable.CacheManager.remap_registered_memory)
-    set_is_call_linked = blocking(awaitable.CacheManager.set_is_call_linked)
     transfer_cache_async = starting(awaitable.CacheManager.transfer_cache_async)
     check_cache_key = staticmethod(awaitable.CacheManager.check_cache_key)
+
+    def set_is_call_linked(self) -> None:
+        """Have no effect: kept for compatibility, because memory can be registered at any time here."""
 
     # ---- ours ----
 

@@ -438,9 +438,6 @@ class Caches:
             raise NotLinked("nothing is linked: there is no memory to map again")
         raise FeatureNotEnabled("remap_registered_memory is not available", hint="restart the process")
 
-    def set_is_call_linked(self) -> None:
-        """Have no effect: kept for compatibility, because memory can be registered at any time here."""
-
     @staticmethod
     def check_cache_key(cache_key: CacheKey) -> None:
         """Raise ParamInvalid unless exactly one of ``req_id`` and ``prefix_id`` is valid."""

@@ -26,6 +26,8 @@ def calls_of(m: Models, source: KvCache, target: KvCache, blocks: KvCache) -> di
         "switch_role": lambda: decoder.switch_role(LLMRole.PROMPT, {"llm.listenIpInfo": "127.0.0.1:0"}),
         "link_clusters": lambda: decoder.link_clusters([peer]),
         "unlink_clusters": lambda: decoder.unlink_clusters([peer]),
+        "link_to": lambda: decoder.link_to(peer),
+        "unlink_from": lambda: decoder.unlink_from(1),
         "check_link_status": lambda: decoder.check_link_status(1),
         "wait_linked": lambda: prompt.wait_linked(2),
         "add_model": lambda: decoder.add_model(options(), m.reader),

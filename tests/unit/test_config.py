@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretBytes
 
-from aiodatadist import FeatureNotEnabled, LLMConfig, LlmConfig, LLMException, LLMStatusCode, ParamInvalid, RelinkPolicy
+from aiodatadist import FeatureNotEnabled, LLMConfig, LLMException, LLMStatusCode, ParamInvalid, RelinkPolicy, blocking
 from aiodatadist.config.llm_config import check_mode
 from aiodatadist.config.option_rules import MAX_LOCAL_COMM_RES, BufferPoolConfig, PoolConfig
 from aiodatadist.transport import TRANSPORTS
@@ -72,7 +72,7 @@ configurations = st.fixed_dictionaries({}, optional=OPTIONS)
 
 
 def test_spellings_of_the_class_are_one_class() -> None:
-    assert LlmConfig is LLMConfig
+    assert blocking.LlmConfig is blocking.LLMConfig
 
 
 def test_defaults_are_those_of_the_one_sided_mode() -> None:

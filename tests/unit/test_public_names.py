@@ -18,7 +18,7 @@ PUBLIC: dict[str, str] = {
         CacheKey CacheKeyByIdAndIndex CacheManager CacheNotFound CacheTask DataCorrupted DataType DeviceError
         EventLayerSynchronizer FeatureNotEnabled ForkError IncompatiblePeer InternalError LayerDone
         LayerReceiver LayerSynchronizer LeaseEnd LeaseMismatch LeaseTicket LinkChange LinkChanges LinkClosed LinkError
-        LinkPhase LinkResults LinkStatistics LinkTimeout LLMClusterInfo LLMConfig LlmConfig LLMDataDist
+        LinkPhase LinkResults LinkStatistics LinkTimeout LLMClusterInfo LLMConfig LLMDataDist
         LLMException LLMRole LLMStatusCode MemInfo Memtype Notification NotLinked OutOfMemory ParamInvalid
         Peer PeerLost Placement PoolConfig PoolUsage ProtocolError PushType RegisterMemStatus RelinkPolicy
         RuntimeUnavailable Statistics Status StuckError TakenBlocks TorchNpuLayerSynchronizer TransferConfig TransferError
