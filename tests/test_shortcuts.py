@@ -16,6 +16,7 @@ from aiodatadist import (
     BlocksCacheKey,
     Cache,
     CacheDesc,
+    CacheNotFound,
     CacheTask,
     DataType,
     DeviceError,
@@ -187,6 +188,18 @@ async def test_a_cache_that_is_given_up_is_not_reached_by_its_old_way(monkeypatc
         await decoder.datadist.unlink_clusters([cluster_info(prompt)])
         with pytest.raises(NotLinked):
             manager.pull_blocks(KEY, target, [2], [3])
+
+
+@short
+async def test_a_destination_that_is_given_up_is_filled_by_no_shortcut() -> None:
+    async with linked_pair(DESC, mem_pool_cfg='{"memory_size": 1048576}') as (_, decoder, _, _):
+        manager = decoder.datadist.cache_manager
+        lent = await manager.allocate_blocks_cache(DESC)
+        for _ in range(4):
+            await manager.pull_blocks(KEY, lent, [2], [3])
+        await manager.deallocate_blocks_cache(lent)
+        with pytest.raises(CacheNotFound):
+            manager.pull_blocks(KEY, lent, [2], [3])
 
 
 @short

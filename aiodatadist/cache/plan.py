@@ -114,15 +114,20 @@ def _want_kind(cache: Geometry, blocks: bool, whose: str) -> None:
 def blocks_to_blocks(
     source: Geometry, target: Geometry, src: Sequence[int], dst: Sequence[int], layers: Layers
 ) -> Grid:
-    """Return the grid in which block ``src[i]`` of the source goes to block ``dst[i]`` of the destination."""
-    _want_kind(source, True, "source")
-    _want_kind(target, True, "destination")
+    """Return the grid in which block ``src[i]`` of the source goes to block ``dst[i]`` of the destination.
+
+    An array is a selection's own copy, as C reads it, and is not copied again.
+    """
+    if not (source.blocks and target.blocks):
+        _want_kind(source, True, "source")
+        _want_kind(target, True, "destination")
     stride = target.stride
     if source.stride != stride:
         raise ParamInvalid(
             f"a block has {source.stride} bytes at the source and {stride} at the destination: they must be equal"
         )
-    sources, targets = indexes(src, "src_blocks"), indexes(dst, "dst_blocks")
+    sources = src if isinstance(src, array) else indexes(src, "src_blocks")
+    targets = dst if isinstance(dst, array) else indexes(dst, "dst_blocks")
     if len(sources) != len(targets):
         raise ParamInvalid(f"{len(sources)} src_blocks for {len(targets)} dst_blocks: they must have the same length")
     check_below(sources, source.pieces, "src_blocks", "source")

@@ -292,7 +292,7 @@ class CacheRegistry:
             raise CacheNotFound(f"{name} {cache.cache_id} is being released, or not registered yet")
         if entry.is_poisoned:
             raise CacheNotFound(f"{name} {cache.cache_id} is lost: the device never released its memory")
-        if entry.is_withheld:
+        if entry.writers:
             raise CacheNotFound(
                 f"{name} {cache.cache_id} is withheld: a lost peer was stopped while it wrote there, and may continue",
                 hint="continue that process, or end it: then the cache can be used again",
@@ -305,14 +305,15 @@ class CacheRegistry:
         Raises:
             ParamInvalid: if the object belongs to another cluster, or contradicts the entry.
         """
-        if cache.home is not None and cache.home is not self.home:
-            ours, theirs = self.home.cluster_id, cache.home.cluster_id
+        home = cache.home
+        if home is not None and home is not self.home:
+            ours, theirs = self.home.cluster_id, home.cluster_id
             whose = f"cluster {theirs}" if theirs != ours else f"cluster {theirs} before it was finalized"
             raise ParamInvalid(
                 f"{name} {cache.cache_id} is a cache of {whose}: this is cluster {ours}, which has others"
             )
         entry = self.table.find(cache.cache_id)
-        if entry is not None and cache.home is None and list(entry.addresses) != list(cache.tensor_addrs):
+        if entry is not None and home is None and list(entry.addresses) != list(cache.tensor_addrs):
             raise ParamInvalid(
                 f"{name} {cache.cache_id} was made by hand, with addresses that cache {cache.cache_id} of cluster "
                 f"{self.home.cluster_id} does not have"
@@ -324,7 +325,7 @@ class CacheRegistry:
         entry, slot = self.table.resolve(name) or (None, 0)
         if entry is None or not entry.is_live or not entry.remote_accessible:
             return None
-        if entry.is_poisoned or entry.is_withheld:
+        if entry.is_poisoned or entry.writers:
             return None
         return entry, slot
 

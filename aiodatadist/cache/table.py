@@ -196,7 +196,7 @@ class Entry:
     @property
     def is_quiet(self) -> bool:
         """True if no transfer uses it, and no peer may reach it."""
-        return self.is_released and not self.is_withheld
+        return not self.leases and not self.holders and not self.writers
 
     def told_pins(self) -> str:
         """Return what pins it, and for how long, in words."""

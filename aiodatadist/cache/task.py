@@ -69,7 +69,7 @@ class CacheTask(StartedCoroutine[TransferReport]):
     def __await__(self) -> Generator[Any, None, TransferReport]:
         self._check_here()
         self._is_told = True
-        if not self._transfer.is_done:
+        if self._transfer.state is TransferState.PENDING:
             yield from self._transfer.wait().__await__()
         elif self._transfer.holds_loop():
             yield
@@ -107,9 +107,9 @@ class CacheTask(StartedCoroutine[TransferReport]):
             asyncio.InvalidStateError: if it is still running.
         """
         transfer = self._transfer
-        self._is_told |= transfer.is_done
+        self._is_told |= transfer.state is not TransferState.PENDING
         if transfer.state is not TransferState.DONE:
-            if not transfer.is_done:
+            if transfer.state is TransferState.PENDING:
                 raise asyncio.InvalidStateError(f"{self!r} is not done")
             if transfer.error is not None:
                 raise transfer.error

@@ -180,13 +180,12 @@ class Caches:
         else:
             engine.totals.begun(what, transfer)
             origin = Origin()
-        self._observe(what, peer, transfer)
+        if engine.observer is not None:
+            self._observe(engine.observer, what, peer, transfer)
         return StartedTask(what, peer, transfer, engine.check_here, about, origin)
 
-    def _observe(self, what: str, peer: int, transfer: TransferCompletion) -> None:
-        observer, me = self._engine.observer, self._engine.cluster_id
-        if observer is not None:
-            _observe(observer, Call("transfer", what, me, peer, None, transfer.elapsed), transfer)
+    def _observe(self, observer: Observer, what: str, peer: int, transfer: TransferCompletion) -> None:
+        _observe(observer, Call("transfer", what, self._engine.cluster_id, peer, None, transfer.elapsed), transfer)
 
     # ---- looking into them ----
 
@@ -465,14 +464,21 @@ class Caches:
             raise _not_accessible(cache, name)
         return entry
 
+    def _is_checked(self, checksum: bool | None) -> bool:
+        """Return True if checksums are to be compared. Raises TypeError if ``checksum`` is not a bool or None."""
+        if checksum is not None:
+            checks.instance(checksum, "checksum", bool)
+        return self._engine.transfer_checksum if checksum is None else checksum
+
     def _transfers(self, key: Key) -> Transfers:
-        if key.cluster_id == self._engine.cluster_id:
+        cluster_id = key.cluster_id
+        if cluster_id == self._engine.cluster_id:
             raise ParamInvalid(f"{key} names this cluster itself: name a peer, or copy")
         if isinstance(key, CacheKey):
             check_cache_key(key)
         if isinstance(key, CacheKeyByIdAndIndex) and key.cache_id < 0:
             raise CacheNotFound(f"{key}: peers can reach no cache with such an id")
-        transfers = self._engine.links.find(key.cluster_id).transfers
+        transfers = self._engine.links.find(cluster_id).transfers
         transfers.session.check_ready()
         return transfers
 

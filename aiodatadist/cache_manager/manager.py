@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from aiodatadist.cache.names import Key
 from aiodatadist.cache.plan import check_below, check_once
@@ -13,11 +13,12 @@ from aiodatadist.cache.table import Entry
 from aiodatadist.cache.task import BLOCKS, CacheTask, EndedTask
 from aiodatadist.cache_manager.arguments import Terms, blocks_to_pull, blocks_to_push, check_offset
 from aiodatadist.cache_manager.caches import Caches
-from aiodatadist.device import give_way
+from aiodatadist.cache_manager.short_way import short_way
+from aiodatadist.device import TransferReport, give_way
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 from aiodatadist.layered import LayeredRequest, LayeredTransfer, check_apart
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer, check_synchronizer
-from aiodatadist.link import CALLS, AwaitedLink, BlockLease, KeptBlocks, LayerReceiver, TransferSpec
+from aiodatadist.link import AwaitedLink, BlockLease, KeptBlocks, LayerReceiver, TransferSpec
 from aiodatadist.values import checks
 from aiodatadist.values.descriptors import BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
 from aiodatadist.values.digests import LeaseDigests, check_prompt_digest
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 LEASED_SECONDS = 60.0
 """Seconds that a pull of leased blocks may take, unless its caller sets a limit."""
-_LISTS: Final = frozenset({list, tuple, range, array})
-"""Types of block lists that the shortcut reads. Other types take the long way."""
 
 
 class CacheManager(Caches):
@@ -108,10 +107,12 @@ class CacheManager(Caches):
         If the call raises, nothing was started. While the transfer runs, and after failure or cancellation, the
         contents of the destination blocks are undefined; all other blocks are untouched.
         """
-        if src_layer_range is None and dst_layer_range is None and notify is None and tensor_num_per_layer == 2:
-            task = self._at_once("get", src_cache_key, dst_cache, dst_blocks, src_blocks, checksum, priority, deadline)
-            if task is not None:
-                return task
+        rest = src_layer_range, dst_layer_range, tensor_num_per_layer, notify
+        task = self._at_once(
+            "get", src_cache_key, dst_cache, dst_blocks, src_blocks, rest, checksum, priority, deadline
+        )
+        if task is not None:
+            return task
         checks.instance(src_cache_key, "src_cache_key", (BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex))
         entry = self._destination(dst_cache, "dst_cache")
         if not entry.blocks:
@@ -178,59 +179,36 @@ class CacheManager(Caches):
         return self._pull("pull_cache", cache_key, entry, selection, Terms(notify, checksum, priority, deadline))
 
     def _at_once(
-        self,
-        direction: str,
-        key: Any,
-        cache: Any,
-        mine: Any,
-        theirs: Any,
-        checksum: bool | None,
-        priority: Any,
+        self, direction: str, key: Any, cache: Any, mine: Any, theirs: Any, rest: Any, checksum: Any, priority: Any,
         deadline: Any,
-    ) -> CacheTask | None:
-        """Start a small transfer like one made before, only of other blocks; return None if it must take the long way.
-
-        The long way reports what is wrong with the arguments, and is the only one that compares checksums.
-        """
-        engine, count = self._engine, len(mine) if type(mine) in _LISTS else 0
-        if (
-            not count
-            or type(theirs) not in _LISTS
-            or len(theirs) != count
-            or type(key) is not BlocksCacheKey
-            or type(cache) is not Cache
-            or type(priority) is not TransferPriority
-            or (engine.transfer_checksum if checksum is None else checksum is not False)
-        ):
+    ) -> CacheTask | None:  # fmt: skip
+        """Start a small transfer by a shortcut; return None if nothing was done, and it must take the long way."""
+        engine = self._engine
+        short = short_way(engine, direction, key, cache, mine, theirs, rest, checksum, priority)
+        if short is None:
             return None
-        link = engine.links.peek(key.cluster_id)
-        if link is None or not link.life.ownership.is_ours:
-            return None
+        count, (shortcuts, way) = len(mine), short
         if deadline is not None:
             check_deadline(deadline)
         engine.check_here()
-        made = link.transfers.shortcuts.at_once(direction, key, cache, mine, theirs, count, priority)
-        if isinstance(made, EndedTask):
+        done = shortcuts.run(way, mine, theirs, count)
+        what, peer = way.common.operation, way.common.peer
+        if isinstance(done, TransferReport):
+            task = EndedTask(way.common, done, key, count)
             if engine.observer is not None:
-                self._observe(CALLS[direction], link.cluster_id, made.completion)
-            return made
-        if made is None:
+                self._observe(engine.observer, what, peer, task.completion)
+            return task
+        if done is None:
             return None
-        self._limit(made, deadline)
-        return self._task(CALLS[direction], link.cluster_id, made, (BLOCKS, key, count))
+        self._limit(done, deadline)
+        return self._task(what, peer, done, (BLOCKS, key, count))
 
     def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, terms: Terms) -> CacheTask:
         link, engine = self._link_or_wait(key), self._engine
-        is_checked = self._is_checked(terms.checksum)
+        is_checked = engine.transfer_checksum if terms.checksum is None else self._is_checked(terms.checksum)
         is_request, priority = not engine.one_sided, check_priority(terms.priority)
         spec = TransferSpec(entry, key, selection, "get", engine.timeout, is_request, is_checked, priority)
         return self._start(what, link, spec, terms)
-
-    def _is_checked(self, checksum: bool | None) -> bool:
-        """Return True if checksums are to be compared. Raises TypeError if ``checksum`` is not a bool or None."""
-        if checksum is not None:
-            checks.instance(checksum, "checksum", bool)
-        return self._engine.transfer_checksum if checksum is None else checksum
 
     # ---- blocks that are kept for a peer ----
 
@@ -430,10 +408,12 @@ class CacheManager(Caches):
         For other errors see :meth:`pull_blocks`. After failure or cancellation, some of the peer's blocks may have been
         written.
         """
-        if src_layer_range is None and dst_layer_range is None and notify is None and tensor_num_per_layer == 2:
-            task = self._at_once("put", dst_cache_key, src_cache, src_blocks, dst_blocks, checksum, priority, deadline)
-            if task is not None:
-                return task
+        rest = src_layer_range, dst_layer_range, tensor_num_per_layer, notify
+        task = self._at_once(
+            "put", dst_cache_key, src_cache, src_blocks, dst_blocks, rest, checksum, priority, deadline
+        )
+        if task is not None:
+            return task
         checks.instance(dst_cache_key, "dst_cache_key", (BlocksCacheKey, CacheKeyByIdAndIndex))
         entry = self._pushable(src_cache)
         if not entry.blocks:
@@ -496,10 +476,11 @@ class CacheManager(Caches):
         return self._start(what, link, spec, terms)
 
     def _start(self, what: str, link: Transfers | AwaitedLink, spec: TransferSpec, terms: Terms) -> CacheTask:
-        seconds = check_deadline(terms.deadline)
+        seconds = None if terms.deadline is None else check_deadline(terms.deadline)
         transfer = link.begin(spec, what, terms.notify)
-        self._limit(transfer, seconds)
-        return self._task(what, link.cluster_id, transfer, spec)
+        if seconds is not None:
+            self._limit(transfer, seconds)
+        return self._task(what, spec.key.cluster_id, transfer, spec)
 
     # ---- layer by layer ----
 

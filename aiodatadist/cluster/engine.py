@@ -81,6 +81,11 @@ class Engine:
 
     It lives in its resident's task, which owns the task group of everything else.
 
+    Attributes:
+        cluster_id: the id of this cluster.
+        timeout: seconds for one transfer.
+        one_sided: True if the end that wants bytes moves them; otherwise it asks the peer to.
+
     Args:
         serving_a_request: called with a peer's cluster id. Returns the context in which the answer to a request of that
             peer to move bytes must run; None if it runs beside everything else.
@@ -108,6 +113,9 @@ class Engine:
         self.deadlines = Deadlines()
         self.layered: set[LayeredTransfer] = set()
         self.transfer_checksum = config.transfer_checksum
+        self.cluster_id = owner.cluster_id
+        self.timeout = config.sync_kv_timeout / 1000
+        self.one_sided = config.enable_remote_cache_accessible
         self.serving_a_request = serving_a_request
         self._heartbeats = Heartbeats(config.heartbeat_interval, config.heartbeat_misses)
         self.relinker = Relinker(config.relink_policy, self, self.changes)
@@ -207,7 +215,7 @@ class Engine:
     def check_running(self) -> None:
         """Raise LLMException if the engine is or was finalized, ForkError if this is a child of its process."""
         self.resident.check_process()
-        if self.is_stopping:
+        if self._stopping.is_set():
             raise LLMException(
                 f"cluster {self.cluster_id} is finalized",
                 status_code=LLMStatusCode.LLM_ENGINE_FINALIZED,
@@ -222,10 +230,6 @@ class Engine:
         return True
 
     @property
-    def cluster_id(self) -> int:
-        return self._owner.cluster_id
-
-    @property
     def is_stopping(self) -> bool:
         """True if nothing new may begin."""
         return self._stopping.is_set()
@@ -234,16 +238,6 @@ class Engine:
     def links_have_owners(self) -> bool:
         """True if a link belongs to its initiator, not to both ends."""
         return self._config.links_have_owners
-
-    @property
-    def timeout(self) -> float:
-        """Seconds for one transfer."""
-        return self._config.sync_kv_timeout / 1000
-
-    @property
-    def one_sided(self) -> bool:
-        """True if the end that wants bytes moves them; otherwise it asks the peer to."""
-        return self._config.enable_remote_cache_accessible
 
     def heard(self, cluster_id: int, generation: int, payload: bytes, taken: Callable[[], None]) -> None:
         self.notification_inbox.put(Notification(cluster_id, payload, generation), taken)

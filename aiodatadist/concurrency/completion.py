@@ -96,7 +96,7 @@ class Completion(ABC):
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call it on the loop when this has ended; at once if it has already. An exception in it is logged."""
-        if self.is_done:
+        if self.state is not TransferState.PENDING:
             self._tell(callback)
         else:
             self._callbacks.append(callback)
@@ -253,7 +253,7 @@ class TransferCompletion(Completion):
 
     def _finish(self, state: TransferState, error: LLMException | None) -> None:
         """End with a state and an error. Has no effect after the first call."""
-        if self.is_done:
+        if self.state is not TransferState.PENDING:
             return
         if self.late_after and state is TransferState.CANCELLED:
             state, error = TransferState.FAILED, too_late(self.late_after)

@@ -59,15 +59,17 @@ class Program:
 
     Attributes:
         nbytes: bytes that its steps move.
+        is_one_sided: True if all its steps go through a communicator.
         use: an object that is alive as long as the device may carry this out; dropped when the device has let go, or
             with the program.
     """
 
-    __slots__ = ("_keep", "_steps", "nbytes", "use")
+    __slots__ = ("_keep", "_steps", "is_one_sided", "nbytes", "use")
 
     def __init__(self) -> None:
         self._steps: list[tuple[int, int, int, Handle, Grid | None, Layering | None]] = []
         self._keep: list[Any] = []
+        self.is_one_sided = True
         self.nbytes = 0
         self.use: object = None
 
@@ -107,6 +109,7 @@ class Program:
         self, op: int, kind: int, rank: int, handle: Handle, grid: Grid | None, layering: Layering | None = None
     ) -> Program:
         self._steps.append((op, kind, rank, handle, grid, layering))
+        self.is_one_sided &= op in {ring.RING_GET, ring.RING_PUT}
         if grid is not None:
             self.nbytes += grid.total
         return self
@@ -117,11 +120,6 @@ class Program:
             (op, kind, rank, channel if op in {ring.RING_GET, ring.RING_PUT} else handle, grid, layering)
             for op, kind, rank, handle, grid, layering in self._steps
         ]
-
-    @property
-    def is_one_sided(self) -> bool:
-        """True if all its steps go through a communicator."""
-        return all(op in {ring.RING_GET, ring.RING_PUT} for op, *_ in self._steps)
 
     def keep(self, *values: Any) -> None:
         """Keep further values alive for C, as long as this object lives."""
@@ -145,18 +143,16 @@ class Program:
         return steps, len(self._steps)
 
     def _fill(self, target: Any, grid: Grid) -> None:
-        target.local = self._pointer(grid.local)
-        target.remote = self._pointer(grid.remote)
-        target.local_index = self._pointer(grid.local_index)
-        target.remote_index = self._pointer(grid.remote_index)
+        target.local, target.remote, target.local_index, target.remote_index = pointers = (
+            ffi.from_buffer("uint64_t[]", grid.local),
+            ffi.from_buffer("uint64_t[]", grid.remote),
+            ffi.from_buffer("uint64_t[]", grid.local_index),
+            ffi.from_buffer("uint64_t[]", grid.remote_index),
+        )
+        self._keep.append(pointers)
         target.tensors = len(grid.local)
         target.blocks = len(grid.local_index)
         target.local_stride = grid.local_stride
         target.remote_stride = grid.remote_stride
         target.bytes = grid.nbytes
         target.tail = grid.tail
-
-    def _pointer(self, values: array[int]) -> Handle:
-        pointer = ffi.from_buffer("uint64_t[]", values)
-        self._keep.append(pointer)
-        return pointer

@@ -223,7 +223,7 @@ class Stream:
         self.loop_time = loop_time(self._loop)
         self._numbers = itertools.count(1)
         self._pending: dict[int, StreamTransfer] = {}
-        self._backlog: tuple[deque[StreamTransfer], ...] = tuple(deque() for _ in TransferPriority)
+        self._backlog: tuple[deque[StreamTransfer], ...] = tuple(map(deque, [()] * len(TransferPriority)))
         self._waiting = 0
         self._ran = ffi.new("ring_completion *")
         self._left = ffi.new("int64_t *")

@@ -13,6 +13,7 @@ from aiodatadist.counting import Incident
 from aiodatadist.link.control.block_leases import LeaseEnd
 from aiodatadist.link.control.peer_claim import PeerClaim
 from aiodatadist.link.control.served_requests import KNOWN
+from aiodatadist.link.lifecycle import LinkState
 from aiodatadist.values.digests import LeaseDigests
 from aiodatadist.wire.frames import Unknown
 from aiodatadist.wire.messages import (
@@ -100,7 +101,7 @@ class Reactions:
 
     def at_once(self, message: Message | Unknown) -> bool:
         """React to a message that a transfer waits for, if no task is needed. Return False if it is another message."""
-        if not self.session.is_ready or not isinstance(message, (Lookup, Found, Pulled)):
+        if self.session.life.state is not LinkState.READY or not isinstance(message, (Lookup, Found, Pulled)):
             return False
         REACTIONS[type(message)](self, message)
         return True

@@ -45,10 +45,14 @@ class Layers:
 
     def of_source(self, source: Geometry) -> range:
         """Return the tensors of the source in these layers."""
+        if self.src is None:
+            return range(len(source.addresses))
         return tensor_range(len(source.addresses), self.src, self.tensors_per_layer, "src_layer_range")
 
     def of_target(self, target: Geometry) -> range:
         """Return the tensors of the destination in these layers."""
+        if self.dst is None:
+            return range(len(target.addresses))
         return tensor_range(len(target.addresses), self.dst, self.tensors_per_layer, "dst_layer_range")
 
 

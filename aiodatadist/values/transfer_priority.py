@@ -32,6 +32,8 @@ class TransferPriority(IntEnum):
 
 def check_priority(value: Any) -> TransferPriority:
     """Return the priority. Raises TypeError if it is not one."""
+    if isinstance(value, TransferPriority):
+        return value
     return checks.instance(value, "priority", TransferPriority)
 
 

@@ -59,7 +59,8 @@ class Question:
 
     def settle(self, answer: Answer | None) -> None:
         """Set the peer's answer, or None if its version does not know such questions."""
-        self.rest()
+        if self.again is not None:
+            self.rest()
         self.answer = answer
         self.answered.set()
         if self.then is not None:
@@ -151,7 +152,8 @@ class PendingQuestions:
 
     def close(self, question: Question) -> None:
         """Close a question: its answer is no longer awaited."""
-        question.rest()
+        if question.again is not None:
+            question.rest()
         self._open.pop(question.number, None)
 
     async def ask(

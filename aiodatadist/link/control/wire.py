@@ -103,25 +103,24 @@ class Wire:
     def post(self, message: Message) -> None:
         """Send a message soon, without waiting.
 
+        It is sent at once, unless more is about to be posted: answers to messages that came together, or messages within
+        :meth:`together`.
+
         Raises ProtocolError if the message is too large for a frame, or newer than the peer. Nothing is sent then.
         """
-        data = encode(message, self.peer_minor)
+        data = encode(message, self._decoder.minor or 0)
         if self._generation != forks.generation or self._is_over:
             return
         if not self._backlog_bytes:
             now = monotonic()
-            if not self._is_one_of_many and now >= self._gathers_until and self._try(data):
+            is_one_of_many = self._posts_many or self._ready or self._unread
+            if not is_one_of_many and now >= self._gathers_until and self._try(data):
                 self._gathers_until = now + GATHER_SECONDS
                 return
             if not self._posts_many:
                 asyncio.get_running_loop().call_soon(self._next_turn)
         self._backlog.append(data)
         self._backlog_bytes += len(data)
-
-    @property
-    def _is_one_of_many(self) -> bool:
-        """True if more is about to be posted: answers to messages that came together, or messages within :meth:`together`."""
-        return self._posts_many or bool(self._ready or self._unread)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -240,7 +239,9 @@ class Wire:
 
     def hear(self, data: bytes) -> bool:
         """React to bytes that came while no earlier ones wait to be read. Return True if they need not be received."""
-        if self._react is None or not self._is_waiting or self._ready or self._unread or self.is_congested:
+        if self._react is None or not self._is_waiting or self._ready or self._unread:
+            return False
+        if self._backlog_bytes > MAX_BACKLOG:
             return False
         message = self._decoder.peek(data)
         if message is None:

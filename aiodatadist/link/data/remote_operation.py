@@ -192,6 +192,9 @@ class RemoteOperation(TransferCompletion):
 
     def follow(self, transfer: TransferCompletion) -> None:
         """Follow a transfer on a stream: the operation ends as the transfer does."""
+        if transfer.state is not TransferState.PENDING:
+            self._take_over(transfer)
+            return
         self._transfer = transfer
         transfer.add_done_callback(self._take_over)
         if self.scope.cancel_called:  # in the tick in which the last answer came, so that nothing was interrupted

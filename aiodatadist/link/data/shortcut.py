@@ -25,6 +25,7 @@ class Shortcut:
 
     Attributes:
         what: pulled, pushed or served.
+        is_critical: True if the transfers are.
         entry: the cache at this end.
         remote: the cache at the peer.
         link_channel: the channel that reaches both.
@@ -34,6 +35,7 @@ class Shortcut:
     """
 
     what: str
+    is_critical: bool
     entry: Entry
     remote: RemoteCache
     link_channel: LinkChannel

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from aiodatadist.errors import CacheNotFound, LinkError, TransferTimeout
 from aiodatadist.link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Answer, Question
 from aiodatadist.link.data.channels import LinkChannel
 from aiodatadist.link.data.remote_operation import RemoteOperation, TransferSpec
+from aiodatadist.link.lifecycle import LinkState
 from aiodatadist.link.transfers.checksums import Checks
 from aiodatadist.link.transfers.pull_requests import PullRequest, PullRequests
 from aiodatadist.values.grid import Grid
@@ -70,12 +72,12 @@ class Requester:
             request.add_done_callback(self._when_request_ended)
             requests.begin(request)
             return request
-        is_known = spec.entry.is_known and session.is_ready
+        is_known = spec.entry.is_known and session.life.state is LinkState.READY
         operation: RemoteOperation
         if is_known and not spec.checksum and session.catalogue.find(spec.key) is None:
             operation = lookup = _Lookup(name, patience, spec, self)
             self._keep(operation, spec)
-            operation.attempt(lambda: self.lookups.begin(lookup))
+            operation.attempt(partial(self.lookups.begin, lookup))
         else:
             operation = RemoteOperation(name, patience)
             self._keep(operation, spec)
@@ -84,13 +86,13 @@ class Requester:
 
     def _keep(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         self.running.operations.add(operation)
-        operation.add_done_callback(lambda _: self._ended(operation, spec))
+        operation.add_done_callback(partial(self._ended, spec))
 
     def _request_ended(self, request: PullRequest) -> None:
-        self._ended(request, request.spec)
+        self._ended(request.spec, request)
         self.running.counters.ended("pulled", request)
 
-    def _ended(self, operation: RemoteOperation, spec: TransferSpec) -> None:
+    def _ended(self, spec: TransferSpec, operation: RemoteOperation) -> None:
         session = self.session
         self.running.operations.discard(operation)
         self.lookups.end(operation)
@@ -276,7 +278,9 @@ class _Lookups:
             again.waiting = {lookup: None for lookup in asked.waiting if lookup in late}
             again.ask()
         was_idle = not self._answers
-        self._answers.extend((lookup, answer) for lookup in asked.waiting if lookup not in late)
+        for lookup in asked.waiting:
+            if lookup not in late:
+                self._answers.append((lookup, answer))
         if was_idle:
             self._tell_some()
 
@@ -329,7 +333,7 @@ class _Asked:
 
     def ask(self) -> None:
         """Ask the question."""
-        self.question = self._session.questions.start(self._words, Found, self._name, lambda: self._then(self._name))
+        self.question = self._session.questions.start(self._words, Found, self._name, partial(self._then, self._name))
 
     def _words(self, call: int) -> Lookup:
         return _lookup(call, self._name)
@@ -382,14 +386,14 @@ class _Lookup(RemoteOperation):
 
     def answered(self, answer: Answer | None) -> None:
         """Continue with the peer's answer."""
-        self.attempt(lambda: self._go_on(answer))
+        self.attempt(partial(self._go_on, answer))
 
     def _go_on(self, answer: Answer | None) -> None:
         running, spec = self._requester.running, self.spec
         session = running.session
         if isinstance(answer, Found) and answer.cache is None:
             raise _not_offered(session, spec.key)
-        known = running.within_reach(spec.entry, spec.key) if session.is_ready else None
+        known = running.within_reach(spec.entry, spec.key) if session.life.state is LinkState.READY else None
         if known is None:
             self._requester.work_on(self, spec)
             return

@@ -28,6 +28,7 @@ from aiodatadist.errors import (
     TransferTimeout,
 )
 from aiodatadist.link.control.served_requests import ServedRequests
+from aiodatadist.link.lifecycle import LinkState
 from aiodatadist.link.transfers.requests_in_line import RequestInLine, RequestLines
 from aiodatadist.values import peer_budget
 from aiodatadist.values.grid import Side
@@ -101,7 +102,7 @@ class Responder:
         session = self._session
         wanted = message.name
         name = Name(wanted.kind, wanted.id, wanted.model_id)
-        found = self._registry.offered(name) if session.is_ready else None
+        found = self._registry.offered(name) if session.life.state is LinkState.READY else None
         if found is None:
             session.post(Found(call=message.call, cache=None))
             return

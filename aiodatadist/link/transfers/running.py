@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -51,13 +51,16 @@ def _is_suspect(error: LLMException | None) -> bool:
     return error is not None and error.status_code is LLMStatusCode.LLM_SUSPECT_REMOTE_ERROR
 
 
-def lane(stream: str, priority: TransferPriority) -> str:
-    """Return the name of the stream for transfers of a priority.
+LANES: Final = {
+    (end, priority): f"{end}, critical" if priority is TransferPriority.CRITICAL else end
+    for end in ("ours", "served")
+    for priority in TransferPriority
+}
+"""The names of the streams, by the end that asks for a transfer and by priority.
 
-    Critical transfers have their own stream. They wait for no window there, and small ones run in the submitting call while
-    all others continue.
-    """
-    return f"{stream}, critical" if priority is TransferPriority.CRITICAL else stream
+Critical transfers have their own stream. They wait for no window there, and small ones run in the submitting call while all
+others continue.
+"""
 
 
 class _Running:
@@ -84,6 +87,7 @@ class RunningTransfers:
         streams: the link's, by name.
         counters: what the link has done.
         estimate: the measured costs of the link.
+        quiesce_seconds: the most seconds that the device takes to let go after a cancellation.
     """
 
     def __init__(self, session: Session, device: Device) -> None:
@@ -97,13 +101,9 @@ class RunningTransfers:
         self.operations: set[RemoteOperation] = set()
         self.counters = LinkCounters()
         self.estimate = Estimate()
+        self.quiesce_seconds = device.limits.quiesce
         session.call_when_broken(self.stop)
         session.channels.out_of_use = self.on_out_of_use
-
-    @property
-    def quiesce_seconds(self) -> float:
-        """The most seconds that the device takes to let go after a cancellation."""
-        return self._device.limits.quiesce
 
     def within_reach(self, entry: Entry, key: Key) -> tuple[RemoteCache, int, LinkChannel] | None:
         """Return what a key stands for at the peer, and a channel that reaches it from this end's cache.
@@ -138,7 +138,7 @@ class RunningTransfers:
             link_channel.channel.add_get(program, grid)
         else:
             link_channel.channel.add_put(program, grid.mirrored())
-        return self.launch(program, direction, link_channel, entry, remote, seconds, lane(stream, priority), priority)
+        return self.launch(program, direction, link_channel, entry, remote, seconds, LANES[stream, priority], priority)
 
     def launch(
         self,
@@ -157,7 +157,8 @@ class RunningTransfers:
         if link_channel.channel.has_one_queue:
             transfer = self.stream(ONE_QUEUE, is_serial=True).submit(program, seconds, self._break_channel, priority)
         else:
-            transfer = self.stream(stream).submit(program, seconds, priority=priority)
+            opened = self.streams.get(stream) or self.stream(stream)
+            transfer = opened.submit(program, seconds, priority=priority)
         what = "served" if stream.startswith("served") else DONE[direction]
         self.watch_over(transfer, program, what, link_channel, entry, remote)
         return transfer

@@ -69,7 +69,7 @@ class Transfers:
             error.peer = self.cluster_id
             return failed(what, error)
         if transfer.state is TransferState.DONE and spec.selection.is_whole_blocks:
-            self.shortcuts.learn(spec)
+            self.shortcuts.learn(spec, remote, link_channel)
         return transfer
 
     def begin(self, spec: TransferSpec, what: str, notify: bytes | None) -> StreamTransfer | RemoteOperation:

@@ -1,0 +1,54 @@
+"""A pull between known caches takes few calls, and the first one not many more: what one costs is mostly its calls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import aiodatadist
+from aiodatadist import BlocksCacheKey, CacheDesc, DataType
+from aiodatadist.testing import linked_pair
+from tests.strict.marks import STRICT
+
+DESC = CacheDesc(4, [16, 1024], DataType.DT_UINT8)
+OWN = aiodatadist.__path__[0]
+
+FIRST = 220
+"""A pull that asks the peer where its cache is. Both ends are in this process, so the peer's calls count, too."""
+KNOWN = 110
+"""A pull that finds all at hand, and learns a shortcut."""
+SHORT = 20
+"""A pull by a shortcut."""
+
+
+async def calls_of(operation: Callable[[], Awaitable[object]]) -> int:
+    """Return how often functions of the package were entered, or continued after an await, until the operation ended."""
+    count = 0
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(OWN)
+
+    sys.setprofile(note)
+    try:
+        await operation()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.skipif(STRICT == "roce", reason="RoCE: every transfer takes its turn in one stream")
+async def test_pulls_take_few_calls() -> None:
+    async with linked_pair(DESC) as (_, decoder, _, target):
+        manager, key = decoder.datadist.cache_manager, BlocksCacheKey(1)
+
+        async def pull() -> None:
+            assert (await manager.pull_blocks(key, target, [3, 1, 2], [0, 1, 2])).bytes == 3 * 4 * 1024
+
+        first, known, short = await calls_of(pull), await calls_of(pull), await calls_of(pull)
+        assert short < known < first
+        assert (first <= FIRST, known <= KNOWN, short <= SHORT) == (True, True, True), (first, known, short)
