@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from aiodatadist.cache.catalogue import RemoteCache
 from aiodatadist.cache.names import AddressKey
 from aiodatadist.cache.table import Entry
+from aiodatadist.concurrency.completion import too_late
 from aiodatadist.counting.callbacks import Raised, attempt
 from aiodatadist.device import Gate, Layering, Program, StreamTransfer, TransferState
 from aiodatadist.errors import (
@@ -23,6 +24,7 @@ from aiodatadist.errors import (
     TransferTimeout,
 )
 from aiodatadist.layered.comparison import LayerComparison
+from aiodatadist.layered.progress import END, Event, Progress, Stage
 from aiodatadist.layered.request import Wanted
 from aiodatadist.link import AwaitedLink, Transfers, check_still_usable
 from aiodatadist.link.data.cost_model import group_size
@@ -31,10 +33,6 @@ from aiodatadist.values.transfer_priority import TransferPriority
 
 if TYPE_CHECKING:
     from aiodatadist.link.data.channels import LinkChannel
-
-
-MAX_IN_FLIGHT = 2
-"""Portions of one destination on its stream at a time. Layers that become ready in the meantime travel together."""
 
 
 class Destination:
@@ -46,14 +44,14 @@ class Destination:
         index: the destination's place among all.
         device_event: returns the handle of the event behind a layer, if the device can wait for that.
         seconds: time for each layer to travel.
-        news: called when something has landed or ended.
+        news: called when something has landed or ended, or was read for the last time.
         checksum: True if a layer has landed only once it equals what was sent.
 
     Attributes:
         layers: layers of the source.
+        progress: the stage of the destination, and how far its layers have come.
+        error: the reason of a failure, or None.
         group: the number of layers that are sent at a time, unless more are waiting.
-        landed: the number of layers that have landed, from the first on.
-        told: the number of those that the transfer has announced.
     """
 
     def __init__(
@@ -69,17 +67,16 @@ class Destination:
         checksum: bool = False,
     ) -> None:
         self.index = index
+        self.cluster_id = wanted.link.cluster_id
         self._priority = priority
         self._link: Transfers | None = None
         self._awaited: AwaitedLink | None = None
         self._awaited_instance = ""
         self._linked: Callable[[Destination], None] | None = None
         self.layers = wanted.layers
-        self.state = TransferState.PENDING
+        self.progress = Progress(wanted.layers, is_linked=not isinstance(wanted.link, AwaitedLink))
         self.error: LLMException | None = None
         self.group = 1
-        self.landed = 0
-        self.told = 0
         self.nbytes = 0
         self.ranges = 0
         self.transfer_seconds = 0.0
@@ -91,13 +88,9 @@ class Destination:
         self._remote: RemoteCache | None = None
         self._grid: Grid | None = None
         self._base = 0
-        self._offered = 0
-        self._ready = 0
-        self._sent = 0
         self._transfers: dict[StreamTransfer, int] = {}
         self._waits: dict[StreamTransfer, int] = {}
         self._wait_stream = ""
-        self._passed = 0
         self._is_reaching = False
         self._gate: Gate | None = None
         self._gate_seconds = 0.0
@@ -114,7 +107,7 @@ class Destination:
         self._link = link
         if self._is_checked:
             self._comparison = LayerComparison(
-                link, self._compare, self._hold, self._is_there, self.fail, lambda: self._news(self)
+                link, self._compare, self._hold, self._compared, self.fail, lambda: self._news(self)
             )
 
     @property
@@ -127,19 +120,6 @@ class Destination:
     def has_link(self) -> bool:
         """True unless it waits for its link, or has ended before the link was there."""
         return self._link is not None
-
-    @property
-    def is_open(self) -> bool:
-        return self.state is TransferState.PENDING
-
-    @property
-    def is_known(self) -> bool:
-        """True if the destination has been found, and is within reach."""
-        return self._grid is not None
-
-    @property
-    def cluster_id(self) -> int:
-        return self._wanted.link.cluster_id
 
     # ---- a link that is being made again ----
 
@@ -162,21 +142,9 @@ class Destination:
         if self._is_checked:
             link.requester.checks.want_peer()
         self._use(link)
+        self.progress.on(Event.LINK)
         if self._linked is not None:
             self._linked(self)
-
-    def how_far(self) -> str:
-        """Return how far it has got, in words for its caller; empty once all layers have landed."""
-        peer = f"cluster {self.cluster_id}"
-        if not self.has_link:
-            return f"the link to {peer} is not there yet"
-        if not self.is_known:
-            return f"{peer} has not reported its cache yet"
-        if self.landed == len(self.layers):
-            return ""
-        layer = self.layers[self.landed]
-        missing = f"layer {layer} {'has not landed' if self._ready > self.landed else 'was not ready'}"
-        return f"{self.landed} of {len(self.layers)} layers have landed at {peer}, {missing}"
 
     # ---- the beginning ----
 
@@ -213,54 +181,52 @@ class Destination:
         return self._wanted.first or 0
 
     def _begin(self, remote: RemoteCache, grid: Grid) -> None:
-        if self.is_open:
+        if self.progress.is_open:
             self.link.session.check_ready()
             self.link.session.channels.check_reaches(remote, f"cluster {self.cluster_id}")
-            self._grid = grid.mirrored()
+            self._grid = grid = grid.mirrored()
+            self.group = self._group_size(grid.total)
+            self.progress.on(Event.FIND)
             self.link.session.layer_events.begin(self, remote.cache_id)
 
-    def choose_group(self, layer_seconds: float | None) -> None:
-        """Choose the number of layers to send at a time from what was measured on this link.
-
-        ``layer_seconds`` is the time to compute one layer; None if it is not known.
-        """
-        if self._grid is not None:
-            compute = None if layer_seconds is None else layer_seconds * len(self.layers)
-            self.group = group_size(len(self.layers), self._grid.total, compute, self.link.running.estimate.costs)
+    def _group_size(self, nbytes: int) -> int:
+        """Choose the number of layers to send at a time from what was measured on this link and for this cache."""
+        layer_seconds, count = self._entry.layer_seconds, len(self.layers)
+        compute = None if layer_seconds is None else layer_seconds * count
+        return group_size(count, nbytes, compute, self.link.running.estimate.costs)
 
     # ---- sending ----
 
-    @property
-    def unready(self) -> range:
-        """Layers that were not offered so far."""
-        return self.layers[self._offered :]
+    def offer(self, count: int) -> None:
+        """Take the first ``count`` layers, which the source calls final."""
+        for number in range(self.progress.offered, count):  # one by one: the first leaves at once, without the others
+            if self.progress.on(Event.OFFER, number + 1):
+                self._offered(number)
 
-    def offer(self, layer: int) -> None:
-        """Take this layer, which is ready, as are all wanted ones before it."""
-        if self.is_open and self._device_event is not None and self.link.session.channels.has_one_queue:
-            self._try(lambda: self._wait_on_host(Program().wait_number(self._event(layer)), layer, self._seconds))
-            self._offered = layer - self.layers.start + 1
-        elif self.is_open:
-            self._layers_are_ready(layer)
+    def _offered(self, number: int) -> None:
+        if self._device_event is not None and self.link.session.channels.has_one_queue:
+            layer = self.layers[number]
+            self._try(lambda: self._wait_on_host(Program().wait_number(self._event(layer)), number, self._seconds))
+        else:
+            self._next_is_ready()
 
-    def _layers_are_ready(self, layer: int) -> None:
-        self._ready = layer - self.layers.start + 1
-        self._offered = max(self._offered, self._ready)
+    def _next_is_ready(self) -> None:
+        self.progress.on(Event.READY, self.progress.ready + 1)
         self._send()
 
     def _send(self) -> None:
-        waiting = self._ready - self._sent
-        is_last = self._ready == len(self.layers)
-        if not waiting or len(self._transfers) >= MAX_IN_FLIGHT or (waiting < self.group and not is_last):
+        progress = self.progress
+        if not progress.may_send(self.group, len(self._transfers)):
             return
         if any(transfer.is_failing for transfer in self._transfers):
             return
         if self._has_no_channel:
             self._reach()
             return
-        first, self._sent = self._sent, self._ready
+        first, stop = progress.sent, progress.ready
+        progress.on(Event.SEND, stop)  # before the launch, whose end may come at once and send the next ones
         started = perf_counter()
-        self._try(lambda: self._launch(first, self._ready))
+        self._try(lambda: self._launch(first, stop))
         self.link.running.estimate.add_interference(perf_counter() - started)
 
     def _try(self, launch: Callable[[], None]) -> None:
@@ -316,8 +282,8 @@ class Destination:
 
     # ---- channels with one queue: a later request starts earlier ones, so it is made when its layer is final ----
 
-    def _wait_on_host(self, program: Program, layer: int, seconds: float) -> None:
-        """Offer the layer when this program, which only waits, has ended. Such programs end in the order of layers.
+    def _wait_on_host(self, program: Program, number: int, seconds: float) -> None:
+        """Take a layer as ready when this program, which only waits, has ended. Such programs end in the order of layers.
 
         Gates are all waited for at once. Events are waited for one by one, as they are recorded. In between, their
         stream is idle, and must not be used for gates, behind which they would be held.
@@ -326,22 +292,21 @@ class Destination:
             "events" if self._gate is None else "gates"
         )
         wait = self.link.running.stream(self._wait_stream).submit(program, seconds)
-        self._waits[wait] = layer
+        self._waits[wait] = number
         wait.add_done_callback(self._waited)
 
     def _waited(self, wait: StreamTransfer) -> None:
-        layer = self._waits.pop(wait)
+        number = self._waits.pop(wait)
         if wait.state is TransferState.DONE:
-            self._passed += 1
-            if self.is_open:
-                self._layers_are_ready(layer)
+            self._next_is_ready()
         else:
-            self._close(wait.state, self._of_gate(None if self._gate is None else layer, wait.error))
-        self._news(self)
+            self._close(wait.state, self._of_gate(None if self._gate is None else number, wait.error))
+        if not self.progress.is_open:
+            self._news(self)
 
     def _follow_gates(self, gate: Gate, seconds: float) -> None:
-        for layer in self.layers:
-            self._wait_on_host(Program().wait_gate(gate.notify(layer)), layer, seconds)
+        for number, layer in enumerate(self.layers):
+            self._wait_on_host(Program().wait_gate(gate.notify(layer)), number, seconds)
 
     @property
     def _has_no_channel(self) -> bool:
@@ -365,8 +330,7 @@ class Destination:
                 self.fail(error)
             finally:
                 self._is_reaching = False
-            if self.is_open:
-                self._send()
+            self._send()
 
         if not self._is_reaching:
             self._is_reaching = True
@@ -398,7 +362,7 @@ class Destination:
             program, "put", link_channel, self._entry, remote, limit, stream, self._priority
         )
         self._layering = layering
-        self._sent = count
+        self.progress.on(Event.SEND, count)
         self._transfers[transfer] = count
         if self._is_watched or self.link.session.layer_events.is_watched(remote.cache_id):
             self.watch()
@@ -409,11 +373,13 @@ class Destination:
         self._is_watched = True
         if self._layering is not None:
             for transfer in self._transfers:
-                self._arrived(transfer.watch(self._arrived))
+                self._passed(transfer.watch(self._passed))
 
-    def landed_at(self, layer: int, heard: float) -> float:
-        """Return when a layer, counted from the first, was known to have landed; ``heard`` is when the loop was told."""
-        return heard if self._layering is None else self._layering.landed_ns[layer] / 1e9
+    def landed_at(self, first: int, stop: int, heard: float) -> list[float]:
+        """Return when layers, counted from the first, were known to have landed; ``heard`` is when the loop was told."""
+        if self._layering is None:
+            return [heard] * (stop - first)
+        return [stamp / 1e9 for stamp in self._layering.landed_ns[first:stop]]
 
     # ---- what becomes of it ----
 
@@ -427,29 +393,37 @@ class Destination:
                 before < stop for before in self._transfers.values()
             ):  # otherwise that one failed, and will report it
                 self._arrived(stop)
-            if self.is_open:
-                self._send()
+            self._send()
         else:
-            layer = None if transfer.shut_gate is None else self.layers[transfer.shut_gate]
-            self._close(transfer.state, self._of_gate(layer, transfer.error))
+            self._close(transfer.state, self._of_gate(transfer.shut_gate, transfer.error))
         self._news(self)
 
-    def _of_gate(self, layer: int | None, error: LLMException | None) -> LLMException | None:
-        """Return the error of a wait for this layer's gate, in the caller's words if the gate stayed shut for too long."""
-        if layer is None or not isinstance(error, TransferTimeout):
+    def _of_gate(self, number: int | None, error: LLMException | None) -> LLMException | None:
+        """Return the error of a wait for a gate, in the caller's words if the gate stayed shut for too long."""
+        if number is None or not isinstance(error, TransferTimeout):
             return error
         return TransferTimeout(
-            f"layer {layer} was not recorded, or its compute did not end, within {self._gate_seconds:g} s, the"
+            f"layer {self.layers[number]} was not recorded, or its compute did not end, within {self._gate_seconds:g} s, the"
             " timeout of its EventLayerSynchronizer",
             hint="give EventLayerSynchronizer a longer timeout",
         )
+
+    def _passed(self, landed: int) -> None:
+        """Take over the number of landed layers from a program that the device carries on with."""
+        self._arrived(landed)
+        self._news(self)
 
     def _arrived(self, landed: int) -> None:
         """Take over the number of landed layers from the device."""
         if self._comparison is None:
             self._is_there(landed)
-        elif self.is_open:
+        elif self.progress.is_open:
             self._comparison.landed(landed)
+
+    def _compared(self, landed: int) -> None:
+        """Take over the number of layers that have landed and equal the source."""
+        self._is_there(landed)
+        self._news(self)
 
     async def _compare(self, layer: int) -> None:
         if self._remote is None or self._grid is None:
@@ -468,18 +442,14 @@ class Destination:
             yield
 
     def _is_there(self, landed: int) -> None:
-        if (
-            landed <= self.landed or self._remote is None or not self.is_open
-        ):  # a portion after one that failed proves nothing
-            return
-        first, self.landed = self.landed, landed
-        self.link.session.layer_events.tell(self._remote.cache_id, self._base + first, self._base + landed)
-        self._news(self)
-        if landed == len(self.layers):
-            self._close(TransferState.DONE, None)
+        first = self.progress.landed
+        if self.progress.on(Event.LAND, landed) and self._remote is not None:
+            self.link.session.layer_events.tell(self._remote.cache_id, self._base + first, self._base + landed)
+            if self.progress.is_all_landed:
+                self._close(TransferState.DONE, None)
 
     def on_watched(self) -> list[tuple[int, int]]:
-        told = self.landed
+        told = self.progress.landed
         self.watch()
         return [(self._base, self._base + told)] if told else []
 
@@ -488,27 +458,33 @@ class Destination:
 
         Nothing more can be sent or compared.
         """
-        cannot_end = self._sent < len(self.layers) or self._comparison is not None
+        cannot_end = not self.progress.is_all_sent or self._comparison is not None
         if cannot_end or (self._gate is not None and self._gate.is_shut):
             self.fail(failure)
+
+    def expire(self, seconds: float) -> None:
+        """Fail with ``LLM_TIMEOUT``, because the caller's limit of so many seconds is over."""
+        self.fail(too_late(seconds, self.progress.how_far(f"cluster {self.cluster_id}")))
 
     def fail(self, error: LLMException) -> None:
         """Fail with an error. What is on the device is stopped."""
         own = error.with_status(error.status_code)  # a copy: others may fail with the same one
         own.__cause__ = error.__cause__
         self._close(TransferState.FAILED, own)
+        self._news(self)
 
     def cancel(self) -> None:
         self._close(TransferState.CANCELLED, None)
+        self._news(self)
 
     def _close(self, state: TransferState, error: LLMException | None) -> None:
         if self._layering is not None and state is not TransferState.DONE:
             self._arrived(self._layering.landed)  # layers may have landed that were not watched
-        if not self.is_open:
+        if not self.progress.on(END[state]):
             return
         if self._awaited is not None:
             self._awaited.drop(self)
-        self.state, self.error = state, error
+        self.error = error
         if error is not None:
             error.peer = self.cluster_id
         if self._remote is not None:
@@ -521,19 +497,18 @@ class Destination:
                 transfer.cancel()
             if self._comparison is not None:
                 self._comparison.stop()
-        self._news(self)
 
     @property
     def is_quiet(self) -> bool:
         """True if it has ended, the device has let go, and no checksum is made of its source."""
         is_read = self._comparison is not None and self._comparison.is_running
-        return not self.is_open and not self._transfers and not self._waits and not is_read
+        return not self.progress.is_open and not self._transfers and not self._waits and not is_read
 
     def give_back_gate(self) -> None:
         """Release its gate. Call it once the destination is quiet, so that nothing waits there."""
         if self._gate is not None:
-            passed = self._layering.landed if self._layering is not None else self._passed
-            self._gate.close(passed, is_stuck=self.state is TransferState.STUCK)
+            passed = self._layering.landed if self._layering is not None else self.progress.ready
+            self._gate.close(passed, is_stuck=self.progress.stage is Stage.STUCK)
 
 
 def _layers_of(grid: Grid, tensors: int, first: int, stop: int) -> Grid:

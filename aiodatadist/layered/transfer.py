@@ -14,13 +14,13 @@ import anyio
 import anyio.to_thread
 
 from aiodatadist.cache.table import Entry
-from aiodatadist.concurrency.completion import too_late
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.counting.callbacks import Raised, attempt, attempt_awaiting, shown
 from aiodatadist.device import CLEAN_SECONDS, TransferCompletion, TransferState, give_way
 from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
 from aiodatadist.layered.destination import Destination
+from aiodatadist.layered.progress import Event, Stage
 from aiodatadist.layered.request import Wanted
 from aiodatadist.layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
 from aiodatadist.values.transfer_priority import TransferPriority
@@ -52,8 +52,8 @@ class LayeredTransfer(TransferCompletion):
     A destination that fails, or is slow to be found, affects no other.
     """
 
-    __slots__ = ("_changed", "_entry", "_has_concluded", "_has_waited", "_landed", "_ready_seconds", "_scopes", "_spawn",
-                 "_started", "_synchronizer", "_verdicts", "parts")  # fmt: skip
+    __slots__ = ("_changed", "_entry", "_has_concluded", "_has_waited", "_landed", "_listener", "_ready_seconds", "_scopes",
+                 "_spawn", "_started", "_synchronizer", "_verdicts", "parts")  # fmt: skip
 
     def __init__(
         self,
@@ -68,6 +68,11 @@ class LayeredTransfer(TransferCompletion):
         super().__init__()
         self._entry = entry
         self._synchronizer = synchronizer
+        self._listener: AwaitableLayerSynchronizer | None = (
+            None  # the synchronizer, if it notifies the transfer of layers
+        )
+        if isinstance(synchronizer, AwaitableLayerSynchronizer) and synchronizer.is_plain:
+            self._listener = synchronizer
         self._scopes: set[Scope] = set()  # one for each of its tasks
         self._spawn: Spawn | None = None
         self._changed: Signal | None = None
@@ -101,7 +106,7 @@ class LayeredTransfer(TransferCompletion):
     def expire(self) -> None:
         """End each destination that has not ended with ``LLM_TIMEOUT``."""
         for part in self.parts:
-            part.fail(too_late(self.late_after, part.how_far()))
+            part.expire(self.late_after)
 
     def _what(self) -> str:
         return f"layered transfer of cache {self._entry.cache_id}"
@@ -110,7 +115,7 @@ class LayeredTransfer(TransferCompletion):
         pass
 
     def results(self) -> list[tuple[TransferState, LLMException | None]]:
-        return [(part.state, part.error) for part in self.parts]
+        return [(part.progress.stage.state, part.error) for part in self.parts]
 
     # ---- the beginning ----
 
@@ -121,13 +126,13 @@ class LayeredTransfer(TransferCompletion):
         begin when it is there.
         """
         self._spawn = spawn
-        linked = [part for part in self.parts if part.has_link]
+        awaited = [part for part in self.parts if part.progress.stage is Stage.LINKING]
+        linked = [part for part in self.parts if part.progress.stage is not Stage.LINKING]
         unknown = [part for part in linked if not self._begin_at_once(part)]
-        for part in self.parts:
-            if not part.has_link:
-                self._has_waited = True
-                part.wait_for_link(self._linked)
-        if self._listens and not self.is_done:
+        for part in awaited:
+            self._has_waited = True
+            part.wait_for_link(self._linked)
+        if self._listener is not None and not self.is_done:
             self._ready_seconds.clear()  # layers that were ready before say nothing about compute
             self._listener.listen(self._offer_ready)
             self._offer_ready()  # for layers that a thread has marked since the destinations began
@@ -152,18 +157,9 @@ class LayeredTransfer(TransferCompletion):
             self._spawn(lambda: self._run(scope, unknown, walks))
 
     @property
-    def _listener(self) -> AwaitableLayerSynchronizer:
-        return self._synchronizer  # type: ignore[return-value]
-
-    @property
-    def _listens(self) -> bool:
-        """True if the synchronizer notifies the transfer of layers."""
-        return isinstance(self._synchronizer, AwaitableLayerSynchronizer) and self._synchronizer.is_plain
-
-    @property
     def _walks(self) -> bool:
         """True if a task must wait for the layers."""
-        return not self._listens and not isinstance(self._synchronizer, EventLayerSynchronizer)
+        return self._listener is None and not isinstance(self._synchronizer, EventLayerSynchronizer)
 
     async def _run(self, scope: Scope, unknown: Sequence[Destination], walks: bool) -> None:
         """Find destinations, and wait for layers, in a task of the engine's."""
@@ -188,7 +184,7 @@ class LayeredTransfer(TransferCompletion):
         """Fail destinations with layers that the walk has not reached: it has ended, so they will never be ready."""
         for part in self.parts:
             layer = next((layer for layer in part.layers if layer not in self._verdicts), None)
-            if part.is_open and layer is not None:
+            if part.progress.is_open and layer is not None:
                 part.fail(LinkClosed(f"{self._what()} was stopped before layer {layer} was ready"))
 
     async def _find(self, part: Destination) -> None:
@@ -197,15 +193,14 @@ class LayeredTransfer(TransferCompletion):
 
     def _prepared(self, part: Destination) -> None:
         """Send what is ready to a destination that was found, unless it has failed."""
-        part.choose_group(self._entry.layer_seconds)
-        if part.is_open and isinstance(self._synchronizer, EventLayerSynchronizer):
+        if part.progress.is_sending and isinstance(self._synchronizer, EventLayerSynchronizer):
             try:
                 gate = self._synchronizer.gate(part.layers)
             except LLMException as error:
                 part.fail(error)
             else:
                 part.launch_gated(gate, self._synchronizer.seconds)
-        elif part.is_open:
+        elif part.progress.is_sending:
             self._offer(part)
 
     # ---- layers become ready ----
@@ -213,22 +208,32 @@ class LayeredTransfer(TransferCompletion):
     def _offer_ready(self) -> None:
         """Offer every known destination the layers that it can have, in order."""
         for part in self.parts:
-            if part.is_open and part.is_known:
+            if part.progress.is_sending:
                 self._offer(part)
 
     def _offer(self, part: Destination) -> None:
-        for layer in part.unready:
-            if layer not in self._verdicts and self._listens:
-                said = self._listener.said(layer)
-                if said is not None:
-                    self._judge(layer, None if said else _given_up(layer))
-            if layer not in self._verdicts:
-                return
+        """Offer a destination its next layers, up to the first that is not ready; fail it if that one never will be."""
+        offered, count = part.progress.offered, 0
+        error = None
+        for layer in part.layers[offered:]:
+            if not self._is_judged(layer):
+                break
             error = self._verdicts[layer]
             if error is not None:
-                part.fail(error)
-                return
-            part.offer(layer)
+                break
+            count += 1
+        if count:
+            part.offer(offered + count)
+        if error is not None:
+            part.fail(error)
+
+    def _is_judged(self, layer: int) -> bool:
+        """Return True if it is known whether the layer is ready or never will be. Look at what the synchronizer was told."""
+        if layer not in self._verdicts and self._listener is not None:
+            said = self._listener.said(layer)
+            if said is not None:
+                self._judge(layer, None if said else _given_up(layer))
+        return layer in self._verdicts
 
     def _judge(self, layer: int, error: LLMException | None) -> None:
         """Note that the layer is ready, or with an error that it will not be."""
@@ -239,7 +244,7 @@ class LayeredTransfer(TransferCompletion):
         """Wait for each layer that a destination wants, in ascending order."""
         limiter = anyio.CapacityLimiter(1)  # a function that blocks holds up its own transfer only
         for layer in sorted({layer for part in self.parts for layer in part.layers}):
-            if any(part.is_open and layer in part.layers for part in self.parts):
+            if any(part.progress.is_open and layer in part.layers for part in self.parts):
                 error = await self._synchronize(layer, limiter)
                 self._judge(layer, error)
                 self._offer_ready()
@@ -274,11 +279,11 @@ class LayeredTransfer(TransferCompletion):
     # ---- the end ----
 
     def _news(self, part: Destination) -> None:
-        if part.told < part.landed:
-            self._landed.append((part, part.told, part.landed, perf_counter()))
-            part.told = part.landed
+        first, stop = part.progress.told, part.progress.landed
+        if part.progress.on(Event.TELL, stop):
+            self._landed.append((part, first, stop, perf_counter()))
         self._wake()
-        if not any(each.is_open for each in self.parts):
+        if not any(each.progress.is_open for each in self.parts):
             self._stop_tasks()  # no destination wants further layers
             self._check_end()
 
@@ -310,18 +315,18 @@ class LayeredTransfer(TransferCompletion):
     def _conclude(self) -> None:
         for part in self.parts:
             part.give_back_gate()
-        if self._listens:
+        if self._listener is not None:
             self._listener.unlisten(self._offer_ready)
         self.nbytes = sum(part.nbytes for part in self.parts)
         self.ranges = sum(part.ranges for part in self.parts)
         self.transfer_seconds = max((part.transfer_seconds for part in self.parts), default=0.0)
         self._remember_compute()
         self._entry.release()
-        stuck = next((part for part in self.parts if part.state is TransferState.STUCK), None)
+        stuck = next((part for part in self.parts if part.progress.stage is Stage.STUCK), None)
         failed = stuck or next((part for part in self.parts if part.error is not None), None)
         if failed is not None:
-            self._finish(failed.state, failed.error)
-        elif any(part.state is TransferState.CANCELLED for part in self.parts):
+            self._finish(failed.progress.stage.state, failed.error)
+        elif any(part.progress.stage is Stage.CANCELLED for part in self.parts):
             self._finish(TransferState.CANCELLED, None)
         else:
             self._finish(TransferState.DONE, None)
@@ -345,9 +350,8 @@ class LayeredTransfer(TransferCompletion):
         while True:
             while told < len(self._landed):
                 part, first, stop, heard = self._landed[told]
-                for offset in range(first, stop):
-                    seconds = part.landed_at(offset, heard) - self._started
-                    yield LayerDone(part.index, part.cluster_id, part.layers[offset], seconds)
+                for layer, at in zip(part.layers[first:stop], part.landed_at(first, stop, heard), strict=True):
+                    yield LayerDone(part.index, part.cluster_id, layer, at - self._started)
                 told += 1
                 await give_way()
             if self.is_done:

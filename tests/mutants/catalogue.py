@@ -17,6 +17,7 @@ STRANGERS = "tests/hostile/test_strangers.py"
 HALF_MADE = "tests/hostile/test_half_made.py"
 OFFERS, LOGS, FOREIGN = "tests/hostile/test_offers.py", "tests/hostile/test_logs.py", "tests/unit/test_foreign.py"
 HELD_DESTROY = "tests/strict/test_held_destroy.py"
+PROGRESS = "tests/unit/layered/test_progress.py"
 HOST_NAMES = "tests/test_host_names.py"
 LOOK_UPS = "tests/hostile/test_look_ups.py"
 DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
@@ -274,6 +275,30 @@ MUTANTS = (
         "!check(on, p, on->driver.wait_notify(l->gates[i], on->stream, FOR_EVER)) ||",
         "!l->gates[i] ||",
         ("tests/test_layered.py",),
+    ),
+    Mutant(
+        "a-layer-lands-after-the-end",
+        "layers that land behind one that failed are not reported as landed",
+        "aiodatadist/layered/progress.py",
+        "event in (Event.READY, Event.TELL)",
+        "event in (Event.READY, Event.TELL, Event.LAND)",
+        (PROGRESS,),
+    ),
+    Mutant(
+        "done-without-all-layers",
+        "a destination of a layered transfer succeeds only with all layers",
+        "aiodatadist/layered/progress.py",
+        "event is Event.FINISH and not self.is_all_landed",
+        "event is Event.FINISH and not self.landed",
+        (PROGRESS,),
+    ),
+    Mutant(
+        "landed-unsent",
+        "no layer is reported as landed before it was sent",
+        "aiodatadist/layered/progress.py",
+        "            if count > getattr(self, event.most):\n",
+        "            if count > self.total:\n",
+        (PROGRESS,),
     ),
     # ---- who owns memory ----
     Mutant(
