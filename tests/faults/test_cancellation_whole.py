@@ -190,9 +190,10 @@ class Scene:
         """Check that no lease, no transfer and no task is left, but for the tasks that a link always has."""
         for cluster, cache in ((self.prompt, self.source), (self.decoder, self.target)):
             link, entry = self.link(cluster), entry_of(cluster, cache)
-            await until(lambda link=link: not transfers_of(link) and not link.operations, f"{link} is busy")  # type: ignore[misc]
+            operations = link.transfers.running.operations
+            await until(lambda link=link, o=operations: not transfers_of(link) and not o, f"{link} is busy")  # type: ignore[misc]
             await until(lambda entry=entry: entry.leases == 0, f"{entry.leases} leases")  # type: ignore[misc]
-            assert entry.holders <= {link}
+            assert entry.holders <= {link.session}
             assert not link.session.questions
             assert not any(operation.is_doubtful for operation in link.transfers.running.operations)
             assert all(s.running == 0 for s in cluster.datadist.statistics().links)
