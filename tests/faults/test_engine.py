@@ -99,7 +99,7 @@ async def test_links_from_both_ends_at_the_same_time_are_one_link() -> None:
 
 async def test_a_refusal_arrives_with_its_reason_and_at_once() -> None:
     async with linked_pair(DESC) as (prompt, _, _, _), open_cluster(3, device_id=2) as impostor:
-        impostor.datadist._cluster_id = 1  # as another process may have it; this one refuses it at init()
+        inside(impostor.datadist).cluster_id = 1  # as another process may have it; this one refuses it at init()
         with lasting(2):
             status, _ = await impostor.datadist.link_clusters([cluster_info(prompt)], 100_000)
         assert status is LLMStatusCode.LLM_PARAM_INVALID  # it has the prompt's own id

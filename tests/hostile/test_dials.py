@@ -428,7 +428,7 @@ async def test_a_place_where_another_cluster_listens_is_none_of_a_link(monkeypat
 async def test_a_place_where_another_instance_says_the_same_id_is_none_of_a_link(key: str | None) -> None:
     async with linked_by_another_way(key) as (links, _, true, _):
         async with open_cluster(3, device_id=2, auth_key=key) as other:
-            other.datadist._cluster_id = 1
+            inside(other.datadist).cluster_id = 1
             assert other.datadist.listen_address is not None
             host, port = other.datadist.listen_address
             with pytest.raises(NotAPeer, match="another instance of cluster 1 listens there"):
