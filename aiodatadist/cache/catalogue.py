@@ -25,6 +25,7 @@ class RemoteCache:
     __slots__ = (
         "_summing",
         "_when_idle",
+        "_when_left",
         "addresses",
         "blocks",
         "cache_id",
@@ -53,6 +54,7 @@ class RemoteCache:
         self.is_withdrawn = False
         self.is_of_other_type = False  # True once it was reported that a cache of another data type is here
         self._when_idle: Callable[[], object] | None = None
+        self._when_left: Callable[[RemoteCache], object] | None = None
         self._summing: ByteBudget | None = None
 
     @property
@@ -81,9 +83,22 @@ class RemoteCache:
     def release(self) -> None:
         """Count a transfer that no longer uses it."""
         self.uses -= 1
-        if not self.uses and self._when_idle is not None:
+        if self.uses:
+            return
+        if self._when_left is not None:
+            call_left, self._when_left = self._when_left, None
+            call_left(self)
+        if self._when_idle is not None:
             call, self._when_idle = self._when_idle, None
             asyncio.get_running_loop().call_soon(call)  # first what the end of the last transfer says to the peer
+
+    def withdraw(self, when_left: Callable[[RemoteCache], object]) -> None:
+        """Note that the peer withdraws the cache, and call back once no transfer uses it: now, if none does."""
+        self.is_withdrawn = True
+        if self.uses:
+            self._when_left = when_left
+        else:
+            when_left(self)
 
     def when_idle(self, call: Callable[[], object]) -> None:
         """Call back once no transfer of this end uses it, in a later turn of the loop. For one caller; one uses it now."""
@@ -91,12 +106,17 @@ class RemoteCache:
 
 
 class Catalogue:
-    """The caches of the peer that we hold, by name."""
+    """The caches of the peer that we hold, by name.
+
+    A cache that the peer withdrew counts to its limits until no transfer uses it: requests that wait in line may use
+    thousands of them.
+    """
 
     def __init__(self) -> None:
         self._caches: dict[int, RemoteCache] = {}
         self._names: dict[Name, tuple[RemoteCache, int]] = {}
-        self._addresses = 0  # of all of them
+        self._addresses = 0  # of all of them, and of withdrawn ones that are used
+        self._withdrawn = 0  # caches that are still used
 
     def __len__(self) -> int:
         return len(self._caches)
@@ -129,7 +149,7 @@ class Catalogue:
             cache.names.add(name)
 
     def _check_room(self, tensors: int) -> None:
-        if len(self._caches) >= peer_budget.HELD_CACHES:
+        if len(self._caches) + self._withdrawn >= peer_budget.HELD_CACHES:
             raise ProtocolError(f"the peer told us of more than {peer_budget.HELD_CACHES} caches")
         if self._addresses + tensors > peer_budget.HELD_TENSORS:
             raise ProtocolError(f"the peer told us of caches with more than {peer_budget.HELD_TENSORS} tensors in all")
@@ -138,9 +158,13 @@ class Catalogue:
         """Remove a cache that the peer withdraws, so that no new transfer of this end finds it; return it, or None."""
         cache = self._caches.pop(cache_id, None)
         if cache is not None:
-            cache.is_withdrawn = True
-            self._addresses -= len(cache.addresses)
+            self._withdrawn += 1
+            cache.withdraw(self._forget)
             for name in cache.names or ():
                 if self._names.get(name, (None, 0))[0] is cache:
                     del self._names[name]
         return cache
+
+    def _forget(self, cache: RemoteCache) -> None:
+        self._withdrawn -= 1
+        self._addresses -= len(cache.addresses)

@@ -77,6 +77,40 @@ def test_a_peer_tells_of_a_limited_number_of_tensors() -> None:
     catalogue.learn(entry(cache_id=most + 1, addresses=tensors))
 
 
+def test_caches_that_were_taken_back_count_until_the_last_transfer_has_left_them() -> None:
+    catalogue, tensors = Catalogue(), list(range(2**40, 2**40 + 4096))
+    most = peer_budget.HELD_TENSORS // len(tensors)
+    for number in range(1, most + 1):
+        catalogue.learn(entry(cache_id=number, addresses=tensors))
+        cache = catalogue.get(number)
+        assert cache is not None
+        cache.use()
+        cache.use()
+        catalogue.withdraw(number)
+    assert len(catalogue) == 0
+    cache.release()
+    with pytest.raises(ProtocolError, match="more than 2097152 tensors"):
+        catalogue.learn(entry(cache_id=most + 1, addresses=tensors[:1]))
+    cache.release()
+    for number in (most + 1, most + 1):  # no longer used when it is taken back, so gone at once
+        catalogue.learn(entry(cache_id=number, addresses=tensors))
+        catalogue.withdraw(number)
+
+
+def test_caches_that_were_taken_back_count_to_the_limit_of_caches() -> None:
+    catalogue = Catalogue()
+    for number in range(1, peer_budget.HELD_CACHES + 1):
+        catalogue.learn(entry(cache_id=number))
+        cache = catalogue.get(number)
+        assert cache is not None
+        cache.use()
+        catalogue.withdraw(number)
+    with pytest.raises(ProtocolError, match="more than 16384 caches"):
+        catalogue.learn(entry(cache_id=1))
+    cache.release()
+    catalogue.learn(entry(cache_id=1))
+
+
 # ---- names ----
 
 
