@@ -10,6 +10,7 @@ import pty
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,7 @@ import anyio
 import pytest
 
 from aiodatadist.cli.demo.messages import Receiving
-from aiodatadist.cli.kit.children import Child
+from aiodatadist.cli.kit.children import Child, start_child
 from tests import children
 from tests.profiles import at_night
 
@@ -201,3 +202,24 @@ def test_an_order_to_a_child_that_is_dead_is_logged_by_no_loop() -> None:
 
     asyncio.run(main())
     assert not told
+
+
+def test_a_child_with_unread_reports_leaves_no_open_transport(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """asyncio stops reading a full pipe, and so never saw its end: the transport was closed after its loop."""
+
+    async def main() -> None:
+        child = await start_child("decode", [sys.executable, "-c", "print('x' * (1 << 20)); input()"], stderr=None)
+        pipe, is_full = child.process.stdout._stream._transport, asyncio.Event()  # type: ignore[union-attr]
+        monkeypatch.setattr(pipe, "pause_reading", is_full.set)
+        await is_full.wait()
+        monkeypatch.undo()
+        pipe.pause_reading()
+        await child.stop()
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        asyncio.run(main())
+        gc.collect()
+    assert not [each for each in warned if "subprocess" in str(each.message)]

@@ -140,6 +140,7 @@ class Child:
                 if pipe is not None:
                     await pipe.aclose()
             await self._forget_stdin()
+            self._close_transport()
         return code
 
     async def _forget_stdin(self) -> None:
@@ -152,6 +153,17 @@ class Child:
         if isinstance(writer, asyncio.StreamWriter):
             with anyio.move_on_after(GRACE_SECONDS), suppress(OSError):
                 await writer.wait_closed()
+
+    def _close_transport(self) -> None:
+        """Close asyncio's transport, for which anyio has no call.
+
+        It closes by itself when the pipes have been read to their ends. asyncio stops reading a pipe that is full, so that
+        may be never: then it would be closed when it is collected, maybe after its loop, which asyncio reports on stderr.
+        """
+        process = getattr(self.process, "_process", None)
+        transport = getattr(process, "_transport", None)
+        if transport is not None:
+            transport.close()
 
     def __str__(self) -> str:
         return f"the {self.name} process (pid {self.pid})"
