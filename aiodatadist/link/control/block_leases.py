@@ -97,8 +97,8 @@ class BlockLease:
         seconds: float,
         pull_seconds: float,
         check_here: Callable[[], None],
-        prompt_digest: bytes | None = None,
-        count_refusal: Callable[[Refusal], object] = lambda _: None,
+        prompt_digest: bytes | None,
+        count_refusal: Callable[[Refusal], object],
     ) -> None:
         loop = asyncio.get_running_loop()
         self._check_here = check_here
