@@ -80,7 +80,7 @@ class Root:
     folder: Path
 
     def command(self, command: Sequence[str], stage: Stage) -> list[str]:
-        """For ``subprocess``: in mount and process namespaces of its own, which end with it."""
+        """Return the command for ``subprocess``. It runs in its own mount and process namespaces, which end with it."""
         given = {"PATH": PATH, "LANG": "C.UTF-8", **stage.environment}
         environment = [f"{name}={value.replace('$PATH', PATH)}" for name, value in given.items()]
         isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={self.folder}/proc"]
@@ -96,7 +96,7 @@ class Root:
         return subprocess.run(self.command(command, stage), check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def compilers(self) -> list[str]:
-        """Programs in there that build others."""
+        """Return the programs in the root that build others."""
         return sorted(name for name in COMPILERS for place in FOLDERS if (self.folder / place / name).exists())
 
 
@@ -113,7 +113,7 @@ def archive_of(suite: str) -> Path:
 
 
 def gather(wheel: Path, root: Root, stage: Stage) -> None:
-    """Wheels of the package and of all that it needs, for the Python in the root, in its folder /wheels: it builds none."""
+    """Put the wheels of the package and of all that it needs into /wheels. The Python in the root builds none."""
     asked = "import os, sys; print(*sys.version_info[:2], os.confstr('CS_GNU_LIBC_VERSION').split('.')[-1])"
     major, minor, glibc = map(int, root.output("python3", "-c", asked, stage=stage).split())
     tags = [f"manylinux_2_{n}_{platform.machine()}" for n in range(glibc, 4, -1)]

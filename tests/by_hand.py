@@ -34,7 +34,7 @@ Words = dict[str, Any]
 
 
 def _seal(body: bytes) -> bytes:
-    """Every message has it from 4.1 on: a mark, and a CRC-32 of two bits in each blank."""
+    """Return the seal that each message has from 4.1 on: a mark, and a CRC-32 of two bits in each blank."""
     crc = zlib.crc32(body)
     return b"\n\r\n\r" + bytes(b" \t\n\r"[crc >> shift & 3] for shift in range(30, -2, -2))
 
@@ -201,7 +201,7 @@ class ByHand:
 
 @asynccontextmanager
 async def by_hand(minor: int, cluster_id: int, one_sided: bool, device_id: int) -> AsyncIterator[ByHand]:
-    """Its memory is full of its cluster's id."""
+    """Open an end made by hand. Its memory is filled with the id of its cluster."""
     async with await Device.open(device_id) as device:
         nbytes = TENSORS * BLOCKS * BLOCK
         memory = device.allocate(nbytes, Placement.DEVICE)

@@ -25,7 +25,7 @@ def pool(nbytes: int) -> str:
 
 
 def filling(nbytes: int) -> CacheDesc:
-    """K and V of 80 layers, 4096 blocks each: as much of the pool as whole blocks of 512 bytes are."""
+    """Describe K and V of 80 layers with 4096 blocks each, which fill the pool in multiples of 512 bytes."""
     block = nbytes // (2 * LAYERS * BLOCKS * 512) * 512
     return CacheDesc(2 * LAYERS, [BLOCKS, block], DataType.DT_UINT8)
 

@@ -76,7 +76,7 @@ class Arrow(NamedTuple):
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every file, by its module's name."""
+    """Return every file by the name of its module."""
     return {
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
         for path in ROOT.rglob("*.py")
@@ -92,7 +92,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def imports_of(module: str, tree: ast.AST, *, for_types: bool = False) -> Iterator[Arrow]:
-    """All imports of a tree, whatever they import."""
+    """Yield all imports of a tree, whatever they import."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -123,7 +123,7 @@ def tree_of(module: str) -> ast.Module:
 
 @cache
 def everything() -> tuple[Arrow, ...]:
-    """All imports, of other packages, too."""
+    """Return all imports, including those of other packages."""
     return tuple(arrow for module in sorted(modules()) for arrow in imports_of(module, tree_of(module)))
 
 
@@ -134,7 +134,7 @@ def arrows() -> tuple[Arrow, ...]:
 
 
 def upward() -> list[Arrow]:
-    """Arrows to a room that comes later."""
+    """Return the arrows to a later room."""
     place = {room: number for number, room in enumerate(ROOMS)}
     found = [arrow for arrow in arrows() if place[room_of(arrow.importer)] < place[room_of(arrow.module)]]
     for wing, order in WINGS.items():
@@ -156,7 +156,7 @@ def inside(module: str, wing: str) -> str | None:
 
 
 def circles(files: Iterable[str] | None = None, imports: Iterable[Arrow] | None = None) -> list[list[str]]:
-    """Files that need each other, by whatever way: the strongly connected parts of the graph, Tarjan's algorithm."""
+    """Find files that need each other, directly or not: the strongly connected parts, by Tarjan's algorithm."""
     graph: dict[str, set[str]] = defaultdict(set)
     for arrow in arrows() if imports is None else imports:
         graph[arrow.importer].add(arrow.module)

@@ -95,7 +95,7 @@ def leads_somewhere(page: Page, target: str, pages: dict[str, Page]) -> bool:
 
 
 def of_languages(pages: dict[str, Page]) -> Iterator[str]:
-    """Each page is there in both languages, says in which it is, and leads to the other one."""
+    """Check that each page is there in both languages, names its own, and leads to the other one."""
     found = {language: set[str]() for language in LANGUAGES}
     for url, page in pages.items():
         path = url.removeprefix(ADDRESS)
@@ -115,7 +115,7 @@ def of_languages(pages: dict[str, Page]) -> Iterator[str]:
 
 
 def of_reference(pages: dict[str, Page]) -> Iterator[str]:
-    """Each public name is described, or stands in the table of those that are described elsewhere."""
+    """Check that each public name is described, or is in the table of those that are described elsewhere."""
     for start in LANGUAGES.values():
         for module, names in PUBLIC.items():
             page = pages.get(f"{ADDRESS}{start}reference/{module}/")

@@ -19,7 +19,7 @@ NEEDS = {
 
 
 def line(reasons: Iterable[str], *, nightly: int = 0, other_loop: int = 0) -> str:
-    """Such as ``skipped: 613 need redis-server, 33 need torch``; empty if nothing was left out.
+    """Return a line such as ``skipped: 613 need redis-server, 33 need torch``; empty if nothing was left out.
 
     Args:
         reasons: of each test that was skipped.

@@ -23,7 +23,7 @@ def _library() -> str | None:
 
 
 def install() -> None:
-    """From now on, in this process. An anyio that has no such function is as strict by itself."""
+    """Make this process strict from now on. An anyio that has no such function is as strict by itself."""
     module: Any = _eventloop
     if _current is not None:
         module.current_async_library = _library

@@ -35,7 +35,7 @@ def contents(cluster: Cluster, cache: Cache, block: int) -> bytes:
 
 @asynccontextmanager
 async def linked(end: ByHand, cluster: Cluster, is_client: bool) -> AsyncIterator[None]:
-    """``is_client``: the end that is made by hand."""
+    """Link the two. With ``is_client``, the end made by hand is the client."""
     address = cluster.datadist.listen_address
     assert address is not None
     async with anyio.create_task_group() as group:
@@ -96,7 +96,7 @@ async def blocks_by_request(end: ByHand, cluster: Cluster, cache: Cache) -> None
 
 
 async def what_is_newer(end: ByHand, cluster: Cluster, cache: Cache) -> None:
-    """4.0 is not asked for checksums; what this version does not know of a newer one is ignored, or refused alone."""
+    """Check that 4.0 is not asked for checksums, and that unknown words of a newer version are ignored or refused."""
     if not end.minor:
         with pytest.raises(FeatureNotEnabled, match=r"its protocol has version 4\.0"):
             await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(THEIRS), cache, [3], [5], checksum=True)

@@ -238,7 +238,7 @@ Copy = Callable[..., CacheTask]
 
 @asynccontextmanager
 async def three_copies() -> AsyncIterator[dict[str, Copy]]:
-    """Each of them of so many blocks, or of a slot, with further arguments."""
+    """Make the three kinds of copies, which take a number of blocks (a slot has none) and further arguments."""
     async with one_cluster() as (_, manager):
         blocks = await make(manager, "array", [1024, 64], blocks=True, seed=13)
         host = await make(manager, "host-array", [1024, 64], blocks=True, seed=14)

@@ -35,7 +35,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def ended(task: CacheTask) -> None:
-    """Without asking how."""
+    """Wait for the end of a task without asking how it ended."""
     over = anyio.Event()
     task.add_done_callback(lambda _: over.set())
     await over.wait()

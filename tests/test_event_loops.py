@@ -53,7 +53,7 @@ class Meeting:
             await asyncio.to_thread(self.both_are_done.wait)
 
     async def pull(self, cluster: Cluster, peer: int, cache: Cache) -> None:
-        """Blocks 8 to 15, from the peer's 0 to 7, which do not change."""
+        """Pull blocks 8 to 15 from the peer's 0 to 7, which do not change."""
         manager = cluster.datadist.cache_manager
         for _ in range(PULLS):
             await manager.pull_blocks(BlocksCacheKey(peer), cache, range(8), range(8, 16))
@@ -64,7 +64,7 @@ class Meeting:
 
 
 def cluster_info_of(cluster: Cluster) -> LLMClusterInfo:
-    """From a thread without its loop: where it listens may be asked from there only while no other loop runs."""
+    """Ask a cluster where it listens, in a thread without its loop. No other loop may run there."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(cluster_info, cluster).result()
 

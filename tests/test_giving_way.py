@@ -83,7 +83,7 @@ async def notes(stack: AsyncExitStack) -> Once:
 
 
 async def allocations(stack: AsyncExitStack) -> Once:
-    """With keys, so that dropping the id waits for nothing; the pool is large enough, and emptied when it is not."""
+    """Allocate caches with keys, so that dropping the id waits for nothing. The pool is emptied before it is full."""
     cluster = await stack.enter_async_context(open_cluster(7, mem_pool_cfg=POOL))
     manager, number = cluster.datadist.cache_manager, iter(range(10**9))
 
@@ -178,7 +178,7 @@ async def test_a_cancellation_ends_a_tight_loop_and_what_it_used_can_be_used_aga
     task = asyncio.create_task(repeat(once, count))
 
     def cancel() -> None:
-        """In the middle of it: on a busy machine the first one may take longer."""
+        """Cancel in the middle of the loop, once the first one is done, which may take longer on a busy machine."""
         if count[0]:
             task.cancel()
         else:

@@ -47,7 +47,7 @@ async def until_not_ready(link: Link) -> None:
 
 @asynccontextmanager
 async def through_a_proxy(**options: Any) -> AsyncIterator[tuple[Cluster, Cluster, ChaosProxy, LLMClusterInfo]]:
-    """Server, client, what is between them, and where the client finds it."""
+    """Open a server, a client and a proxy between them, and return where the client finds it."""
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1, **options) as decoder:
         await prompt.blocks(DESC)
         address = prompt.datadist.listen_address

@@ -76,7 +76,7 @@ def is_idle(names: host_names.HostNames) -> bool:
 
 
 def named(cluster: Cluster, name: str = NAME) -> LLMClusterInfo:
-    """Its port at a host of this name."""
+    """Return the port of a cluster at a host of this name."""
     assert cluster.datadist.listen_address is not None
     info = LLMClusterInfo(cluster.datadist.cluster_id)
     info.append_remote_ip_info(name, cluster.datadist.listen_address[1])

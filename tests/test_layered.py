@@ -98,7 +98,7 @@ class Fan:
         return self.source.datadist.cache_manager.transfer_cache_async(self.src, synchronizer, configs, *words)
 
     def blocks(self, synchronizer: object, configs: list[Config] | None = None) -> CacheTask:
-        """Blocks 1, 2, 9 go to 4, 5, 0."""
+        """Send blocks 1, 2 and 9 to 4, 5 and 0."""
         return self.start(
             synchronizer, configs or [self.config(i) for i in range(len(self.dsts))], [1, 2, 9], [4, 5, 0]
         )
@@ -507,7 +507,7 @@ async def test_a_synchronizer_of_fewer_layers_is_a_wrong_argument() -> None:
 
 @contextmanager
 def raw_events(made: Fan) -> Iterator[Any]:
-    """Events of the runtime's, recorded on a stream of its own, as another framework would."""
+    """Record the runtime's events on their own stream, as another framework would."""
     device = made.source.datadist.device
     runtime, acl = device.runtime, device.runtime.acl
     with device.current():

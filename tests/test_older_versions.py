@@ -57,7 +57,7 @@ async def use(cluster: Cluster, peer: int, cache: Cache, one_sided: bool, **opti
 
 
 async def use_what_is_newer(cluster: Cluster, peer: int, cache: Cache, one_sided: bool) -> None:
-    """Priorities mean nothing to the peer, and checksums are refused here; the link goes on."""
+    """Use what an older peer does not know: it ignores priorities, checksums are refused here, the link continues."""
     manager, key = cluster.datadist.cache_manager, BlocksCacheKey(peer)
     words = r"cluster 1 knows no checksums: its protocol has version 4\.0, and they came with 4\.1"
     for priority in TransferPriority:

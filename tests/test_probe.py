@@ -49,7 +49,7 @@ HANG = "aclrtMallocHost:hold=for-ever"
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """Strict softnpu has the vendor's names, and an ``hccn_tool`` beside it."""
+    """Return the environment of a probe. Strict softnpu has the vendor's names, and an ``hccn_tool`` beside it."""
     given = {**os.environ, "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}
     if STRICT:
         vendor_names.install(folder)

@@ -35,7 +35,7 @@ transports = pytest.mark.parametrize("transport", ["hccl", "loopback"])
 
 
 def moved(desc: CacheDesc, pairs: dict[int, int]) -> list[tuple[int, int, int, int]]:
-    """Every destination piece with where it came from: cluster 1, or itself."""
+    """Return each destination piece with its origin, which is cluster 1 or the destination itself."""
     return [
         (tensor, piece, 1 if piece in pairs else 2, pairs.get(piece, piece))
         for tensor in range(desc.num_tensors)

@@ -104,7 +104,7 @@ async def until(changes: LinkChanges, *phases: LinkPhase) -> list[LinkChange]:
 
 
 def phases(told: list[LinkChange]) -> list[tuple[LinkPhase, int]]:
-    """Without the attempts, of which there may be any number."""
+    """Return the phases without the attempts, of which there may be any number."""
     return [(change.state, change.generation) for change in told if change.state is not RELINKING]
 
 
@@ -275,7 +275,7 @@ async def test_a_caller_that_joins_the_link_of_its_initiator_lets_transfers_begi
 
 
 async def until_owned(cluster: Cluster, peer: int) -> None:
-    """Its own attempt made the link, or joined the one that the peer made."""
+    """Wait until the cluster's own attempt has made the link, or has joined the one that the peer made."""
     while not inside(cluster.datadist).relinker._is_linked(peer):
         await anyio.lowlevel.checkpoint()
 

@@ -19,7 +19,7 @@ GROUPS = {
 
 
 def sections() -> dict[str, list[str]]:
-    """Title and table rows of each section."""
+    """Return the table rows of each section by its title."""
     parts = re.split(r"^## (.+)$", PAGE, flags=re.MULTILINE)[1:]
     rows = [[line for line in body.splitlines() if line.startswith("| `")] for body in parts[1::2]]
     return dict(zip(parts[::2], rows, strict=True))

@@ -62,7 +62,7 @@ def with_more(message: Message | dict[str, Any], _: int = MINOR) -> bytes:
 
 
 def speak_newer(patch: Callable[[object, str, object], None]) -> None:
-    """Each end in this process is of the next minor version from here on."""
+    """Make each end in this process speak the next minor version from here on."""
     own = Engine.hello
 
     def made(self: Engine, key: bytes | None, peer: int | None) -> Hello:

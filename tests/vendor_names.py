@@ -14,7 +14,7 @@ NEW = ("libacl_rt.so", "libascendcl.so", "libhcomm.so", "libhccl.so")
 
 
 def install(folder: Path, names: tuple[str, ...] = NEW) -> None:
-    """Symbolic links to softnpu, in a folder that has none of these names so far."""
+    """Make symbolic links to softnpu in a folder that has none of these names so far."""
     for name in names:
         (folder / name).symlink_to(SOFTNPU)
 
@@ -27,7 +27,7 @@ def install_tool(folder: Path) -> None:
 
 
 def environment(folder: Path, strict: str = "") -> dict[str, str]:
-    """For a child process: it opens the libraries of the folder as the vendor's, and finds its tool.
+    """Return the environment of a child process that opens the folder's libraries as the vendor's, and finds its tool.
 
     Args:
         strict: SOFTNPU_STRICT: ``hccs``, ``roce`` or ``aicpu``; empty: softnpu takes whatever makes sense.

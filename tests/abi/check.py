@@ -66,7 +66,7 @@ def _explain(line: Line, message: str) -> str:
 
 
 def _compare_parameter_names(finding: Finding, headers: HeaderSet) -> None:
-    """Types cannot see that two handles, both ``void *``, changed places; names can."""
+    """Compare the names of parameters. Types do not show that two handles, both ``void *``, changed places."""
     function = finding.declaration
     if not isinstance(function, d.Function) or finding.status not in {Status.IDENTICAL, Status.EQUIVALENT}:
         return

@@ -195,7 +195,7 @@ def _function(node: Any, tags: Tags) -> Function:
 
 
 def _typedef(type_node: Any, name: str) -> str:
-    """``typedef`` of this type; the names of other types stay as our header spells them."""
+    """Return the ``typedef`` of a type. Names of other types stay as our header spells them."""
     renamed = copy.deepcopy(type_node)
     innermost = renamed
     while not isinstance(innermost, c_ast.TypeDecl):

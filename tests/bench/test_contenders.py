@@ -28,7 +28,7 @@ def states() -> dict[int, str]:
 
 
 async def become(pids: set[int], state: str) -> None:
-    """``Z``: or gone."""
+    """Wait until all processes are in a state. A process that is gone counts as ``Z``."""
     with anyio.fail_after(10):
         while any(states().get(pid, "Z") != state for pid in pids):  # noqa: ASYNC110 - a process does not tell its state
             await anyio.sleep(0.01)

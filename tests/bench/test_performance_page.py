@@ -19,7 +19,7 @@ from tests.bench.test_values import row
 
 
 async def report(options: BenchOptions, speeds: dict[str, float]) -> BenchReport:
-    """Every library has the same speed in each case."""
+    """Return a report in which each library has the same speed in every case."""
     rows: list[Row] = []
     for one in options.cases():
         for name in (OURS, *PEERS):

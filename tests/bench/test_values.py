@@ -108,7 +108,7 @@ def test_percentiles() -> None:
 
 
 def row(speed: float, **values: object) -> Row:
-    """Windows of half a second in which ``speed`` GB/s moved, give or take 2 %."""
+    """Return a row of half-second windows in which ``speed`` GB/s moved, give or take 2 %."""
     one = case(block=1 << 20, **values)
     windows = []
     for share in (0.98, 0.99, 1.0, 1.01, 1.02):

@@ -173,7 +173,7 @@ def test_on_the_loop_thread_itself_it_raises(pair: Pair) -> None:
 
 @contextmanager
 def interrupt_at_begin(monkeypatch: pytest.MonkeyPatch, times: int = 1) -> Iterator[None]:
-    """Ctrl-C, as soon as a transfer has begun; this thread waits for it then."""
+    """Press Ctrl-C as soon as a transfer has begun, which is when this thread waits for it."""
     watch = stats.Counters.watch
 
     def watched(self: stats.Counters, task: awaitable.CacheTask) -> None:

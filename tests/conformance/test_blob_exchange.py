@@ -63,7 +63,7 @@ def nothing_left() -> Iterator[None]:
 async def meeting(
     devices: list[Device], name: str, nbytes: int = 100, timeout: float = LIMIT
 ) -> list[dict[int, bytes]]:
-    """All of them, each on a device of its own."""
+    """Let all members meet, each on its own device, and return what each has."""
     members, text = len(devices), json.dumps(table(len(devices)))
     return await asyncio.gather(
         *(meet(devices[i], name, i, members, text, blob_of(i, nbytes), timeout) for i in range(members))

@@ -71,7 +71,7 @@ def contents(cluster: Cluster, cache: Cache) -> list[bytes]:
 
 
 def expected(desc: CacheDesc, pairs: dict[int, int], tensors: range | None = None) -> list[tuple[int, int, int, int]]:
-    """Pieces that came from cluster 1; those that are not named are as they were."""
+    """Return the pieces that came from cluster 1. Pieces that are not named are as they were."""
     return [(t, dst, 1, src) for t in tensors or range(desc.num_tensors) for dst, src in pairs.items()]
 
 

@@ -106,7 +106,7 @@ async def test_host_memory_that_is_not_the_runtimes_is_warned_of_on_an_npu(
 
 
 async def host() -> None:
-    """Pinned memory, then ordinary memory: as a transport takes it, and then behind its back, as HCCL takes it."""
+    """Register pinned memory, then ordinary memory, with a transport; then with HCCL behind its back."""
     ordinary = np.zeros(65536, np.uint8)
     async with await Device.open(0) as device:
         transport = open_transport("hccl", device)

@@ -63,7 +63,7 @@ async def uncounted(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Uncounted]
 
 @asynccontextmanager
 async def three_ends() -> AsyncIterator[tuple[End, End, End]]:
-    """Two of one device that have the same memory, and a peer."""
+    """Open two ends of one device that have the same memory, and a peer."""
     async with await Device.open(0) as device, await Device.open(1) as other:
         first, second, peer = (End(each, open_transport("hccl", each)) for each in (device, device, other))
         second.memory, second.region = first.memory, first.region

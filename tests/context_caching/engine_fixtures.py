@@ -37,7 +37,7 @@ def redis_servers() -> Iterator[list[RedisServer]]:
 
 @contextmanager
 def store_open(master: MooncakeMaster) -> Iterator[None]:
-    """Pools that are opened and closed inside share a store that stays open: to close it takes a second."""
+    """Share a store among the pools that are opened inside. It stays open, because closing it takes a second."""
     mooncake_store.borrow(mooncake_store.Settings("127.0.0.1", f"127.0.0.1:{master.port}", 0, "tcp", ""))
     try:
         yield

@@ -84,7 +84,7 @@ def fails_with(error: Exception) -> Misdeed:
 
 
 def from_then_on(first: int, misdeed: Misdeed) -> Misdeed:
-    """Well-behaved until the call with this number, counted from 1."""
+    """Return a misdeed that begins with the call of this number, counted from 1. Earlier calls behave well."""
     calls = 0
 
     async def behave() -> None:

@@ -419,7 +419,7 @@ async def nothing(_: int) -> None:
 
 
 async def longest_round(work: Callable[[int], Coroutine[Any, Any, None]], first: int) -> float:
-    """Seconds of the event loop's longest round while 1000 tasks work, which begin all in one round."""
+    """Return the seconds of the event loop's longest round while 1000 tasks work that all begin in one round."""
     longest, last = 0.0, perf_counter()
     go = anyio.Event()
 

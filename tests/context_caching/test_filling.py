@@ -54,7 +54,7 @@ async def test_a_full_pool_keeps_the_newest(small_store: SmallStore) -> None:
 
 
 def small_kv() -> Kv:
-    """Blocks of ``VALUE`` bytes."""
+    """Return a cache with blocks of ``VALUE`` bytes."""
     return Kv(rows=[[(VALUE // BLOCK // 2,)]], blocks=20, dtype="int16")
 
 

@@ -165,7 +165,7 @@ async def do_put(name: str, data: bytes, pool: MemoryPool, model: Model, room: i
 
 
 async def do_remove(name: str, pool: MemoryPool, model: Model, orphans: list[tuple[Value, bytes]]) -> None:
-    """Its memory stays taken as long as a caller has the value: the first one keeps it to the end."""
+    """Remove a value. Its memory stays taken while a caller has the value, which the first one keeps to the end."""
     data = model.held.pop(name, b"")
     taken = [model.lent.pop(number)[1] for number in [n for n, (lent, _) in model.lent.items() if lent == name]]
     for value in taken[1:]:

@@ -63,7 +63,7 @@ async def assert_whole(pool: KVPool, keys: list[PoolKey], values: list[bytes]) -
 
 @asynccontextmanager
 async def moving(servers: list[RedisServer]) -> AsyncIterator[tuple[KVPool, Move]]:
-    """In the middle of it, with values on both sides."""
+    """Enter the middle of a move, with values on both sides."""
     from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     for server in servers:

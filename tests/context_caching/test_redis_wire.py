@@ -159,7 +159,7 @@ async def test_an_idle_connection_keeps_no_memory_of_what_it_read() -> None:
 
 
 async def breaks_at_some_keys(peer: Peer) -> None:
-    """In the middle of a value, whenever it is about a key that ends with ``never``; for others all is well."""
+    """Break in the middle of a value if its key ends with ``never``. Serve all other keys well."""
     while True:
         words = await peer.command()
         if words[1].endswith(b"never"):

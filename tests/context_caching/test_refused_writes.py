@@ -147,7 +147,7 @@ async def test_a_read_only_replica(redis_server: RedisServer) -> None:
 
 @contextmanager
 def refusing(pool: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Mooncake's store with another answer to a put. It is C++: its methods cannot be replaced."""
+    """Wrap Mooncake's store so that it refuses a put. It is C++: its methods cannot be replaced."""
 
     class Store:
         def __getattr__(self, name: str) -> Any:

@@ -24,7 +24,7 @@ def sources() -> Path | None:
 
 
 def stand_in(folder: Path) -> None:
-    """For the packages above the base classes."""
+    """Put empty modules in place of the packages above the base classes."""
     for name in PACKAGES:
         if name not in sys.modules:
             package = ModuleType(name)

@@ -69,7 +69,7 @@ class Mishaps:
 
 
 def once(*mishaps: tuple[str, Fate]) -> Callable[[Heard], Fate]:
-    """Each of these happens to the first message of its kind, after those before it happened."""
+    """Let each mishap happen to the first message of its kind, once those before it have happened."""
     left = deque(mishaps)
 
     def decide(message: Heard) -> Fate:

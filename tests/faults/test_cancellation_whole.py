@@ -200,7 +200,7 @@ class Scene:
         await until(lambda: len(asyncio.all_tasks()) <= self.tasks, f"stray tasks: {asyncio.all_tasks()}")
 
     async def no_byte_lands(self, cluster: Cluster, cache: Cache, control: Callable[[], Awaitable[None]]) -> None:
-        """Whatever may still be under way is in front of the control transfer, which brings one block, 3 to 4."""
+        """Check that only the control transfer writes. It brings block 3 to 4, behind everything still under way."""
         memory = cluster.memory(cache)
         memory.view()[:] = bytes(memory.nbytes)
         await control()

@@ -214,7 +214,7 @@ async def shared_memory_that_is_full() -> Any:
 
 
 async def a_device_without_memory() -> Any:
-    """SOFTNPU_DEVICE_MEMORY is 4 MiB."""
+    """Open clusters on a device that has 4 MiB, which SOFTNPU_DEVICE_MEMORY sets."""
     found = [await raised(lambda: open_and_close(8 * MIB))]
     async with AsyncExitStack() as stack:
         first = LLMDataDist(LLMRole.MIX, 1, LLMConfig(mem_pool_cfg={"memory_size": 3 * MIB}))
@@ -228,7 +228,7 @@ async def a_device_without_memory() -> Any:
 
 
 async def links_without_descriptors() -> Any:
-    """Both ends are in this process: whichever lacks one, the link is not made, and the next attempt makes it."""
+    """Link without descriptors. Whichever end lacks one, no link is made, and the next attempt makes it."""
     await attempts(())  # what is opened once in a process is
     before = open_descriptors()
     found = await attempts(range(0, 16, 2))

@@ -54,7 +54,7 @@ async def part(owner: Cluster, puller: Cluster) -> None:
 
 
 async def not_linked(owner: Cluster, puller: Cluster, kind: str, number: int, family: int) -> list[str]:
-    """While all such calls fail; the next attempt makes it."""
+    """Check that no link is made while all such calls fail. The next attempt makes it."""
     with failing(kind, MANY, number, family):
         linked = await puller.datadist.link_clusters([cluster_info(owner)], 1_500 if STRICT else 10_000)
     assert linked[0] is not LLMStatusCode.LLM_SUCCESS

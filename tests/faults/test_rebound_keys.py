@@ -48,7 +48,7 @@ class Versions:
         self.found: Counter[str] = Counter()
 
     async def rebind(self, manager: CacheManager, key: int, chance: random.Random, end: float) -> None:
-        """Version after version, each in place before any peer can ask for it."""
+        """Make version after version, each in place before any peer can ask for it."""
         while anyio.current_time() < end:
             cache = await manager.allocate_blocks_cache(DESC, BlocksCacheKey(1, key), timeout=30)
             self.found["versions"] += 1

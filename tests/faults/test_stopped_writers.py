@@ -330,7 +330,7 @@ async def test_a_cache_that_is_withheld_is_not_used_until_the_peer_goes_on() -> 
 
 
 async def check_refused(cluster: Cluster, healthy: Cluster, cache: Cache) -> None:
-    """Neither its owner uses it, nor is a peer told of it; all else goes on."""
+    """Check that its owner cannot use the cache and no peer learns of it, while all else continues."""
     manager = cluster.datadist.cache_manager
     assert usage(cluster) == PoolUsage(SIZE, SIZE - WHOLE, SIZE - WHOLE, WHOLE, WHOLE)
     with pytest.raises(CacheNotFound, match="withheld"):

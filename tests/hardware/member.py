@@ -79,7 +79,7 @@ class Member:
         return contents
 
     async def whose(self) -> list[list[Mark]]:
-        """For each tensor and each block whose pattern it holds, byte for byte."""
+        """Return whose pattern each block of each tensor holds, byte for byte."""
         desc = self.cache.cache_desc
         contents = await self.read()
         starts = range(0, len(contents), desc.stride)

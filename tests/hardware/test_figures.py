@@ -36,7 +36,7 @@ async def seconds_of(call: Call, rounds: int) -> float:
 
 
 async def row_of(pair: Pair, nbytes: int) -> str:
-    """GB/s of scattered blocks: shuffled at one end, so that hardly any two of them are one request."""
+    """Measure scattered blocks. They are shuffled at one end, so that hardly any two of them are one request."""
     blocks = max(2, (MIB << 20) // 2 // nbytes)
     await pair.allocate(2, blocks, nbytes)
     everything = list(range(blocks))

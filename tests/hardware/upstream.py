@@ -26,6 +26,6 @@ A3 = {
 
 
 def published(chip: str, what: str, link: str, nbytes: int) -> float | None:
-    """GB/s; None: upstream has no figure for this chip, as ``aclrtGetSocName`` names it."""
+    """Return upstream's GB/s, or None if it has no figure for the chip that ``aclrtGetSocName`` names."""
     table = A2 if re.match(r"Ascend910B\d", chip) else A3 if chip.startswith("Ascend910_93") else None
     return None if table is None else table[what, link][SIZES.index(nbytes)]

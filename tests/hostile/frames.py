@@ -39,7 +39,7 @@ def repeated(element: bytes) -> Maker:
 
 
 def as_many_as_are_let_in(element: bytes) -> Maker:
-    """Just within the limits of what is looked for first."""
+    """Make lists that are just within the limits of what is looked for first."""
 
     def make(room: int) -> bytes:
         counts = [room // (len(element) + 1), MAX_SIGNS[b","] - 64]
@@ -148,7 +148,7 @@ def peak() -> float:
 
 
 def cost(body: bytes) -> tuple[float, float]:
-    """Milliseconds of processor and MiB for reading it. Whatever it is, it is a message or a ProtocolError."""
+    """Return the CPU milliseconds and MiB that reading a body costs. It is a message or a ProtocolError."""
     frame = HEAD.pack(MAGIC, VERSION, len(body)) + body
     used, least = 0.0, float("inf")
     for attempt in range(TRIES):

@@ -98,7 +98,7 @@ class Silence:
 
 @asynccontextmanager
 async def silence(cluster: Cluster) -> AsyncIterator[Silence]:
-    """``cluster``: on the same machine, with other ids."""
+    """Serve a silent place on the machine of ``cluster``, under other ids."""
     silent = Silence(cluster)
     async with await anyio.create_tcp_listener(local_host="0.0.0.0") as listener, anyio.create_task_group() as group:
         silent.port = listener.extra(anyio.abc.SocketAttribute.local_port)

@@ -249,7 +249,7 @@ def test_what_a_peer_of_an_engine_says_is_printable(log: Log) -> None:
 
 
 def say(sender: End, receiver: End, notes: list[bytes]) -> None:
-    """Over the link of the two, which is made if there is none."""
+    """Send notifications over the link of the two, which is made if there is none."""
 
     async def post() -> None:
         cluster_id = receiver.address.cluster_id

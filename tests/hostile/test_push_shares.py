@@ -353,7 +353,10 @@ class Greedy:
         await settled()
 
     async def take_no_answers(self) -> None:
-        """To wants that it drops, and to such that are refused. These have numbers in common: 8 bytes of each would show."""
+        """Cause answers that it never takes: to wants that it drops, and to wants that are refused.
+
+        They share their numbers, so that 8 bytes kept of each would show.
+        """
         self._blocks = self._same_blocks
         for number in range(4):
             dropped = self._want(f"{number:0256d}", peer_budget.WANT_BLOCKS)

@@ -39,7 +39,7 @@ ONE_HEAD = BlockShape(tokens=16, heads=1, axes=AXES)
 
 
 def lies(end: End, request: int, workers: int = 64) -> list[Any]:
-    """Workers of one request at silent places, with a head each. Each place is named once."""
+    """Return the workers of one request, with a head each, at silent places. Each place is named once."""
     shape = ONE_HEAD.model_dump() if workers == 64 else None
     ports = range(1 + request * workers, 1 + (request + 1) * workers)
     return [end.place(host=SILENT, port=port, cluster_id=10**6 + port, shape=shape) for port in ports]

@@ -186,7 +186,7 @@ async def test_a_link_call_says_what_became_of_each_cluster() -> None:
 
 
 async def silent(decoder: LLMDataDist, hold: Callable[[LLMClusterInfo], Any]) -> None:
-    """With a peer that accepts connections and says nothing."""
+    """Call ``hold`` with a peer that accepts connections and says nothing."""
     writers: list[asyncio.StreamWriter] = []
 
     async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

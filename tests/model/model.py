@@ -733,7 +733,7 @@ def _slot_to_blocks(op: Pull, source: Held, slot: int, target: Held, why: set[st
 
 
 def _slot_to_slot(op: Pull, src: tuple[Held, int], dst: tuple[Held, int], size: int, why: set[str]) -> list[Move]:
-    """``size`` -1 is the whole destination slot."""
+    """Return the moves from slot to slot. ``size`` -1 is the whole destination slot."""
     (source, src_slot), (target, dst_slot) = src, dst
     nbytes = target.stride if size == -1 else size
     if source.blocks or target.blocks or src_slot >= source.pieces or dst_slot >= target.pieces:

@@ -123,7 +123,7 @@ class World:
 
     @staticmethod
     def _pools(rng: random.Random) -> dict[bool, int]:
-        """Pages of the device's and of the host's pool."""
+        """Choose the number of pages in the device's and in the host's pool."""
         sizes = {False: rng.choice([12, 24, 40]), True: rng.choice([8, 24])}
         return (
             {} if rng.random() < 0.03 else {host: sizes[host] for host in (False, True) if rng.random() < 1 - host / 2}
@@ -275,7 +275,7 @@ class Draw:
         return (one, other) if push else (other, one)
 
     def _consumption(self, source: Held) -> int:
-        """1: it has keys that go with the last tensor that is pulled by them; 2: some tensors were pulled by one."""
+        """Return 1 if the cache has keys that end once all tensors were pulled by them, 2 if one has some tensors already."""
         if self.model.one_sided or source.blocks or not source.pooled or len(source.tensors) == 1:
             return 0
         bindings = self.model.clusters[source.cluster].names
@@ -454,7 +454,7 @@ class Draw:
     # ---- together ----
 
     def together(self, at: int) -> Op:
-        """Several that succeed whatever their order, and touch no byte that another one writes."""
+        """Choose several that succeed in any order, none of which touches a byte that another one writes."""
         kinds = ["pull"] * 6 + ["push"] * 3 * self.model.one_sided
         kinds += ["copy_cache", "copy_blocks", "swap", "remove", "remove", "deallocate", "unregister", "make"]
         chosen: list[Op] = []
@@ -604,7 +604,7 @@ class Reality:
     # ---- comparing ----
 
     async def compare(self, later: bool) -> None:
-        """``later``: what a pull lets go of is given back a little later."""
+        """Compare memory and usage. With ``later``, a pull may still be about to release what it used."""
         until = monotonic() + (20 if later else 0)
         while (wrong := self._usage()) and monotonic() < until:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.001)

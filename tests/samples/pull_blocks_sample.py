@@ -9,7 +9,7 @@ DESC = CacheDesc(2 * LAYERS, [BLOCKS, 16, 8], DataType.DT_FLOAT)
 
 
 def contents(owner):
-    """Tensor t, block b holds owner * 1000 + t * 100 + b."""
+    """Return contents in which block b of tensor t holds owner * 1000 + t * 100 + b."""
     blocks = np.arange(BLOCKS, dtype=np.float32)[:, None, None]
     return [np.broadcast_to(owner * 1000 + t * 100 + blocks, DESC.shape).copy() for t in range(2 * LAYERS)]
 

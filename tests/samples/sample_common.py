@@ -77,5 +77,5 @@ def read(address, nbytes):
 
 
 def stamp(owner, tensor, piece, nbytes):
-    """Contents that say whose they are, and where they belong."""
+    """Return contents that name their owner and their place."""
     return bytes([owner, tensor, piece, 0xA5]) * (nbytes // 4)

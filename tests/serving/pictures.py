@@ -166,7 +166,7 @@ class Bar:
 
 
 def with_spans(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Options of the services."""
+    """Return the options with which each service writes its spans."""
     return {name: ("--spans", str(folder / name)) for name in COLOURS}
 
 
@@ -190,7 +190,7 @@ def traced(folder: Path) -> list[Bar]:
 
 
 def last_trace(folder: Path) -> list[dict[str, Any]]:
-    """All spans of the last request, from the files of the services."""
+    """Return all spans of the last request, from the files of the services."""
     lines = [line for path in folder.iterdir() for line in path.read_text(encoding="utf-8").splitlines()]
     spans = [json.loads(line) for line in lines]
     roots = [span for span in spans if span["parent_id"] is None and service_of(span) == "router"]
@@ -199,7 +199,7 @@ def last_trace(folder: Path) -> list[dict[str, Any]]:
 
 
 def bars(trace: Sequence[dict[str, Any]]) -> list[Bar]:
-    """From the outside in."""
+    """Return the bars of a trace, from the outside in."""
     inside: dict[str | None, list[dict[str, Any]]] = {}
     for span in trace:
         inside.setdefault(span["parent_id"], []).append(span)
@@ -246,7 +246,7 @@ LEFT, RIGHT, TOP, ROOM, PLOT = 44, 12, 46, 120, 74
 
 
 def draw_metrics(run: Run) -> str:
-    """Panels above each other, over one time."""
+    """Draw the panels one above the other, over the same time."""
     last = run.scrapes[-1][0]
     scale = (WIDTH - LEFT - RIGHT) / last
     bottom = TOP + ROOM * len(PANELS)

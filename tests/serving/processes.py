@@ -50,11 +50,11 @@ class Service:
 
     @classmethod
     def of(cls, name: str, *options: str) -> Service:
-        """``name``: ``prefill``, ``decode`` or ``router``."""
+        """Return a service. ``name`` is ``prefill``, ``decode`` or ``router``."""
         return cls([f"examples.serving.{name}", *options], str(free_port()))
 
     def start(self) -> None:
-        """Also once more, when it has ended."""
+        """Start the service, or start it again once it has ended."""
         self._process = children.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self._is_ready = threading.Event()
         self._reader = threading.Thread(target=self._read, args=(self._process,))
@@ -145,7 +145,10 @@ class Three:
         eventually(lambda: {name: count for name, count in self.kept().items() if count}, {})
 
     def opened(self) -> dict[str, float]:
-        """Descriptors and tasks of each service. The router looks at its connections when it is asked for its health."""
+        """Count the descriptors and tasks of each service.
+
+        Asking the router for its health makes it look at its connections.
+        """
         self.health()
         found: dict[str, float] = {}
         for name, service in (("prefill", self.prefill), ("decode", self.decode), ("router", self.router)):
@@ -155,7 +158,7 @@ class Three:
         return found
 
     def wait_no_more_opened(self, before: dict[str, float], more: int = 0) -> None:
-        """``more`` descriptors or tasks of a service are none too many."""
+        """Wait until no service has more descriptors or tasks than before, plus ``more``."""
 
         def left() -> dict[str, tuple[float, float]]:
             return {name: (now, before[name]) for name, now in self.opened().items() if now > before[name] + more}

@@ -81,7 +81,7 @@ class Load:
                     return
 
     async def _leave_within(self, client: httpx.AsyncClient, job: Job, seconds: float) -> None:
-        """Wherever its request is just then."""
+        """Leave after this time, wherever the request is just then."""
         with anyio.move_on_after(seconds) as scope:
             async with streamed(client, self._services.router.url, {**job, "max_tokens": LONG}) as (response, texts):
                 if response.status_code == 200:

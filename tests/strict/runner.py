@@ -41,7 +41,7 @@ def run(kind: str, program: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 @asynccontextmanager
 async def pair(desc: CacheDesc, **options: Any) -> AsyncIterator[tuple[Cluster, Cluster, Cache, Cache]]:
-    """Clusters 1 and 2 with a blocks cache each, linked: both may pull and push."""
+    """Open clusters 1 and 2 with a blocks cache each, and link them. Both may pull and push."""
     async with open_cluster(1, device_id=0, **options) as one, open_cluster(2, device_id=1, **options) as two:
         mine, theirs = await one.blocks(desc), await two.blocks(desc)
         await link(one, two)
@@ -49,7 +49,7 @@ async def pair(desc: CacheDesc, **options: Any) -> AsyncIterator[tuple[Cluster, 
 
 
 async def link(one: Cluster, two: Cluster) -> None:
-    """Cluster 1 links the other."""
+    """Let one cluster link the other."""
     status, each = await one.datadist.link_clusters([cluster_info(two)], 5000)
     assert status is LLMStatusCode.LLM_SUCCESS, each
     await two.datadist.wait_linked(1)

@@ -101,7 +101,7 @@ class Worker:
 
 
 async def nothing_is_corrupt() -> None:
-    """Both ends pull and push at once, in two priorities, while some copies stand for some turns of the loop."""
+    """Pull and push at both ends at once, in two priorities, while some copies stand still for turns of the loop."""
     seed = int(os.environ.get("AIODATADIST_SEED", "0")) or random.randrange(1, 1 << 32)
     dice = random.Random(seed)
     async with runner.pair(DESC) as (one, two, mine, theirs):

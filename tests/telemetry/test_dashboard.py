@@ -32,7 +32,7 @@ def labels_of(sample: str) -> set[str]:
 
 
 def selectors(query: str) -> list[tuple[str, dict[str, str]]]:
-    """Each metric of a query, and what its labels have to be."""
+    """Return each metric of a query, and what its labels must be."""
     found = re.findall(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}", query)
     return [(name, dict(re.findall(r'(\w+)(?:=~|!~|!=|=)"([^"]*)"', inside))) for name, inside in found]
 

@@ -779,7 +779,7 @@ def test_resource_of_the_largest_size_is_accepted() -> None:
 
 
 def _any(**values: Any) -> dict[str, Any]:
-    """Arguments that the type checker would refuse."""
+    """Return arguments that the type checker would refuse."""
     return values
 
 

@@ -186,7 +186,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
 
 
 def cost_of(call: Callable[[], object]) -> float:
-    """MiB of Python's memory that it takes at most."""
+    """Return the most MiB of Python's memory that the call takes."""
     tracemalloc.start()
     try:
         call()

@@ -159,7 +159,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _raw(node: ast.AST, names: frozenset[str]) -> Iterator[ast.expr]:
-    """Fields of messages in an expression that no function makes fit to be shown."""
+    """Yield the fields of messages in an expression that no function makes fit to be shown."""
     if isinstance(node, ast.Call) and _called(node) in SAFE:
         return
     if isinstance(node, ast.Compare) or (

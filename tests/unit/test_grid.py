@@ -48,7 +48,7 @@ def test_grid_is_every_block_of_every_tensor_and_only_the_last_is_shorter(grid: 
 
 
 def joined(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Addresses and lengths, where one that goes on where the last one ended is part of that."""
+    """Join pieces, given as address and length, that begin where the one before ends."""
     found: list[tuple[int, int]] = []
     for start, nbytes in pieces:
         if found and sum(found[-1]) == start:

@@ -26,7 +26,7 @@ layers = st.lists(st.tuples(seconds, seconds), min_size=1, max_size=80)
 
 
 def simulate(compute: Sequence[float], transfer: Sequence[float]) -> float:
-    """Each layer is transferred when it is computed and the channel is free; when the last byte is there."""
+    """Return when the last byte lands, if each layer leaves once it is computed and the channel is free."""
     computed = free = 0.0
     for c, t in zip(compute, transfer, strict=True):
         computed += c

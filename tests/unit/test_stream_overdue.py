@@ -24,7 +24,7 @@ SOON = 20.0
 def hung_copies(
     device: Device, monkeypatch: pytest.MonkeyPatch, begun: threading.Semaphore, returns: threading.Semaphore
 ) -> Iterator[None]:
-    """Streams that are opened inside, and closed there: their copies say that they have begun, and wait."""
+    """Make copies hang on streams that are opened and closed inside. Each reports its begin, then waits."""
 
     def hang(*_: object) -> None:
         begun.release()

@@ -16,7 +16,7 @@ PACKAGE = Path(aiodatadist.__file__).parent
 
 
 def spelled() -> Iterator[str]:
-    """All types that the package names in a text."""
+    """Yield all types that the package names in a text."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:

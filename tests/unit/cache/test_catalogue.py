@@ -31,7 +31,7 @@ def told(*said: tuple[int, Key, int]) -> Catalogue:
 
 
 def found(catalogue: Catalogue, key: Key) -> tuple[int, int] | None:
-    """Cache id and slot."""
+    """Return the cache id and the slot behind a key."""
     answer = catalogue.find(key)
     return None if answer is None else (answer[0].cache_id, answer[1])
 

@@ -35,7 +35,7 @@ strides = st.integers(1, 10_000) | st.sampled_from([2**31, 2**40])
 
 
 def moved(grid: Grid, src: Geometry, dst: Geometry) -> list[Moved]:
-    """From and to (tensor, piece, offset), and how many bytes; all of them inside of both caches."""
+    """Return each move as (tensor, piece, offset) at both ends and its bytes. All are inside both caches."""
     return [
         (
             place(src.addresses, src.pieces, src.stride, r.remote, r.nbytes),
@@ -48,7 +48,7 @@ def moved(grid: Grid, src: Geometry, dst: Geometry) -> list[Moved]:
 
 @st.composite
 def layer_ranges(draw: st.DrawFn) -> tuple[Layers, int, int, Pairs]:
-    """Layers, tensors of the source and of the destination, and the pairs of tensors that they mean."""
+    """Draw layers, the numbers of tensors at both ends, and the pairs of tensors that the layers mean."""
     per_layer, count = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     ends: list[tuple[range | None, int, int]] = []
     for _ in range(2):

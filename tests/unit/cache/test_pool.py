@@ -23,7 +23,7 @@ def pool(pages: int = 16, *, pinned: int = 0) -> PagePool:
 
 
 def usage(total: int, free: int, largest: int, pinned: int = 0) -> PoolUsage:
-    """In pages, but for ``pinned``."""
+    """Return a usage from numbers of pages. ``pinned`` is in bytes."""
     return PoolUsage(total * PAGE, free * PAGE, largest * PAGE, pinned)
 
 
@@ -190,7 +190,7 @@ class Pages(RuleBasedStateMachine):
         self.free = set(range(self.COUNT))
 
     def extents(self) -> list[int]:
-        """Lengths of the runs of free pages."""
+        """Return the lengths of the runs of free pages."""
         text = "".join("f" if page in self.free else " " for page in range(self.COUNT))
         return [len(run) for run in text.split()]
 

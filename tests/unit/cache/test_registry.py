@@ -112,7 +112,7 @@ async def registry() -> AsyncIterator[CacheRegistry]:
 
 
 def free(registry: CacheRegistry) -> int:
-    """Pages of the device's pool."""
+    """Return the number of free pages in the device's pool."""
     return registry.pool_usage()[Placement.DEVICE].free // PAGE
 
 

@@ -163,7 +163,7 @@ def test_there_has_to_be_a_loop() -> None:
 
 
 def started() -> Resident:
-    """On a loop that is closed by now, which ended its task."""
+    """Return a resident whose loop is closed by now, which ended its task."""
 
     async def start() -> Resident:
         home = resident()

@@ -22,7 +22,7 @@ CLIENT_READY, SERVER_READY = Ready(epoch=1, heartbeat_token="a" * 64), Ready(epo
 
 
 def end(side: Side, key: bytes | None = None, **changes: object) -> Handshake:
-    """Cluster 1 is the client, cluster 2 the server."""
+    """Return one side of a handshake. Cluster 1 is the client, cluster 2 the server."""
     return Handshake(side, hello(1 if side == "client" else 2, has_key=key is not None, **changes), key)
 
 

@@ -31,7 +31,7 @@ Path = tuple[str | int, ...]
 
 
 def places(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Everything in a message, and where it is."""
+    """Yield everything in a message with its place."""
     if path:
         yield path, value
     if isinstance(value, (dict, list)):
@@ -54,7 +54,7 @@ def changed(message: Message, path: Path, value: object) -> str:
 
 
 def cases(*kinds: type) -> list[Any]:
-    """Each place in each kind of message that holds such a value."""
+    """Return each place in each kind of message that holds a value of these types."""
     return [
         pytest.param(message, path, id=".".join(map(str, (message.type, *path))))
         for message in EACH
