@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -32,7 +32,7 @@ from aiodatadist.adapters.pools import EMBEDDED, PoolSettings, open_cache
 from aiodatadist.concurrency.scope import Scope
 from aiodatadist.concurrency.signal import Signal
 from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException
+from aiodatadist.context_caching import CcConfig_v1, CcResult, ContextCache, EmsException
 from aiodatadist.counting import Incident, Incidents
 from aiodatadist.errors import InternalError, ParamInvalid
 from aiodatadist.values.foreign import printable
@@ -203,6 +203,14 @@ class _Life:
     def _say(self, kind: Incident, words: str, request: str, error: EmsException) -> None:
         self.incidents.add(kind, logger, words, printable(request), error)
 
+    async def _moved(self, moving: Awaitable[CcResult], kind: Incident, words: str, request: str) -> int:
+        """Return how many blocks were moved, also if the call failed on its way."""
+        try:
+            return (await moving).success
+        except EmsException as error:
+            self._say(kind, words, request, error)
+            return error.partial.success if error.partial is not None else 0
+
     # ---- looking up ----
 
     def look_up(self, request: str, hashes: list[int]) -> None:
@@ -244,12 +252,8 @@ class _Life:
             self._tell(lambda ended: self._loaded(ended, request, outcome, into, count, perf_counter() - began))
 
     async def _load_prefix(self, request: str, hashes: list[int], into: tuple[int, ...]) -> int:
-        try:
-            result = await self._cache.load(hashes, chunks=self._chunks(into), timeout=self._settings.load_seconds)
-        except EmsException as error:
-            self._say(Incident.LOAD_FAILED, "request %s: its blocks are not loaded: %s", request, error)
-            return error.partial.success if error.partial is not None else 0
-        return result.success
+        loading = self._cache.load(hashes, chunks=self._chunks(into), timeout=self._settings.load_seconds)
+        return await self._moved(loading, Incident.LOAD_FAILED, "request %s: its blocks are not loaded: %s", request)
 
     def _chunks(self, blocks: Sequence[int]) -> list[list[tuple[int, int]]]:
         return [[(block * self._block_size, self._block_size) for block in blocks]]
@@ -282,12 +286,8 @@ class _Life:
             self._let_go_if_over(request)
 
     async def _save_blocks(self, request: str, hashes: list[int], blocks: list[int]) -> int:
-        try:
-            result = await self._cache.save(hashes, chunks=self._chunks(blocks), timeout=self._settings.save_seconds)
-        except EmsException as error:
-            self._say(Incident.SAVE_FAILED, "request %s: its blocks are not saved: %s", request, error)
-            return error.partial.success if error.partial is not None else 0
-        return result.success
+        saving = self._cache.save(hashes, chunks=self._chunks(blocks), timeout=self._settings.save_seconds)
+        return await self._moved(saving, Incident.SAVE_FAILED, "request %s: its blocks are not saved: %s", request)
 
     def finish(self, request: str) -> None:
         """Declare that there are no more saves of this request."""
