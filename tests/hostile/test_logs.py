@@ -260,7 +260,7 @@ def say(sender: End, receiver: End, notes: list[bytes]) -> None:
             else await links_of(sender.service).link(receiver.address, "")
         )
         for note in notes:
-            await links_of(sender.service).current(peer).notify(note)
+            await links_of(sender.service).current(peer).session.notify(note)
 
     call_on_loop(sender.service, post)
 
