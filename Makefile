@@ -159,7 +159,6 @@ bench: $(STAMP)  ## the figures of the README
 	$(BIN)/aiodatadist bench --op pull,push --block 32,2KiB,8KiB --batch 1 --layers 1 --seconds 1 --against process_vm,nixl
 	$(BIN)/python -m benchmarks.copies
 	$(BIN)/python -m benchmarks.facade
-	$(BIN)/python -m benchmarks.pull_blocks
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.layers

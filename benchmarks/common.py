@@ -13,6 +13,7 @@ from typing import Any
 
 import aiodatadist
 from aiodatadist.cli.bench.figures import Spread, percentile
+from aiodatadist.cli.kit.tables import aligned
 
 __all__ = ["Spread", "arguments", "now", "percentile", "report", "report_all"]
 
@@ -72,9 +73,7 @@ def _print(title: str, host: dict[str, str], rows: Table) -> None:
     print(f"{title}\n" + ", ".join(f"{key} {value}" for key, value in host.items()))
     columns = list(rows[0])
     cells = [[shown(row[column]) for column in columns] for row in rows]
-    widths = [max(len(column), *(len(line[i]) for line in cells)) for i, column in enumerate(columns)]
-    for line in [columns, *cells]:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    print("\n".join(aligned([columns, *cells])))
 
 
 def _write(found: dict[str, Any], into: Path) -> None:

@@ -9,21 +9,20 @@ cores: 0.85 of the copies, and 0.6 of a pool's memory. The benchmark needs 6 GiB
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import random
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheManager, DataType, LLMClusterInfo, LLMStatusCode, empty
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheManager, DataType, empty
 from aiodatadist._native.library import ffi, ring
 from aiodatadist.testing import Cluster, open_cluster
 from benchmarks.common import Spread, arguments, now, report
+from benchmarks.peers import info_of, link_to, process_of
 
 TOTAL = 128 << 20
 BLOCKS = tuple(kib << 10 for kib in (16, 64, 256, 1024, 2048))
@@ -111,36 +110,20 @@ async def _caches(manager: CacheManager, cluster_id: int) -> list[Cache]:
     return caches
 
 
-def _host_peer(port: Connection) -> None:
-    async def host() -> None:
-        async with open_cluster(2, mem_pool_cfg=POOL) as peer:
-            await _caches(peer.datadist.cache_manager, 2)
-            port.send(peer.datadist.listen_address)
-            await asyncio.get_running_loop().run_in_executor(None, port.recv)
-
-    asyncio.run(host())
+@asynccontextmanager
+async def _peer() -> AsyncIterator[object]:
+    async with open_cluster(2, mem_pool_cfg=POOL) as peer:
+        await _caches(peer.datadist.cache_manager, 2)
+        yield peer.datadist.listen_address
 
 
 @asynccontextmanager
 async def _linked() -> AsyncIterator[Pulls]:
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_host_peer, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        info = LLMClusterInfo(2)
-        info.append_remote_ip_info(*await asyncio.get_running_loop().run_in_executor(None, ours.recv))
-        async with open_cluster(1, device_id=1, mem_pool_cfg=POOL) as hub:
-            linked = await hub.datadist.link_clusters([info], 20_000)
-            if linked[0] is not LLMStatusCode.LLM_SUCCESS:
-                raise SystemExit(f"the peer could not be linked: {linked.errors}")
-            pulls = Pulls(hub, 2)
-            await pulls.prepare()
-            yield pulls
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
+    async with process_of(_peer) as (_, address), open_cluster(1, device_id=1, mem_pool_cfg=POOL) as hub:
+        await link_to(hub.datadist, info_of(2, address))
+        pulls = Pulls(hub, 2)
+        await pulls.prepare()
+        yield pulls
 
 
 async def shares(seconds: float = 2.0) -> list[Share]:

@@ -27,6 +27,7 @@ from contextlib import suppress
 from time import perf_counter, process_time
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType
+from aiodatadist.cli.bench.lateness import ticking
 from aiodatadist.testing import linked_pair
 
 BLOCKS, BLOCK = 256, 4096
@@ -40,14 +41,6 @@ def count_for_ever() -> None:
         number += 1
 
 
-async def watch(late: list[float]) -> None:
-    """Note how late a timer of 1 ms comes, until cancelled."""
-    while True:
-        due = perf_counter() + 0.001
-        await asyncio.sleep(0.001)
-        late.append(perf_counter() - due)
-
-
 async def crowd(count: int, is_one_sided: bool, is_known: bool, has_cancelled: bool) -> str:
     async with linked_pair(DESC, enable_remote_cache_accessible=is_one_sided, sync_kv_timeout=60_000) as pair:
         _, decoder, _, cache = pair
@@ -59,20 +52,19 @@ async def crowd(count: int, is_one_sided: bool, is_known: bool, has_cancelled: b
         if has_cancelled:
             for task in tasks[::2]:
                 task.cancel()
-        called, late = perf_counter() - start, [0.0]
-        watcher = asyncio.create_task(watch(late))
+        called = perf_counter() - start
         ends: Counter[str] = Counter()
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                await task.synchronize()
-            error = None if task.cancelled() else task.exception()
-            ends["cancelled" if task.cancelled() else "done" if error is None else type(error).__name__] += 1
+        with ticking() as late:
+            for task in tasks:
+                with suppress(asyncio.CancelledError):
+                    await task.synchronize()
+                error = None if task.cancelled() else task.exception()
+                ends["cancelled" if task.cancelled() else "done" if error is None else type(error).__name__] += 1
         seconds, used = perf_counter() - start, process_time() - used
-        watcher.cancel()
         is_lost = not decoder.datadist._running().links.find(1).session.is_ready
         outcome = ", ".join(f"{many} {how}" for how, many in sorted(ends.items()))
         return (
-            f"{count / seconds:8.0f} pulls/s, late {1000 * max(late):6.1f} ms, calls {1000 * called:5.0f} ms, "
+            f"{count / seconds:8.0f} pulls/s, late {1000 * max(late, default=0.0):6.1f} ms, calls {1000 * called:5.0f} ms, "
             f"CPU {1e6 * used / count:4.0f} us; {outcome}; link {'LOST' if is_lost else 'kept'}"
         )
 

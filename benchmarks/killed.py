@@ -8,30 +8,26 @@ percentile, 100 ms for what is reclaimed. The kinds take turns.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import Any
 
 import anyio
-import anyio.to_thread
 
 from aiodatadist import (
     BlocksCacheKey,
     Cache,
     CacheDesc,
     DataType,
-    LLMClusterInfo,
     LLMException,
-    LLMStatusCode,
     NotLinked,
 )
 from aiodatadist.testing import Cluster, open_cluster
 from benchmarks.common import arguments, now, percentile, report
+from benchmarks.peers import clusters, info_of, link_to, process_of
 
 DESC = CacheDesc(4, [64, 64 << 10], DataType.DT_UINT8)
 BLOCKS = list(range(64))
@@ -39,18 +35,6 @@ LONGEST_WAIT = 0.05
 """Seconds from the first transfer to the signal, at most."""
 
 Wait = Callable[[Cluster, Cache], Awaitable[None]]
-
-
-def host_peer(one_sided: bool, port: Connection) -> None:
-    """Run the peer in a separate process."""
-    anyio.run(_host_peer, one_sided, port)
-
-
-async def _host_peer(one_sided: bool, port: Connection) -> None:
-    async with open_cluster(1, enable_remote_cache_accessible=one_sided) as peer:
-        await peer.blocks(DESC)
-        port.send(peer.datadist.listen_address)
-        await anyio.to_thread.run_sync(port.recv)
 
 
 async def end_of_link(cluster: Cluster, _: Cache) -> None:
@@ -74,23 +58,12 @@ KINDS: dict[str, tuple[bool, Wait]] = {
 
 async def one(one_sided: bool, wait: Wait) -> tuple[float, float]:
     """Kill a peer once. Return the seconds until the call has raised, and until the cache is given back."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=host_peer, args=(one_sided, theirs), daemon=True)
-    process.start()
-    try:
-        address = await anyio.to_thread.run_sync(ours.recv)
-        async with open_cluster(2, device_id=1, enable_remote_cache_accessible=one_sided) as cluster:
-            cache = await cluster.blocks(DESC)
-            info = LLMClusterInfo(1)
-            info.append_remote_ip_info(*address)
-            status, _ = linked = await cluster.datadist.link_clusters([info], 10_000)
-            if status is not LLMStatusCode.LLM_SUCCESS:
-                raise SystemExit(f"the peer could not be linked: {linked.errors}")
-            return await killed(process.pid or 0, wait, cluster, cache)
-    finally:
-        process.kill()
-        await anyio.to_thread.run_sync(process.join)
-        process.close()
+    options: dict[str, Any] = {"enable_remote_cache_accessible": one_sided}
+    peer = process_of(clusters, [1], DESC, options)
+    async with peer as (pid, (address,)), open_cluster(2, device_id=1, **options) as cluster:
+        cache = await cluster.blocks(DESC)
+        await link_to(cluster.datadist, info_of(1, address))
+        return await killed(pid, wait, cluster, cache)
 
 
 async def killed(pid: int, wait: Wait, cluster: Cluster, cache: Cache) -> tuple[float, float]:

@@ -29,6 +29,7 @@ from aiodatadist import (
 from aiodatadist.device import Device, Stream
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
 from benchmarks.common import Spread, arguments, now, percentile, report
+from benchmarks.peers import link_to
 
 LAYERS = 80
 DESTINATIONS = 4
@@ -48,8 +49,7 @@ async def clusters(stack: AsyncExitStack, count: int, desc: CacheDesc) -> tuple[
         other = await stack.enter_async_context(open_cluster(1 + device, device_id=device))
         await other.blocks(desc)
         others.append(other)
-    status, _ = await source.datadist.link_clusters([cluster_info(other) for other in others], 10_000)
-    assert status == 0, status
+    await link_to(source.datadist, *(cluster_info(other) for other in others))
     return source, cache, others
 
 

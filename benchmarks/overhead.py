@@ -24,7 +24,6 @@ from aiodatadist import (
     Cache,
     CacheDesc,
     DataType,
-    LLMClusterInfo,
     LLMConfig,
     LLMDataDist,
     LLMRole,
@@ -33,6 +32,7 @@ from aiodatadist.cli.kit.place import Place, add_place_arguments, place_options,
 from aiodatadist.device import Device, Program
 from aiodatadist.telemetry import Call, Observer
 from benchmarks.common import arguments, now, percentile, report
+from benchmarks.peers import info_of, link_to
 
 DESC = CacheDesc(2, [16, 64], DataType.DT_UINT8)
 POOL = '{"memory_size": 2097152}'
@@ -116,10 +116,7 @@ async def linked(ends: list[Place]) -> AsyncIterator[tuple[LLMDataDist, Cache]]:
     ):
         await prompt.cache_manager.allocate_blocks_cache(DESC, BlocksCacheKey(1))
         cache = await decoder.cache_manager.allocate_blocks_cache(DESC, BlocksCacheKey(2))
-        peer = LLMClusterInfo(1)
-        peer.append_remote_ip_info(*(prompt.listen_address or ("", 0)))
-        status, _ = await decoder.link_clusters([peer], 60_000)
-        assert status == 0, status
+        await link_to(decoder, info_of(1, prompt.listen_address or ("", 0)))
         yield decoder, cache
 
 

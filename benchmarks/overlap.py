@@ -16,18 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing as mp
 import os
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported; the other core is the transfer's
 import numpy as np
@@ -39,7 +37,6 @@ from aiodatadist import (
     CacheDesc,
     DataType,
     EventLayerSynchronizer,
-    LLMClusterInfo,
     LLMConfig,
     LLMDataDist,
     LLMRole,
@@ -48,6 +45,7 @@ from aiodatadist import (
 from aiodatadist.cli.kit.place import Place, add_place_arguments, place_options, places
 from aiodatadist.link.data.cost_model import best_hidden_share, hidden_share, ideal_uniform
 from benchmarks.common import Spread, arguments, now, report
+from benchmarks.peers import info_of, link_to, process_of
 
 LAYERS = 32
 BLOCK = 256 << 10
@@ -67,18 +65,13 @@ def touch(datadist: LLMDataDist, cache: Cache) -> None:
             array[:] = 1
 
 
-def serve(pipe: Connection, place: Place) -> None:
-    asyncio.run(decode(pipe, place))
-
-
-async def decode(pipe: Connection, place: Place) -> None:
-    """Run the process that the layers are sent to."""
+@asynccontextmanager
+async def decode(place: Place) -> AsyncIterator[object]:
+    """Open the cluster that the layers are sent to."""
     config = LLMConfig(listen="127.0.0.1:0", mem_pool_cfg=POOL, **await place_options(place))
     async with LLMDataDist(LLMRole.DECODER, 2, config) as datadist:
-        cache = await datadist.cache_manager.allocate_blocks_cache(DESC, BlocksCacheKey(2))
-        touch(datadist, cache)
-        pipe.send(datadist.listen_address)
-        await anyio.to_thread.run_sync(pipe.recv)
+        touch(datadist, await datadist.cache_manager.allocate_blocks_cache(DESC, BlocksCacheKey(2)))
+        yield datadist.listen_address
 
 
 # ---- compute ----
@@ -199,17 +192,12 @@ class Sender:
         return run
 
 
-async def measure(
-    address: tuple[str, int], rounds: int, ratio: float, stamps: Path | None, place: Place
-) -> list[dict[str, Any]]:
+async def measure(rounds: int, ratio: float, stamps: Path | None, place: Place, other: Place) -> list[dict[str, Any]]:
     config = LLMConfig(sync_kv_timeout=60_000, mem_pool_cfg=POOL, **await place_options(place))
-    async with LLMDataDist(LLMRole.PROMPT, 1, config) as datadist:
+    async with process_of(decode, other) as (_, address), LLMDataDist(LLMRole.PROMPT, 1, config) as datadist:
         cache = await datadist.cache_manager.allocate_blocks_cache(DESC, BlocksCacheKey(1))
         touch(datadist, cache)
-        peer = LLMClusterInfo(2)
-        peer.append_remote_ip_info(*address)
-        status, _ = await datadist.link_clusters([peer], 60_000)
-        assert status == 0, status
+        await link_to(datadist, info_of(2, address))
         sender, gemm = Sender(datadist, cache), Gemm()
         await sender.alone()
         transfer = statistics.median([await sender.alone() for _ in range(rounds)])
@@ -265,13 +253,7 @@ def main() -> None:
     add_place_arguments(parser)
     args = parser.parse_args()
     prefill_at, decode_at = places(args)
-    context = mp.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, decode_at), daemon=True)
-    process.start()
-    rows = asyncio.run(measure(ours.recv(), args.rounds, args.ratio, args.stamps, prefill_at))
-    ours.send(None)
-    process.join(10)
+    rows = asyncio.run(measure(args.rounds, args.ratio, args.stamps, prefill_at, decode_at))
     report(f"overlap: {LAYERS} layers of {2 * BLOCKS * BLOCK >> 20} MiB", rows, args.json)
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from multiprocessing.connection import Connection
 from typing import Any
 
 import anyio
@@ -43,9 +41,10 @@ from aiodatadist.testing import (
     soft_faults_cleared,
     verify,
 )
+from aiodatadist.testing.ports import free_port
 from aiodatadist.wire.frames import HEAD, MAGIC, VERSION
 from benchmarks.common import now
-from benchmarks.ports import free_port
+from benchmarks.peers import clusters, info_of, process_of
 from benchmarks.reliability_rows import KIB, Figure, Seconds, descriptors, figure, resident, threads, usual, worst
 
 DESC = CacheDesc(4, [64, 16 << 10], DataType.DT_UINT8)
@@ -53,47 +52,14 @@ BLOCKS = list(range(64))
 ONE, EVERY, DELAY = [3], 0.1, 0.5
 HEARTBEAT, MISSES = 0.1, 3
 LOST = (MISSES + 1) * HEARTBEAT
-
-
-def host_peer(port: Connection) -> None:
-    """Run a process with cluster 1."""
-    anyio.run(_host_peer, port)
-
-
-async def _host_peer(port: Connection) -> None:
-    async with open_cluster(1, heartbeat_interval=HEARTBEAT, heartbeat_misses=MISSES) as peer:
-        await peer.blocks(DESC)
-        port.send(peer.datadist.listen_address)
-        await anyio.to_thread.run_sync(port.recv)
-
-
-@asynccontextmanager
-async def process_of(host: Callable[..., None], *words: object) -> AsyncIterator[tuple[int, Any]]:
-    """Run ``host(port, *words)`` in its own process, which is killed at the end. Yield its pid and its first message."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=host, args=(theirs, *words), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield process.pid or 0, await anyio.to_thread.run_sync(ours.recv)
-    finally:
-        process.kill()
-        await anyio.to_thread.run_sync(process.join)
-        process.close()
-        ours.close()
+BEATS: dict[str, Any] = {"heartbeat_interval": HEARTBEAT, "heartbeat_misses": MISSES}
 
 
 @asynccontextmanager
 async def peer_process() -> AsyncIterator[tuple[int, LLMClusterInfo]]:
     """Start a peer, cluster 1, in its own process. Yield its pid and its address."""
-    async with process_of(host_peer) as (pid, address):
+    async with process_of(clusters, [1], DESC, BEATS) as (pid, (address,)):
         yield pid, info_of(1, address)
-
-
-def info_of(cluster_id: int, address: tuple[str, int]) -> LLMClusterInfo:
-    info = LLMClusterInfo(cluster_id)
-    info.append_remote_ip_info(*address)
-    return info
 
 
 async def link(cluster: Cluster, info: LLMClusterInfo) -> LLMStatusCode:
@@ -105,8 +71,7 @@ async def stopped(short: bool) -> Figure:
     """Measure row R2."""
     seconds: list[float] = []
     for _ in range(2 if short else 10):
-        async with peer_process() as (pid, info), open_cluster(2, device_id=1, heartbeat_interval=HEARTBEAT,
-                                                               heartbeat_misses=MISSES) as cluster:  # fmt: skip
+        async with peer_process() as (pid, info), open_cluster(2, device_id=1, **BEATS) as cluster:
             await link(cluster, info)
             await anyio.sleep(EVERY)
             began = now()
@@ -214,20 +179,6 @@ async def answered(address: tuple[str, int], data: bytes) -> float:
         return now() - began
 
 
-def host_peers(port: Connection, cluster_ids: Sequence[int]) -> None:
-    """Run a process with these clusters."""
-    anyio.run(_host_peers, port, cluster_ids)
-
-
-async def _host_peers(port: Connection, cluster_ids: Sequence[int]) -> None:
-    async with AsyncExitStack() as stack:
-        peers = [await stack.enter_async_context(open_cluster(each)) for each in cluster_ids]
-        for peer in peers:
-            await peer.blocks(DESC)
-        port.send([peer.datadist.listen_address for peer in peers])
-        await anyio.to_thread.run_sync(port.recv)
-
-
 async def broken(short: bool) -> Figure:
     """Measure row R4."""
     rounds, hosts, each = (2, 1, 4) if short else (20, 4, 5)
@@ -239,7 +190,7 @@ async def broken(short: bool) -> Figure:
         cache, changes = await cluster.blocks(DESC), cluster.datadist.link_changes()
         for first in range(1, count, each):
             ids = range(first, first + each)
-            _, addresses = await enter(process_of(host_peers, ids))
+            _, addresses = await enter(process_of(clusters, ids, DESC, {}))
             for cluster_id, address in zip(ids, addresses, strict=True):
                 proxies.append(await enter(ChaosProxy(address)))
                 assert await link(cluster, info_of(cluster_id, proxies[-1].address)) is LLMStatusCode.LLM_SUCCESS
@@ -286,21 +237,16 @@ async def linked_at(changes: LinkChanges, count: int) -> list[float]:
     return times
 
 
-def host_again(port: Connection, number: int, listen: int, one_sided: bool) -> None:
-    """Run a process with cluster 1 at this port, whose blocks hold this number."""
-    anyio.run(_host_again, port, number, listen, one_sided)
-
-
-async def _host_again(port: Connection, number: int, listen: int, one_sided: bool) -> None:
-    """Serve a cache under this number, a cache under the key that all of them share, and a lease of blocks."""
+@asynccontextmanager
+async def again(number: int, listen: int, one_sided: bool) -> AsyncIterator[object]:
+    """Serve cluster 1 at this port: a cache under this number, one under the key of all of them, and a lease of blocks."""
     async with open_cluster(1, **_options(one_sided), listen_ip_info=f"127.0.0.1:{listen}") as peer:
         listens = now()  # which other processes read from the same clock
         caches = [await peer.blocks(DESC, model_id) for model_id in (number, 0)]
         view = peer.memory(caches[1]).view()
         view[:] = bytes([number]) * len(view)
         lease = peer.datadist.cache_manager.lease_blocks(caches[1], ONE, 600)
-        port.send((listens, lease.ticket()))
-        await anyio.to_thread.run_sync(port.recv)
+        yield listens, lease.ticket()
 
 
 async def started_again(short: bool) -> Figure:
@@ -335,7 +281,7 @@ async def _restarts(cluster: Cluster, one_sided: bool, rounds: int) -> tuple[lis
     changes, ticket = datadist.link_changes(), None
     for number in range(1, rounds + 2):
         linked = asyncio.ensure_future(linked_at(changes, 1))
-        async with process_of(host_again, number, port, one_sided) as (pid, (listens, fresh)):
+        async with process_of(again, number, port, one_sided) as (pid, (listens, fresh)):
             if ticket is None:
                 assert await link(cluster, info_of(1, ("127.0.0.1", port))) is LLMStatusCode.LLM_SUCCESS
             (at,) = await linked
@@ -383,14 +329,7 @@ async def other_version(short: bool) -> Figure:
         address = cluster.datadist.listen_address
         assert address is not None
         seconds = [await answered(address, hello) for _ in range(5 if short else 200)]
-    return figure(
-        "R17",
-        "100 ms",
-        max(seconds) <= 0.1,
-        usual(seconds),
-        worst(seconds),
-        len(seconds),
-    )
+    return figure("R17", "100 ms", max(seconds) <= 0.1, usual(seconds), worst(seconds), len(seconds))
 
 
 async def strangers(short: bool) -> Figure:
@@ -434,8 +373,7 @@ async def strangers(short: bool) -> Figure:
 async def busy(short: bool) -> Figure:
     """Measure row R22."""
     seconds, hog = (1.0 if short else 6.0), Hog()
-    async with peer_process() as (_, info), open_cluster(2, device_id=1, heartbeat_interval=HEARTBEAT,
-                                                         heartbeat_misses=MISSES) as cluster:  # fmt: skip
+    async with peer_process() as (_, info), open_cluster(2, device_id=1, **BEATS) as cluster:
         cache = await cluster.blocks(DESC)
         await link(cluster, info)
         spin(seconds)
@@ -450,15 +388,7 @@ async def busy(short: bool) -> Figure:
         hog.join()
         await cluster.datadist.check_link_status(1)
         ended = sum(cluster.datadist.figures().links_ended.values())
-    return figure(
-        "R22",
-        "0 lost",
-        ended == 0 and pulls > 0,
-        f"{seconds:.0f}",
-        f"{1e3 * HEARTBEAT:.0f}",
-        ended,
-        pulls,
-    )
+    return figure("R22", "0 lost", ended == 0 and pulls > 0, f"{seconds:.0f}", f"{1e3 * HEARTBEAT:.0f}", ended, pulls)
 
 
 async def parting(short: bool) -> Figure:
@@ -521,14 +451,7 @@ async def economy(short: bool) -> Figure:
         for _ in range(count):
             await manager.pull_blocks(BlocksCacheKey(1), cache, BLOCKS, BLOCKS)
         files, more = (after - first for after, first in zip((descriptors(), threads()), before, strict=True))
-    return figure(
-        "R28",
-        "0 more",
-        files <= 0 and more <= 0,
-        count,
-        files,
-        more,
-    )
+    return figure("R28", "0 more", files <= 0 and more <= 0, count, files, more)
 
 
 async def clock(short: bool) -> Figure:
@@ -549,14 +472,7 @@ async def clock(short: bool) -> Figure:
         with anyio.move_on_after(0):
             await decoder.datadist.wait_link_closed(1)
         ended = sum(decoder.datadist.figures().links_ended.values())
-    return figure(
-        "R24",
-        "0 lost, 200 ms",
-        ended == 0 and max(late) <= 0.2,
-        count,
-        ended,
-        worst(late),
-    )
+    return figure("R24", "0 lost, 200 ms", ended == 0 and max(late) <= 0.2, count, ended, worst(late))
 
 
 Measure = Callable[[bool], Awaitable[Figure]]

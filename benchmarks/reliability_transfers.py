@@ -74,14 +74,7 @@ async def damaged(short: bool) -> Figure:
                     found += 1
                 else:
                     wrong += not _is_right(ledger, block)
-    return figure(
-        "R6",
-        "all, 0",
-        found == count and wrong == 0,
-        found,
-        count,
-        wrong,
-    )
+    return figure("R6", "all, 0", found == count and wrong == 0, found, count, wrong)
 
 
 def _is_right(ledger: BlockLedger, block: int) -> bool:
@@ -119,16 +112,7 @@ async def cancelled(short: bool) -> Figure:
             await decoder.datadist.check_link_status(1)
             pinned = sum(figures.leases for figures in (prompt.datadist.figures(), decoder.datadist.figures()))
             assert pinned == 0
-    return figure(
-        "R7",
-        "0 blocks",
-        strays == 0,
-        count,
-        usual(seconds),
-        worst(seconds),
-        compared // MIB,
-        strays,
-    )
+    return figure("R7", "0 blocks", strays == 0, count, usual(seconds), worst(seconds), compared // MIB, strays)
 
 
 async def reused(short: bool) -> Figure:
@@ -155,14 +139,7 @@ async def reused(short: bool) -> Figure:
             strays += len(ledger.strays())
             compared += ledger.checked
             await manager.deallocate_blocks_cache(other)
-    return figure(
-        "R13",
-        "0 blocks",
-        strays == 0,
-        count,
-        compared // MIB,
-        strays,
-    )
+    return figure("R13", "0 blocks", strays == 0, count, compared // MIB, strays)
 
 
 @contextmanager
@@ -212,14 +189,7 @@ async def lost_messages(short: bool) -> Figure:
                 seconds.append(now() - began)
         await decoder.datadist.check_link_status(1)
     return figure(
-        "R14",
-        "2 s, 0 wrong",
-        wrong == 0 and max(seconds) <= 2,
-        happened[0],
-        count,
-        failed,
-        worst(seconds),
-        wrong,
+        "R14", "2 s, 0 wrong", wrong == 0 and max(seconds) <= 2, happened[0], count, failed, worst(seconds), wrong
     )
 
 
@@ -243,15 +213,7 @@ async def outlived(short: bool) -> Figure:
                 versions = [stamp.version for stamp in ledger.landed(range(HALF), 1, range(HALF))]
                 good, wrong = good + 1, wrong + (versions != [number - 1] * HALF)
             await lease.wait_ended()
-    return figure(
-        "R15",
-        "0 other",
-        wrong == 0 and good + refused == count,
-        count,
-        good,
-        refused,
-        wrong,
-    )
+    return figure("R15", "0 other", wrong == 0 and good + refused == count, count, good, refused, wrong)
 
 
 async def out_of_range(short: bool) -> Figure:
@@ -272,15 +234,7 @@ async def out_of_range(short: bool) -> Figure:
                     refused += 1
                 seconds.append(now() - began)
             assert books.wrong() == ledger.wrong() == [], "memory was touched"
-    return figure(
-        "R18",
-        "all",
-        refused == 2 * count,
-        refused,
-        2 * count,
-        usual(seconds),
-        worst(seconds),
-    )
+    return figure("R18", "all", refused == 2 * count, refused, 2 * count, usual(seconds), worst(seconds))
 
 
 async def storm(short: bool) -> Figure:
@@ -294,12 +248,7 @@ async def storm(short: bool) -> Figure:
                 seconds = await _storm(decoder.datadist.cache_manager, cache, count)
         late.append(f"{count}: {seconds * 1e3:.0f} ms")
         holds &= seconds <= limit
-    return figure(
-        "R8",
-        "1000: 100 ms, 10000: 500 ms",
-        holds,
-        ", ".join(late),
-    )
+    return figure("R8", "1000: 100 ms, 10000: 500 ms", holds, ", ".join(late))
 
 
 async def _storm(manager: CacheManager, cache: object, count: int) -> float:

@@ -14,25 +14,25 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import multiprocessing
 import os
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from multiprocessing.connection import Connection
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheKey, CacheKeyByIdAndIndex, DataType, LLMClusterInfo
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
 from benchmarks.common import Spread, arguments, now, report_all
+from benchmarks.peers import Peer, clusters, info_of, link_to
 
 SMALL = CacheDesc(2, [10, 64], DataType.DT_UINT8)
 POOL = '{"memory_size": 268435456, "page_shift": 10}'
 LINKS = (1, 64, 512)
 KEYS = (10, 10_000, 100_000)
 PROCESSES = 8
+BEATS: dict[str, Any] = {"heartbeat_interval": 5.0}
 
 Operation = Callable[[], Awaitable[object]]
 
@@ -70,33 +70,6 @@ def row(what: str, labels: tuple[int, ...], seconds: list[Spread]) -> dict[str, 
 # ---- links ----
 
 
-def host_peers(first: int, count: int, port: Connection) -> None:
-    """Run a process with some of the peers."""
-    asyncio.run(_host_peers(first, count, port))
-
-
-async def _host_peers(first: int, count: int, port: Connection) -> None:
-    async with AsyncExitStack() as stack:
-        addresses = []
-        for cluster_id in range(first, first + count):
-            peer = await stack.enter_async_context(open_cluster(cluster_id, heartbeat_interval=5.0))
-            await peer.blocks(SMALL)
-            addresses.append((cluster_id, *(peer.datadist.listen_address or ("", 0))))
-        port.send(addresses)
-        await asyncio.get_running_loop().run_in_executor(None, port.recv)
-
-
-async def link_all(hub: Cluster, addresses: list[tuple[int, str, int]]) -> None:
-    infos = []
-    for cluster_id, host, port in addresses:
-        info = LLMClusterInfo(cluster_id)
-        info.append_remote_ip_info(host, port)
-        infos.append(info)
-    status, each = await hub.datadist.link_clusters(infos, 20_000)
-    if status:
-        raise SystemExit(f"not all peers could be linked: {status.name}, {[s.name for s in each if s]}")
-
-
 def pull_of(hub: Cluster, cache: Cache, peers: list[int]) -> Operation:
     """Pull one block from peer after peer."""
     pull, turn = hub.datadist.cache_manager.pull_blocks, itertools.cycle([BlocksCacheKey(peer) for peer in peers])
@@ -127,38 +100,36 @@ def allocate_of(cluster: Cluster) -> Operation:
     return operation
 
 
-@contextmanager
-def hosted(count: int) -> Iterator[list[tuple[int, str, int]]]:
-    """Start ``count`` peers in other processes. Yield their cluster ids and addresses."""
-    context = multiprocessing.get_context("spawn")
+@asynccontextmanager
+async def hosted(count: int) -> AsyncIterator[list[LLMClusterInfo]]:
+    """Start ``count`` peers in other processes, and yield where they are."""
     share = count // PROCESSES
-    ports, processes = [], []
-    for i in range(PROCESSES):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=host_peers, args=(1000 + i * share, share, theirs), daemon=True)
-        process.start()
-        ports.append(ours)
-        processes.append(process)
-    yield [entry for port in ports for entry in port.recv()]
-    for port in ports:
-        port.send(None)
-    for process in processes:
-        process.join(20)
+    ids = [range(first, first + share) for first in range(1000, 1000 + PROCESSES * share, share)]
+    peers = [Peer(clusters, each, SMALL, BEATS) for each in ids]
+    try:
+        yield [
+            info_of(cluster_id, address)
+            for peer, each in zip(peers, ids, strict=True)
+            for cluster_id, address in zip(each, await peer.message(), strict=True)
+        ]
+    finally:
+        for peer in peers:
+            await peer.kill()
 
 
 async def measure_links(rounds: int, batch: int) -> list[dict[str, Any]]:
     rows = []
     async with AsyncExitStack() as stack:
-        addresses = stack.enter_context(hosted(max(LINKS)))
+        infos = await stack.enter_async_context(hosted(max(LINKS)))
         hubs = []
         for device, count in enumerate(LINKS):
-            options: dict[str, Any] = {"device_id": device, "mem_pool_cfg": POOL, "heartbeat_interval": 5.0}
+            options: dict[str, Any] = {"device_id": device, "mem_pool_cfg": POOL, **BEATS}
             hub = await stack.enter_async_context(open_cluster(1 + device, **options))
             cache = await hub.blocks(SMALL)
             started = time.perf_counter()
-            await link_all(hub, addresses[:count])
+            await link_to(hub.datadist, *infos[:count])
             print(f"{count} links made in {time.perf_counter() - started:.2f} s", flush=True)
-            hubs.append((hub, cache, [entry[0] for entry in addresses[:count]]))
+            hubs.append((hub, cache, [info.remote_cluster_id or 0 for info in infos[:count]]))
         one = [(hub, cache, peers[:1]) for hub, cache, peers in hubs]
         for what, operations in (
             ("pull, one peer", [pull_of(*hub) for hub in one]),
@@ -171,12 +142,11 @@ async def measure_links(rounds: int, batch: int) -> list[dict[str, Any]]:
 
 async def seconds_to_link(count: int) -> float:
     """Return the seconds in which ``count`` links are made at once."""
-    with hosted(count) as addresses:
-        async with open_cluster(1, heartbeat_interval=5.0) as hub:
-            await hub.blocks(SMALL)
-            started = now()
-            await link_all(hub, addresses)
-            return now() - started
+    async with hosted(count) as infos, open_cluster(1, **BEATS) as hub:
+        await hub.blocks(SMALL)
+        started = now()
+        await link_to(hub.datadist, *infos)
+        return now() - started
 
 
 @asynccontextmanager

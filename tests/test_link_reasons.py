@@ -21,7 +21,7 @@ from aiodatadist import (
     legacy,
 )
 from aiodatadist.testing import cluster_info, open_cluster
-from benchmarks.ports import free_port
+from aiodatadist.testing.ports import free_port
 
 OK = LLMStatusCode.LLM_SUCCESS
 

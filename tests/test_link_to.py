@@ -19,7 +19,7 @@ from aiodatadist import (
     legacy,
 )
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
-from benchmarks.ports import free_port
+from aiodatadist.testing.ports import free_port
 
 
 def address_of(cluster: Cluster) -> tuple[str, int]:

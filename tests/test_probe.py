@@ -220,7 +220,7 @@ def test_two_ends_over_tcp(tmp_path: Path) -> None:
         (["--serve", "1", "--peer", "127.0.0.1:1"], "two ends of a probe"),
         (["--step", "99"], "--step 99: there are 1, 2, 3"),
         (["--device", "77"], "device 77 does not exist"),
-        (["--local-comm-res", "/nowhere"], "/nowhere cannot be read"),
+        (["--local-comm-res", "/nowhere"], "--local-comm-res: cannot read /nowhere: No such file or directory"),
     ],
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:

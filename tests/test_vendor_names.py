@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ports import free_port
+from aiodatadist.testing.ports import free_port
 from tests import vendor_names
 from tests.test_readme import program
 

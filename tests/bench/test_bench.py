@@ -29,8 +29,8 @@ from aiodatadist.cli.bench.initiator import Lengths, measure
 from aiodatadist.cli.bench.machine import commit_of
 from aiodatadist.cli.bench.options import BenchOptions
 from aiodatadist.cli.bench.report import BenchReport
-from aiodatadist.cli.bench.targets import check_target
 from aiodatadist.cli.bench.workload import MemoryKind, Op
+from aiodatadist.cli.kit.options import check_target
 from tests import children
 from tests.profiles import at_night
 from tests.strict.marks import any_memory

@@ -19,7 +19,7 @@ from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist.context_caching.pools.mooncake.pool import MooncakePool
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.testing.pools import new_key, soon, store
-from benchmarks.ports import free_port
+from aiodatadist.testing.ports import free_port
 from tests.context_caching.engine_fixtures import mooncake_master, redis_server, redis_servers, store_open
 from tests.context_caching.servers import MooncakeMaster, RedisServer, running
 

@@ -21,7 +21,7 @@ from aiodatadist.context_caching.pools.contract import (
     PutStatus,
 )
 from aiodatadist.testing.pools import new_key, soon, store
-from benchmarks.ports import free_port
+from aiodatadist.testing.ports import free_port
 from tests.context_caching.servers import RedisServer, need_redis, running
 
 TLS_HANDSHAKE = 0x16

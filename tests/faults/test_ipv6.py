@@ -15,7 +15,7 @@ import uvloop
 
 from aiodatadist import BlocksCacheKey, LLMClusterInfo, LLMConfig, LLMDataDist, LLMException, LLMRole, LLMStatusCode
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, verify
-from benchmarks.ports import free_port
+from aiodatadist.testing.ports import free_port
 from tests import children
 from tests.faults.peer import DESC
 from tests.test_pull import moved

@@ -23,8 +23,8 @@ from aiodatadist import (
     NotLinked,
 )
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
+from aiodatadist.testing.ports import free_port
 from aiodatadist.testing.views import cut_link
-from benchmarks.ports import free_port
 from tests.faults.proxy import Proxy, proxy
 from tests.faults.test_liveness import BLOCKS, BRISK, DESC, linked_to, puppet
 from tests.profiles import at_night

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from benchmarks.ports import free_port
+from aiodatadist.testing.ports import free_port
 from tests import children
 from tests.profiles import at_night
 

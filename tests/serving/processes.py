@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 
+from aiodatadist.testing.ports import free_port
 from aiodatadist.testing.small_model import Model, blocks_for, empty_cache, sample
-from benchmarks.ports import free_port
 from examples.serving.kv import CONFIG, WEIGHTS_SEED
 from tests import children
 

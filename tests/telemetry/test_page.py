@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aiodatadist.telemetry.metrics import METRICS
-from benchmarks.ports import free_port
+from aiodatadist.testing.ports import free_port
 from tests import children
 from tests.test_readme import found
 

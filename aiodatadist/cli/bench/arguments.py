@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiodatadist.cli.kit.errors import wrong_input
 from aiodatadist.cli.kit.numbers import integer, seconds
+from aiodatadist.cli.kit.options import add_json, add_loop, add_seed, address
 from aiodatadist.cli.kit.place import add_place_arguments, first_place, places
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     ends.add_argument(
         "--transport", choices=("hccl", "loopback"), default="hccl", help="loopback: inside one process (hccl)"
     )
-    ends.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop (asyncio)")
+    add_loop(ends, "asyncio", "event loop (asyncio)")
     add_place_arguments(ends)
     load = bench.add_argument_group("what travels")
     load.add_argument("--op", type=_several(OPS), metavar="OP[,OP]", help=f"{', '.join(OPS)} (pull)")
@@ -74,7 +75,7 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     load.add_argument("--layers", type=integer(1, 4096), metavar="N", help="of two tensors each (4)")
     load.add_argument("--batch", type=integer(1, 2**31), metavar="N", help="blocks per transfer (so that 128 MiB move)")
     load.add_argument("--concurrency", type=integer(1, 65536), metavar="N", help="transfers at a time (1)")
-    load.add_argument("--seed", type=integer(0, 2**32 - 1), metavar="S", help="which blocks (0)")
+    add_seed(load, "which blocks (0)")
     how = bench.add_argument_group("how it is measured")
     how.add_argument("--seconds", type=seconds(0.001), metavar="S", help="of transfers for each row (2)")
     how.add_argument("--warmup", type=seconds(0.0), metavar="S", help="before that (0.2)")
@@ -88,7 +89,7 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
         "--checksum", action="store_true", default=None, help="in turns, the same transfers with checksums: pull, push"
     )
     out = bench.add_argument_group("what comes of it")
-    out.add_argument("--json", type=Path, metavar="FILE", help="numbers, and what ran (-: only these, on stdout)")
+    add_json(out)
     out.add_argument(
         "--compare", type=Path, metavar="FILE", help="an older --json: faster, slower, or within the spread"
     )
@@ -129,7 +130,7 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
     return BenchOptions(
         role=role,
         listen=arguments.listen,
-        peer=None if arguments.peer is None else _address(arguments.peer),
+        peer=None if arguments.peer is None else address("--peer", arguments.peer),
         auth_key=_secret(arguments.auth_key_file),
         ops=tuple(map(Op, arguments.op)),
         memories=tuple(map(MemoryKind, arguments.memory)),
@@ -165,7 +166,7 @@ def _check_ends(arguments: argparse.Namespace) -> None:
     if arguments.role != "both" and arguments.transport == "loopback":
         raise wrong_input("--transport loopback stays inside one process: it needs --role both")
     if arguments.listen is not None:
-        _address(arguments.listen)
+        address("--listen", arguments.listen)
 
 
 def _check_owner(arguments: argparse.Namespace) -> None:
@@ -202,13 +203,6 @@ def _several(known: tuple[str, ...]) -> Callable[[str], list[str]]:
         return words
 
     return convert
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise wrong_input(f"{text!r} is not HOST:PORT")
-    return host, int(port)
 
 
 def _secret(file: Path | None) -> bytes | None:

@@ -17,14 +17,15 @@ from aiodatadist.cli.bench.compare import comparison
 from aiodatadist.cli.bench.ends import Address, open_child_owner, open_initiator, open_owner, say_listening
 from aiodatadist.cli.bench.figures import Row
 from aiodatadist.cli.bench.initiator import Owner, measure
+from aiodatadist.cli.bench.lateness import idle_late_us
 from aiodatadist.cli.bench.machine import Machine, Ran
 from aiodatadist.cli.bench.options import BenchOptions, BenchRole
 from aiodatadist.cli.bench.plot import check_plot, draw
 from aiodatadist.cli.bench.progress import open_progress
 from aiodatadist.cli.bench.report import BenchReport, lines
-from aiodatadist.cli.bench.targets import check_target
 from aiodatadist.cli.bench.workload import Case
 from aiodatadist.cli.kit.errors import CommandError, wrong_input
+from aiodatadist.cli.kit.options import check_target, is_stdout, write_report
 from aiodatadist.cli.kit.pipes import die_with_parent, until_stdin_closes
 
 INTERRUPTED = "interrupted"
@@ -60,8 +61,7 @@ def run_bench(options: BenchOptions) -> int:
 
 def _check_targets(options: BenchOptions) -> None:
     """Check that the files that the run is to end with can be written. Raises CommandError if one cannot."""
-    if options.json is not None and str(options.json) != "-":
-        check_target("--json", options.json)
+    check_target("--json", options.json)
     if options.plot is not None:
         check_plot(options.plot)
         check_target("--plot", options.plot)
@@ -112,12 +112,12 @@ async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport
     """
     started, machine = datetime.now(UTC).astimezone(), await Machine.here()
     rows: list[Row] = []
-    failure = None
+    failure = idle = None
     try:
         async with AsyncExitStack() as stack:
             address = await _owner(options, stack)
             datadist, owner = await stack.enter_async_context(open_initiator(options, address))
-            ran = Ran.of(datadist)
+            ran, idle = Ran.of(datadist), await idle_late_us()
             try:
                 await _rows(datadist, owner, options, cases, rows)
             except (LLMException, CommandError, ExceptionGroup) as error:
@@ -127,7 +127,15 @@ async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport
             raise
         _go_on()
         failure = INTERRUPTED
-    return BenchReport(started=started, machine=machine, ran=ran, lengths=options.lengths, rows=rows, failure=failure)
+    return BenchReport(
+        started=started,
+        machine=machine,
+        ran=ran,
+        lengths=options.lengths,
+        rows=rows,
+        idle_late_p99_us=idle,
+        failure=failure,
+    )
 
 
 def _go_on() -> None:
@@ -171,15 +179,14 @@ def _show(options: BenchOptions, report: BenchReport, old: BenchReport | None) -
     Raises:
         CommandError: if a file cannot be written.
     """
-    text = report.model_dump_json(indent=1) + "\n"
-    is_for_machines = str(options.json) == "-"
+    text, is_for_machines = report.model_dump_json(indent=1), is_stdout(options.json)
     columns = shutil.get_terminal_size().columns
-    print(text if is_for_machines else "\n".join(lines(report, columns)) + "\n", end="")
+    print(text if is_for_machines else "\n".join(lines(report, columns)))
     if old is not None and report.rows:
         print("\n" + "\n".join(comparison(old, report, columns)), file=sys.stderr if is_for_machines else sys.stdout)
+    if not is_for_machines:
+        write_report("--json", options.json, text)
     try:
-        if options.json is not None and not is_for_machines:
-            options.json.write_text(text, encoding="utf-8")
         if options.plot is not None and report.rows:
             draw(report, options.plot)
     except OSError as error:

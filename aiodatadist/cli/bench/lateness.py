@@ -14,8 +14,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from aiodatadist.cli.bench.figures import percentile
+
 _libc = ctypes.CDLL(None, use_errno=True)
 PERIOD = 1_000_000  # ns
+IDLE = 0.3
+"""Seconds in which the loop is watched before anything moves."""
 
 
 @contextmanager
@@ -42,3 +46,10 @@ def ticking() -> Iterator[list[float]]:
     finally:
         loop.remove_reader(fd)
         os.close(fd)
+
+
+async def idle_late_us() -> float:
+    """Return the 99th percentile of the running loop's lateness while nothing moves, in microseconds."""
+    with ticking() as late:
+        await asyncio.sleep(IDLE)
+    return 1e6 * percentile(late, 99) if late else 0.0

@@ -27,6 +27,7 @@ class BenchReport(BaseModel):
     Attributes:
         schema_name: of this form of report.
         started: when, with the zone.
+        idle_late_p99_us: how late the event loop noticed a millisecond before anything moved.
         failure: why there are fewer rows than were asked for; ``interrupted``: by Ctrl-C.
     """
 
@@ -38,6 +39,7 @@ class BenchReport(BaseModel):
     ran: Ran
     lengths: Lengths
     rows: list[Row]
+    idle_late_p99_us: float | None = None
     failure: str | None = None
 
 
@@ -99,6 +101,8 @@ def lines(report: BenchReport, columns: int) -> list[str]:
         f"aiodatadist {machine.aiodatadist}, Python {machine.python}, {machine.loop}; {ran.runtime}{soft}"
         f"{' ' + ran.chip if ran.chip else ''}, transport {ran.transport}, device {ran.device}",
     ]
+    if report.idle_late_p99_us is not None:
+        head.append(f"event loop late by {report.idle_late_p99_us:.0f} us when idle (99th percentile)")
     wrong = [
         f"WRONG: {row.case.op.value} of {row.case.block} B: {text}" for row in report.rows for text in row.wrong or ()
     ]

@@ -8,12 +8,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 from aiodatadist.cli.chaos.profiles import PROFILES, Load, Profile
 from aiodatadist.cli.kit.errors import wrong_input
 from aiodatadist.cli.kit.numbers import integer, seconds
+from aiodatadist.cli.kit.options import add_json, add_loop, add_seed, check_target
 
 CHAOS = (
     "Two processes move stamped blocks in every way there is, while they are killed, stopped and kept busy, the network "
@@ -24,7 +24,7 @@ CHAOS = (
 
 def add_chaos(chaos: argparse.ArgumentParser) -> None:
     chaos.add_argument("--seconds", type=seconds(1.0), default=30.0, metavar="S", help="of all profiles together (30)")
-    chaos.add_argument("--seed", type=integer(0, 2**32 - 1), metavar="N", help="of operations and faults (a new one)")
+    add_seed(chaos, "of operations and faults (a new one)")
     chaos.add_argument(
         "--profile", default="one-sided", metavar="NAME[,NAME]",
         help=f"all, or of: {', '.join(PROFILES)} (one-sided)",
@@ -36,13 +36,13 @@ def add_chaos(chaos: argparse.ArgumentParser) -> None:
         "--load", choices=get_args(Load), default="full",
         help="full: no pauses; idle: long ones; busy: beside threads and loops that compute (full)",
     )  # fmt: skip
-    chaos.add_argument("--loop", choices=("asyncio", "uvloop"), help="event loop of all profiles (each its own)")
+    add_loop(chaos, None, "event loop of all profiles (each its own)")
     chaos.add_argument("--clusters", type=integer(1, 64), default=2, metavar="N", help="of the owner's process (2)")
     chaos.add_argument(
         "--gib", type=integer(0, 64), default=0, metavar="N",
         help="of a further cache of 80 layers in each cluster, as in production (0: none)",
     )  # fmt: skip
-    chaos.add_argument("--json", type=Path, metavar="FILE", help="the result for machines (-: only that, on stdout)")
+    add_json(chaos)
     chaos.add_argument("--side", help=argparse.SUPPRESS)
 
 
@@ -54,6 +54,7 @@ def chaos_command(arguments: argparse.Namespace) -> Callable[[], int]:
     """
     if arguments.side is not None:
         return partial(_run_side, arguments.side)
+    check_target("--json", arguments.json)
     seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
     chosen = {name: getattr(arguments, name) for name in ("load", "clusters", "gib")}
     if arguments.loop is not None:

@@ -24,7 +24,7 @@ from aiodatadist.cli.chaos.report import as_json, lines, summary
 from aiodatadist.cli.chaos.run import Length, Result
 from aiodatadist.cli.chaos.saver import Saver
 from aiodatadist.cli.chaos.side import Side
-from aiodatadist.cli.kit.errors import CommandError
+from aiodatadist.cli.kit.options import is_stdout, write_report
 from aiodatadist.cli.kit.pipes import die_with_parent
 
 
@@ -58,13 +58,12 @@ class ChaosOptions:
 
 def run_chaos(options: ChaosOptions) -> int:
     """Run all profiles, and return the exit code: 0 if no rule was broken."""
-    quiet = str(options.json) == "-"
+    quiet = is_stdout(options.json)
     if not quiet:
         print(f"seed {options.seed}; the same again: {options.replay}\n", flush=True)
     results = anyio.run(_run_all, options, not quiet)
     report = {"seed": options.seed, "replay": options.replay, **as_json(results)}
-    if options.json is not None:
-        _write(options.json, json.dumps(report, indent=1) + "\n")
+    write_report("--json", options.json, json.dumps(report, indent=1))
     broken = sum(result.broken for result in results)
     if not quiet:
         print(
@@ -100,16 +99,6 @@ async def _run_one(profile: Profile, length: Length, logs: Path) -> Result:
         url, victims = await anyio.to_thread.run_sync(opened.__enter__)
         stack.push_async_callback(anyio.to_thread.run_sync, opened.__exit__, None, None, None)
         return await PooledRun(profile, length, logs, url, victims).run()
-
-
-def _write(file: Path, text: str) -> None:
-    if str(file) == "-":
-        print(text, end="")
-        return
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 def sides_of(door: Door) -> dict[str, type[Side]]:

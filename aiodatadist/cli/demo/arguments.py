@@ -11,6 +11,7 @@ from aiodatadist.cli.demo.command import MAX_TOKENS, DemoOptions, run_demo
 from aiodatadist.cli.demo.context_demo import ContextOptions, run_context_demo
 from aiodatadist.cli.kit.errors import wrong_input
 from aiodatadist.cli.kit.numbers import integer
+from aiodatadist.cli.kit.options import add_seed, check_target
 from aiodatadist.cli.kit.place import add_place_arguments, places
 
 WORKERS = ("prefill", "decode", "prefill-v1", "decode-v1", "context")
@@ -25,7 +26,7 @@ def add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--prompt", type=Path, metavar="FILE", help="the text to read (default: the project's README)")
     demo.add_argument("--tokens", type=integer(1, MAX_TOKENS), default=64, metavar="N", help="tokens to write (64)")
     demo.add_argument("--port", type=integer(0, 65535), default=0, metavar="P", help="prefill's port (any free one)")
-    demo.add_argument("--seed", type=integer(0, 2**32 - 1), default=0, metavar="S", help="weights and sampling (0)")
+    add_seed(demo, "of weights and sampling (0)", 0)
     demo.add_argument("--json", action="store_true", help="only the result, for machines")
     demo.add_argument("--layered", action="store_true", help="send each layer while the next is computed")
     demo.add_argument("--v1", action="store_true", help="with the v1 interface: LLMModel, pull_kv, merge_kv, predict")
@@ -52,6 +53,8 @@ def demo_command(arguments: argparse.Namespace) -> Callable[[], int]:
     """
     if arguments.worker:
         return partial(_run_worker, arguments.worker)
+    for name in ("plot", "trace"):
+        check_target(f"--{name}", getattr(arguments, name))
     if arguments.context_cache is not None:
         return _context_demo(arguments)
     return partial(

@@ -12,6 +12,7 @@ from typing import Any
 from aiodatadist.cli.demo.messages import LayerTimes
 from aiodatadist.cli.kit.errors import wrong_input
 from aiodatadist.cli.kit.numbers import duration
+from aiodatadist.cli.kit.options import write_report
 
 WIDTH = 38
 
@@ -67,10 +68,7 @@ def trace(layers: Sequence[LayerTimes]) -> dict[str, Any]:
 
 def write_trace(layers: Sequence[LayerTimes], path: Path) -> None:
     """Write the trace to a file. Raises CommandError if it cannot be written."""
-    try:
-        path.write_text(json.dumps(trace(layers)), encoding="utf-8")
-    except OSError as error:
-        raise wrong_input(f"{path} cannot be written: {error.strerror}") from error
+    write_report("--trace", path, json.dumps(trace(layers)))
 
 
 def check_plot() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aiodatadist.cli.kit.errors import wrong_input
 from aiodatadist.cli.kit.numbers import integer
+from aiodatadist.cli.kit.options import add_json, check_target
 
 DOCTOR = (
     "Says what was found on this machine. With --device: does 21 experiments with the vendor's libraries on that device "
@@ -18,9 +19,7 @@ DOCTOR = (
 
 
 def add_doctor(doctor: argparse.ArgumentParser) -> None:
-    doctor.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="for machines; with a FILE: the report goes there, too"
-    )
+    add_json(doctor, may_lack_file=True)
     doctor.add_argument("--device", type=integer(0, 1023), metavar="N", help="probe this device, as the process counts")
     doctor.add_argument("--peer", metavar="HOST:PORT", help="with a device of the host where --serve runs")
     doctor.add_argument("--serve", metavar="[HOST:]PORT", help="be the peer of a probe, with --device, until Ctrl-C")
@@ -42,6 +41,7 @@ def doctor_command(arguments: argparse.Namespace) -> Callable[[], int]:
     Raises:
         CommandError: if two of them contradict each other.
     """
+    check_target("--json", arguments.json)
     if arguments.device is None:
         for name in ("peer", "serve", "step", "local_comm_res", "peer_local_comm_res"):
             if getattr(arguments, name):
@@ -52,7 +52,7 @@ def doctor_command(arguments: argparse.Namespace) -> Callable[[], int]:
     return partial(_run_probe, arguments)
 
 
-def run_doctor(json: str | None) -> int:
+def run_doctor(json: Path | None) -> int:
     from aiodatadist.cli.doctor.command import run_doctor  # noqa: PLC0415 - opens the native libraries
 
     return run_doctor(json)

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from aiodatadist.cli.doctor.findings import Finding, examine
-from aiodatadist.cli.kit.errors import wrong_input
+from aiodatadist.cli.kit.options import is_stdout, write_report
 from aiodatadist.cli.kit.text import wrapped
 
 
-def run_doctor(as_json: str | None) -> int:
+def run_doctor(as_json: Path | None) -> int:
     """Print all findings, and return 1 if one of them is fatal, else 0.
 
     They go to ``as_json`` as well, a file, or stdout if it is ``-``.
@@ -23,12 +23,9 @@ def run_doctor(as_json: str | None) -> int:
     findings = examine()
     healthy = all(finding.mark != "fail" for finding in findings)
     report = json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2)
-    print(report if as_json == "-" else "\n".join(lines(findings)))
-    if as_json is not None and as_json != "-":
-        try:
-            Path(as_json).write_text(report + "\n", encoding="utf-8")
-        except OSError as error:
-            raise wrong_input(f"--json {as_json}: {error}") from error
+    if not is_stdout(as_json):
+        print("\n".join(lines(findings)))
+    write_report("--json", as_json, report)
     return 0 if healthy else 1
 
 

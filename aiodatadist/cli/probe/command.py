@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiodatadist.cli.kit.errors import CommandError, wrong_input
+from aiodatadist.cli.kit.options import address, is_stdout, read_option, write_report
 from aiodatadist.cli.probe.meeting import Peer, key_for
 from aiodatadist.cli.probe.report import Report, StepReport
 from aiodatadist.cli.probe.run import NoSuchDevice, ProbeOptions, run_probe
@@ -14,17 +15,15 @@ from aiodatadist.cli.probe.steps import STEPS
 from aiodatadist.cli.probe.text import header_lines, step_lines, verdict_line
 from aiodatadist.errors import LLMException
 
-JSON_ONLY = "-"
-
 
 @dataclass(frozen=True)
 class ProbeArguments:
-    """The arguments as given. ``json`` is None, ``-`` (the report alone, as JSON), or a file for it."""
+    """The arguments as given. ``json`` is None, ``-`` (the report alone, on stdout), or a file for it."""
 
     device: int
     peer: str | None
     serve: str | None
-    json: str | None
+    json: Path | None
     rounds: int
     mib: int
     steps: tuple[str, ...]
@@ -42,9 +41,9 @@ def run_probe_command(arguments: ProbeArguments) -> int:
     options = _options(arguments)
     try:
         if arguments.serve is not None:
-            host, port = _address(arguments.serve, "--serve", host="127.0.0.1")
+            host, port = address("--serve", arguments.serve, "127.0.0.1")
             serve(host, port, options.order, _say)
-        report = run_probe(options, _quiet if arguments.json == JSON_ONLY else _print_step)
+        report = run_probe(options, _quiet if is_stdout(arguments.json) else _print_step)
     except NoSuchDevice as error:
         raise wrong_input(str(error)) from error
     except LLMException as error:
@@ -63,8 +62,8 @@ def _options(arguments: ProbeArguments) -> ProbeOptions:
     return ProbeOptions(
         device=arguments.device,
         peer=_peer(arguments.peer),
-        resource=_text(arguments.resource),
-        far_resource=_text(arguments.peer_resource),
+        resource=_text("--local-comm-res", arguments.resource),
+        far_resource=_text("--peer-local-comm-res", arguments.peer_resource),
         rounds=arguments.rounds,
         mib=arguments.mib,
         only=frozenset(arguments.steps),
@@ -75,7 +74,7 @@ def _options(arguments: ProbeArguments) -> ProbeOptions:
 def _peer(text: str | None) -> Peer | None:
     if text is None:
         return None
-    peer = Peer(*_address(text, "--peer"))
+    peer = Peer(*address("--peer", text))
     try:
         key_for(peer.host)
     except OSError as error:
@@ -83,35 +82,15 @@ def _peer(text: str | None) -> Peer | None:
     return peer
 
 
-def _address(text: str, option: str, host: str = "") -> tuple[str, int]:
-    """Host and port of ``[HOST:]PORT``; an IPv6 address stands in brackets."""
-    given, colon, port = text.rpartition(":")
-    host = given.removeprefix("[").removesuffix("]") if colon else host
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise wrong_input(f"{option} {text}: must be HOST:PORT, with a port from 0 to 65535")
-    return host, int(port)
+def _text(option: str, file: Path | None) -> str:
+    return "" if file is None else read_option(option, file)
 
 
-def _text(file: Path | None) -> str:
-    if file is None:
-        return ""
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise wrong_input(f"{file} cannot be read: {error}") from error
-
-
-def _finish(report: Report, json: str | None) -> None:
-    if json == JSON_ONLY:
-        print(report.model_dump_json(indent=2))
-        return
-    print("\n".join(header_lines(report.header)))
-    print(verdict_line(report))
-    if json is not None:
-        try:
-            Path(json).write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise wrong_input(f"--json {json}: {error}") from error
+def _finish(report: Report, json: Path | None) -> None:
+    if not is_stdout(json):
+        print("\n".join(header_lines(report.header)))
+        print(verdict_line(report))
+    write_report("--json", json, report.model_dump_json(indent=2))
 
 
 def _print_step(step: StepReport) -> None:
