@@ -104,8 +104,9 @@ async def test_a_peer_has_them(pair: Pair) -> None:
     pair.verify()
     assert await ended(lease) is LeaseEnd.TAKEN
     assert len(inside(pair.two.datadist).block_leases) == 0
-    with pytest.raises(CacheNotFound, match="keeps no blocks"):
+    with pytest.raises(CacheNotFound, match="keeps no blocks") as caught:
         await pair.puller.pull_leased(ticket, pair.mine, TARGETS)
+    assert not caught.value.retryable, "a lease that has ended does not begin again"
     with pytest.raises(ParamInvalid, match="taken"):
         lease.ticket()
 

@@ -14,7 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMClusterInfo, LLMStatusCode, NotLinked
-from aiodatadist.testing import Cluster, cluster_info, open_cluster
+from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
 
 DESC = CacheDesc(2, [8, 64], DataType.DT_UINT8)
 REMEMBERED = 6
@@ -33,7 +33,7 @@ async def come_and_go(hub: Cluster, cache: Cache, peer_id: int) -> None:
         await hub.datadist.link_clusters([cluster_info(peer)], 10_000)
         await hub.datadist.cache_manager.pull_blocks(BlocksCacheKey(peer_id), cache, [1], [2])
         await peer.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), theirs, [1], [2])
-    with suppress(NotLinked):  # it has ended already
+    with suppress(NotLinked):  # it has ended, and is no longer remembered
         await hub.datadist.wait_link_closed(peer_id)
     absent = LLMClusterInfo(ABSENT + peer_id)
     absent.append_remote_ip_info("127.0.0.1", 1)
@@ -86,3 +86,24 @@ async def test_after_four_times_the_links_no_more_is_kept(
         assert later_pieces - pieces < ROOM
         whys = [await why_not_linked(hub, each + base) for each in range(100, next(ids)) for base in (0, ABSENT)]
         assert sum("the last" in why for why in whys) == REMEMBERED
+
+
+async def test_a_link_that_has_ended_is_closed_for_those_who_wait_for_that() -> None:
+    async with open_cluster(1) as hub:
+        with pytest.raises(NotLinked, match="not linked"):
+            await hub.datadist.wait_link_closed(2)
+        async with open_cluster(2, device_id=1) as peer:
+            await hub.datadist.link_clusters([cluster_info(peer)], 10_000)
+        why = await hub.datadist.wait_link_closed(2)
+        with pytest.raises(NotLinked):  # it has gone
+            await hub.datadist.check_link_status(2)
+        assert await hub.datadist.wait_link_closed(2) == why
+
+
+async def test_a_lost_link_is_logged_in_a_line_that_names_its_cluster_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_cluster(1) as hub, open_cluster(2, device_id=1) as peer:
+        await hub.datadist.link_clusters([cluster_info(peer)], 10_000)
+        inside(hub.datadist).links.any(2).session.lost("it was silent")
+        await hub.datadist.wait_link_closed(2)
+    (line,) = [each for each in caplog.messages if "it was silent" in each and "link to" in each]
+    assert line == "link to cluster 2: it was silent [LLM_NOT_YET_LINK]"

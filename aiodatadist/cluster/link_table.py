@@ -68,6 +68,7 @@ class LinkTable:
         self._links: dict[int, Link] = {}
         self._replaced: set[Link] = set()  # still being released
         self._refusals: dict[int, str] = {}  # why this end's last attempt at a cluster failed
+        self._ends: dict[int, str] = {}  # why the last link to a cluster ended
         self.peek = self._links.get
         self.opening: set[Link] = set()
         self.coming: Counter[int] = Counter()
@@ -119,7 +120,10 @@ class LinkTable:
             if self._links.get(link.cluster_id) is link:
                 del self._links[link.cluster_id]
                 if link.session.failure is not None:
-                    self.remember(link.cluster_id, f"the last link ended: {link.session.failure.args[0]}")
+                    self._ends.pop(link.cluster_id, None)
+                    why = self._ends[link.cluster_id] = str(link.session.failure.args[0])
+                    forget_oldest(self._ends)
+                    self.remember(link.cluster_id, f"the last link ended: {why}")
                 if link.life.is_mutual:
                     self._relinker.ended(link)
             self.news.wake()
@@ -211,6 +215,16 @@ class LinkTable:
                 raise error
             raise NotLinked(f"cluster {cluster_id} is not linked", peer=cluster_id, hint="link_clusters() first")
         return link
+
+    async def wait_closed(self, cluster_id: int) -> str:
+        """Wait until the link to a cluster has ended, and return the reason: at once, if it has ended before.
+
+        Raises NotLinked if there was none that is remembered.
+        """
+        self._engine.check_here()
+        if cluster_id not in self._links and cluster_id in self._ends:
+            return self._ends[cluster_id]
+        return str((await self.any(cluster_id).wait_closed()).args[0])
 
     async def wait_parted(self) -> None:
         """Wait until the links that the peers have ended are gone completely, for ``PART_TIMEOUT`` at most."""

@@ -264,7 +264,8 @@ class Device:
                 self.disown([(address, nbytes)])
             for memory in list(self._memories):
                 if memory.has_views or memory.is_stuck:
-                    logger.warning("%r is still in use and is not freed with its device", memory)
+                    why = "the device may still write there" if memory.is_stuck else "arrays over it are alive"
+                    logger.warning("%r is not freed with its device: %s", memory, why)
                     continue
                 try:
                     memory.free()

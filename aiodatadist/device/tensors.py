@@ -233,7 +233,7 @@ def as_arrays(view: memoryview, desc: CacheDesc, offsets: Sequence[int]) -> list
         ParamInvalid: for DT_STRING, or if a tensor is not within a writable, contiguous view.
     """
     _check_view(view, desc, offsets)
-    numpy = _load("numpy", "numpy", "as_arrays")
+    numpy = _load("numpy", "numpy", "arrays()")
     bits = desc.data_type is DataType.DT_BF16
     dtype = numpy.dtype("uint16" if bits else _element_name(desc))
     count = math.prod(desc.shape)
@@ -249,7 +249,7 @@ def as_tensors(view: memoryview, desc: CacheDesc, offsets: Sequence[int]) -> lis
         FeatureNotEnabled: if torch is missing, or too old for uint16, uint32 or uint64.
     """
     _check_view(view, desc, offsets)
-    torch = _load("torch", "torch", "as_tensors")
+    torch = _load("torch", "torch", "tensors()")
     dtype, count, shape = _torch_type(torch, desc), math.prod(desc.shape), tuple(desc.shape)
     own = memoryview(
         view
@@ -275,9 +275,9 @@ def npu_tensors(desc: CacheDesc, addresses: Sequence[int]) -> list[Any]:
     for i, address in enumerate(checks.sequence(addresses, "addresses", int)):
         _check_address(checks.integer(address, f"addresses[{i}]", checks.UINT64), f"addresses[{i}]", desc.size)
     _element_name(desc)
-    torch = _load("torch", "torch", "npu_tensors")
-    _load("torch_npu", "torch-npu", "npu_tensors")  # before torchair, which comes with it
-    torchair = _load("torchair", "torch-npu", "npu_tensors")
+    torch = _load("torch", "torch", "tensors()")
+    _load("torch_npu", "torch-npu", "tensors()")  # before torchair, which comes with it
+    torchair = _load("torchair", "torch-npu", "tensors()")
     if not hasattr(torchair, "llm_datadist"):
         raise FeatureNotEnabled("this torchair has no llm_datadist", hint="pip install --upgrade torch-npu")
     dtype = _torch_type(torch, desc)

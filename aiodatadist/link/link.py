@@ -317,7 +317,7 @@ class Link:
             self.session.incidents.add(Incident.MEMORY_WITHHELD, logger, *told)
             self.life.on(Event.WITHHOLD)
         except LLMException as error:
-            self.session.incidents.add(Incident.CLOSE_FAILED, logger, "link to cluster %d: %s", self.cluster_id, error)
+            self.session.report(Incident.CLOSE_FAILED, error)
         except Exception:  # out of threads, for instance
             self._failed_to_close("a channel")
         else:
@@ -344,7 +344,7 @@ class Link:
             kind, level = (
                 (Incident.MEMORY_LOST, logging.ERROR) if is_stuck else (Incident.CLOSE_FAILED, logging.WARNING)
             )
-            self.session.incidents.add(kind, logger, "link to cluster %d: %s", self.cluster_id, error, level=level)
+            self.session.report(kind, error, level)
             return False
         except Exception:  # out of threads, for instance
             self._failed_to_close("a part of it")

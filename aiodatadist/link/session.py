@@ -18,6 +18,7 @@ from aiodatadist.errors import (
     LinkClosed,
     LinkError,
     LinkTimeout,
+    LLMException,
     NotLinked,
     PeerLost,
 )
@@ -269,7 +270,14 @@ class Session:
                 scope.cancel()
             is_lost = self.life.state is LinkState.BROKEN
             kind, level = (Incident.LINK_LOST, logging.WARNING) if is_lost else (Incident.LINK_ENDED, logging.INFO)
-            self.incidents.add(kind, logger, "link to cluster %d: %s", self.cluster_id, failure, level=level)
+            self.report(kind, failure, level)
+
+    def report(self, kind: Incident, error: LLMException, level: int = logging.WARNING) -> None:
+        """Log an error of the link, in a line that names its cluster once."""
+        words = str(error)
+        for name in (f"cluster {self.cluster_id}: ", f"link to {self.cluster_id}, "):
+            words = words.removeprefix(name)
+        self.incidents.add(kind, logger, "link to cluster %d: %s", self.cluster_id, words, level=level)
 
     def lost(self, why: str, cause: Cause | None = None) -> None:
         """End the link at once: the peer is dead, or cannot be told from a dead one."""

@@ -519,7 +519,8 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(FeatureNotEnabled) as caught:
         call()
-    assert f"needs {missing}, which cannot be imported" in str(caught.value)
+    method = "arrays" if missing == "numpy" else "tensors"
+    assert f"{method}() needs {missing}, which cannot be imported" in str(caught.value)
     assert caught.value.hint == f"pip install {package}"
 
 

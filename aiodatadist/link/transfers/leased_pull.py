@@ -243,7 +243,9 @@ class LeasedPull(RemoteOperation):
             words = f"{who} refused the claim of lease {lease}: {self._why}"
             return LeaseMismatch(words, hint="the ticket was changed on its way, or is another request's")
         hint = "it expired, another pull has or had it, its owner took it back, or too many claims came before their leases"
-        return CacheNotFound(f"{who} keeps no blocks as {lease}", hint=hint)
+        ended = CacheNotFound(f"{who} keeps no blocks as {lease}", hint=hint)
+        ended.retryable = False  # a lease that has ended does not begin again
+        return ended
 
     def _fail(self, error: LLMException) -> None:
         if self._is_kept:
