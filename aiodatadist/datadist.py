@@ -90,7 +90,7 @@ class LLMDataDist:
         self._starting = anyio.Lock()
         self._suspected: set[str] = set()
         self._observer: Observer | None = None
-        self.totals = Totals()  # kept here because figures() needs them after the engine has ended
+        self.totals: Totals = Totals()  # kept here because figures() needs them after the engine has ended
 
     def __repr__(self) -> str:
         engine = self._engine

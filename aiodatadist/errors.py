@@ -201,8 +201,8 @@ class DataCorrupted(TransferError):
         self, *args: Any, blocks: Sequence[int] = (), digests: Sequence[tuple[int, int]] = (), **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.blocks = tuple(blocks)
-        self.digests = tuple(digests)
+        self.blocks: tuple[int, ...] = tuple(blocks)
+        self.digests: tuple[tuple[int, int], ...] = tuple(digests)
 
 
 # ---- this link ----

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -89,7 +89,7 @@ class Settings(BaseModel):
     """
 
     # model_id: pydantic before 2.10 keeps names that begin with model_ for itself, and warns.
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import anyio.abc
@@ -54,7 +54,7 @@ class CacheSettings(PoolSettings):
         save_seconds: time limit for saving what one step computed.
     """
 
-    model_config = ConfigDict(protected_namespaces=())  # as in Settings of block_service.py
+    model_config: ClassVar[ConfigDict] = ConfigDict(protected_namespaces=())  # as in Settings of block_service.py
 
     model_id: str | None = Field(default=None, min_length=1, max_length=256)
     lookup_seconds: float = Field(default=0.5, gt=0, le=60)

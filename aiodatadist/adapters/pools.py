@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,7 +25,7 @@ class PoolSettings(BaseModel):
             :meth:`~aiodatadist.context_caching.ContextCache.open`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     pool: str = EMBEDDED
     device_id: int = Field(default=0, ge=0)

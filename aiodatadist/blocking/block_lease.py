@@ -20,7 +20,7 @@ class BlockLease:
     def __init__(self, thread: LoopThread, inner: awaitable.BlockLease) -> None:
         self._thread = thread
         self._inner = inner
-        self.name = inner.name
+        self.name: str = inner.name
 
     @property
     def ended(self) -> LeaseEnd | None:

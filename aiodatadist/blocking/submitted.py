@@ -75,8 +75,8 @@ class Handle:
         A submission creates few objects that the garbage collector tracks: with twenty of them, every thirtieth
         submission would wait for a collection of 50 us and more.
         """
-        self.operation = operation
-        self.tag = tag
+        self.operation: str = operation
+        self.tag: object = tag
         self._submissions = submissions
         self._start: Callable[..., CacheTask] | None = start
         self._args = args

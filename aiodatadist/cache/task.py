@@ -190,10 +190,10 @@ class AtOnce:
     __slots__ = ("check_here", "loop_time", "operation", "peer")
 
     def __init__(self, operation: str, peer: int, check_here: Callable[[], None], loop_time: LoopTime) -> None:
-        self.operation = operation
+        self.operation: str = operation
         self.peer = peer
         self.check_here = check_here
-        self.loop_time = loop_time
+        self.loop_time: LoopTime = loop_time
 
 
 class _Late:

@@ -124,7 +124,7 @@ class BlockPool:
 
     def __init__(self, manager: CacheManager, cache: Cache) -> None:
         self.manager = manager
-        self.cache = checks.instance(cache, "cache", Cache)
+        self.cache: Cache = checks.instance(cache, "cache", Cache)
         if not cache.is_blocks_cache:
             raise ParamInvalid("cache is a contiguous cache: a BlockPool has blocks")
         self._free = list(range(cache.cache_desc.shape[0]))

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
@@ -46,7 +46,7 @@ MAX_CARD = 4096
 class _Card(BaseModel):
     """The message about itself that a member sends to the others: its listener's address, and its part of the key."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     cluster_id: int = Field(ge=0, lt=2**64)
     host: str = Field(max_length=64)

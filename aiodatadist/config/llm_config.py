@@ -6,7 +6,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes, ValidationError
 
@@ -116,7 +116,7 @@ class LLMConfig(BaseModel):
             option dictionary contains it.
     """
 
-    model_config = ConfigDict(validate_assignment=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(validate_assignment=True, extra="forbid")
 
     device_id: Annotated[int | list[int], BeforeValidator(rules.device_id)] = 0
     listen_ip_info: Annotated[str | None, optional(rules.text("listen_ip_info"))] = None

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 from pydantic import (
     BaseModel,
@@ -329,7 +329,7 @@ def _ip_number(ip: object, name: str) -> int:
 class JsonOption(BaseModel):
     """An option that is a JSON object of a known shape. Unknown fields are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @classmethod
     def parse(cls, value: str | Mapping[str, Any] | Self, name: str) -> Self:

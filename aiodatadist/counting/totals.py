@@ -42,11 +42,11 @@ class Totals:
     def __init__(self) -> None:
         self.transfers: defaultdict[str, Flow] = defaultdict(Flow)
         self.failure_causes: Counter[str] = Counter()
-        self.linking = Flow()
+        self.linking: Flow = Flow()
         self.links_made = 0
         self.links_ended: Counter[str] = Counter()
         self.generations: Counter[int] = Counter()
-        self.relinking = Flow()
+        self.relinking: Flow = Flow()
         self.relinks_given_up = 0
         self.link_changes_dropped = 0
         self.messages_repeated = 0
@@ -55,7 +55,7 @@ class Totals:
         self.leases_ended: Counter[str] = Counter()
         self.claims_refused: Counter[str] = Counter()
         self.budget_refusals: Counter[str] = Counter()
-        self.incidents = Incidents()
+        self.incidents: Incidents = Incidents()
 
     def linked(self, cluster_id: int) -> int:
         """Count a link to this peer; return how many times it has been made by now."""

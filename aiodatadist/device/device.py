@@ -39,7 +39,7 @@ class Device:
     def __init__(self, runtime: Runtime, index: int, limits: StreamLimits | None = None) -> None:
         self.runtime = runtime
         self.index = index
-        self.limits = limits or StreamLimits()
+        self.limits: StreamLimits = limits or StreamLimits()
         _ = runtime.ring_driver  # looked up here, in a thread, rather than by the first stream
         self._context: Handle = runtime.acquire_device(index)
         self._memories: set[Memory] = set()

@@ -40,7 +40,7 @@ class Memory:
         self._pointer = pointer[0]
         self._forget = forget
         self._views: weakref.ref[ctypes.Array[ctypes.c_char]] | None = None
-        self.address = int(ffi.cast("uintptr_t", self._pointer))
+        self.address: int = int(ffi.cast("uintptr_t", self._pointer))
         self.nbytes = nbytes
         self.placement = placement
         self.is_stuck = False

@@ -191,7 +191,7 @@ class EventLayerSynchronizer(LayerSynchronizer):
 
     def __init__(self, device: Device, num_layers: int, timeout: float = 600.0) -> None:
         self.num_layers = checks.integer(num_layers, "num_layers", checks.UINT32)
-        self.seconds = check_seconds(timeout, "timeout")
+        self.seconds: float = check_seconds(timeout, "timeout")
         self._device = device
         self._loop = _get_running_loop()
         self._gates: list[Gate] = []

@@ -59,7 +59,7 @@ class KvCacheManager:
         self._engine = llm_engine
         self._role = role
         self._manager = CacheManager(llm_engine, llm_engine.timeout)
-        self.link_locks = LinkLocks()
+        self.link_locks: LinkLocks = LinkLocks()
         self.watch: Callable[[CacheTask], object] = lambda _: None
         """For the LLMDataDist: called with each transfer that starts here, whichever end asked for it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -50,7 +50,7 @@ class ModelConfig(BaseModel):
         kv_tensor_format: a letter per dimension, ``"BSND"``: B the batch, S the tokens. ``check_capacity`` needs it.
     """
 
-    model_config = ConfigDict(validate_assignment=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(validate_assignment=True, extra="forbid")
 
     kv_shapes: Annotated[list[str] | None, _list_of("kv_shapes", str)] = None
     kv_dtypes: Annotated[list[DataType] | None, _list_of("kv_dtypes", DataType)] = None

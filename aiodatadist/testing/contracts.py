@@ -28,7 +28,7 @@ class End:
         self.device = device
         self.transport = transport
         self.memory: Memory = device.allocate(SIZE)
-        self.region = Region(self.memory.address, SIZE, Placement.DEVICE)
+        self.region: Region = Region(self.memory.address, SIZE, Placement.DEVICE)
 
     def fill(self, byte: int) -> None:
         """Fill the memory with a byte."""

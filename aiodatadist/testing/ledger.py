@@ -95,8 +95,8 @@ class BlockLedger:
         self._expected: dict[tuple[int, int], Expected] = {}
         self._reclaimed: dict[tuple[int, int], None] = {}
         self._reclaims = 0
-        self.blocks = range(cache.cache_desc.shape[0])
-        self.tensors = range(cache.cache_desc.num_tensors)
+        self.blocks: range = range(cache.cache_desc.shape[0])
+        self.tensors: range = range(cache.cache_desc.num_tensors)
         self.checked = 0
         """Bytes compared so far."""
 

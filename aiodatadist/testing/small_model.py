@@ -108,7 +108,7 @@ class Model:
             return random.standard_normal((rows, columns), np.float32) * np.float32(gain / np.sqrt(rows))
 
         c = config
-        self.embedding = random.standard_normal((VOCABULARY, c.dim), np.float32)
+        self.embedding: Array = random.standard_normal((VOCABULARY, c.dim), np.float32)
         self.layers = [
             _Layer(
                 # Sharp attention: scores with a deviation of about 2.5 pick a few of thousands of tokens. With the
@@ -123,7 +123,7 @@ class Model:
             )
             for _ in range(c.layers)
         ]
-        self.head = weights(c.dim, VOCABULARY, gain=2.0)
+        self.head: Array = weights(c.dim, VOCABULARY, gain=2.0)
 
     def prefill(
         self,

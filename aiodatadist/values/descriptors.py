@@ -229,7 +229,7 @@ class CacheHome:
     __slots__ = ("cluster_id",)
 
     def __init__(self, cluster_id: int) -> None:
-        self.cluster_id = cluster_id
+        self.cluster_id: int = cluster_id
 
 
 class Cache:

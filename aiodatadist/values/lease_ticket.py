@@ -6,7 +6,7 @@ import re
 import secrets
 from array import array
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, WrapValidator
 from pydantic_core import PydanticCustomError
@@ -83,7 +83,7 @@ class LeaseTicket(BaseModel):
             only tells a router how long it may take; the owner alone decides.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     cluster_id: Annotated[int, Field(ge=0, lt=2**64)]
     lease: LeaseName

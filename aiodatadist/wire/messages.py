@@ -73,7 +73,7 @@ Checksums = Annotated[list[UInt32], Field(max_length=MAX_INDEXES), FailFast()]
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(
+    model_config: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
     )  # model_id is one of the fields
 
@@ -94,7 +94,7 @@ class Since:
 class EndpointInfo(_Message):
     """The ``transport.Endpoint`` of the sender. Fields of a newer minor version come last, and are kept for the proof."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
     transport: Text
     runtime: Text
@@ -117,7 +117,7 @@ class Hello(_Message):
     newer version come last, and are kept for the proof.
     """
 
-    model_config = ConfigDict(extra="allow")
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
     type: Literal["hello"] = "hello"
     protocol: UInt32 = PROTOCOL
@@ -311,7 +311,7 @@ OtherPulled = Annotated[
 class PartNumbers(BaseModel):
     """Numbers of parts: part ``src[i]``, counted through ``src_blocks``, goes to part ``dst[i]`` of ``dst_blocks``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     nbytes: Annotated[int, Field(ge=1, lt=2**63)]
     src: Indexes

@@ -141,7 +141,7 @@ class Names:
         shared = [VERSION, access_id, c.model_id, c.tp_world_size, c.pp_world_size]
         if isinstance(c, CcConfig_v1):
             self._identity = [*shared, c.llm_engine, c.kvcache_type.value]
-            self.shard = self._shard(c.rank_in_pp_group, c.rank_in_tp_group)
+            self.shard: str = self._shard(c.rank_in_pp_group, c.rank_in_tp_group)
         self._own = _namespace("keys", shared)
         self._spaces: dict[str, str] = {}
 

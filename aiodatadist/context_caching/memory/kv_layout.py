@@ -74,10 +74,10 @@ class Group:
         self, tensors: Sequence[Tensor], placements_of: Callable[[Iterable[int]], list[Placement | None]]
     ) -> None:
         num_blocks, self.block_size = tensors[0].shape[:2]
-        self.slots = num_blocks * self.block_size
-        self.token_bytes = sum(tensor.token_bytes for tensor in tensors)
-        self.users = Users(self.slots)
-        self.alike = _sorted_by_kind(tensors, placements_of)
+        self.slots: int = num_blocks * self.block_size
+        self.token_bytes: int = sum(tensor.token_bytes for tensor in tensors)
+        self.users: Users = Users(self.slots)
+        self.alike: list[Alike] = _sorted_by_kind(tensors, placements_of)
 
 
 def _sorted_by_kind(
@@ -118,7 +118,9 @@ class Layout:
         numbers = _group_numbers(groups, len(tensors))
         for g, group in enumerate(numbers):
             _check_alike(tensors, group, g)
-        self.groups = [Group([t for layer in group for t in tensors[layer]], placements_of) for group in numbers]
+        self.groups: list[Group] = [
+            Group([t for layer in group for t in tensors[layer]], placements_of) for group in numbers
+        ]
         for made, group in zip(self.groups, numbers, strict=True):
             blocks, size, nbytes = made.slots // made.block_size, made.block_size, made.token_bytes
             logger.info("KV cache: %d layers, %d blocks of %d tokens of %d bytes", len(group), blocks, size, nbytes)
@@ -130,7 +132,7 @@ class Layout:
                     stacked,
                     size,
                 )
-        self.shape = Shape(_fingerprint(tensors, numbers), len(numbers))
+        self.shape: Shape = Shape(_fingerprint(tensors, numbers), len(numbers))
 
 
 def _is_stacked(shape: Sequence[int]) -> bool:

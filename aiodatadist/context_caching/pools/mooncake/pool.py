@@ -18,7 +18,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -96,7 +96,7 @@ _kept: list[Arena] = []
 class _Health(BaseModel):
     """A master's health, as far as it is checked."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", strict=True)
 
     status: Annotated[str, Field(max_length=64)] = ""
     service_ready: bool | None = None
