@@ -8,8 +8,8 @@
 
 /* Returns the checksum of the bytes that `crc` covers, followed by these. With `crc` 0 it covers only these. */
 uint32_t checksum_of(uint32_t crc, const void *bytes, uint64_t count);
-uint32_t checksum_of_by_tables(uint32_t crc, const void *bytes, uint64_t count);  /* the same, slower: for tests and comparisons */
-int checksum_is_fast(void);               /* the processor has an instruction for it */
+uint32_t checksum_of_by_tables(uint32_t crc, const void *bytes, uint64_t count);  /* does the same more slowly, for tests and comparisons */
+int checksum_is_fast(void);               /* returns 1 if the processor has an instruction for it */
 
 /* Adds block i of each tensor to crc[i]: `bytes` at base[t] + index[i] * stride; the last block has only `tail` bytes. */
 void checksum_blocks(uint32_t *crc, const uint64_t *base, uint32_t tensors, const uint64_t *index, uint32_t blocks,

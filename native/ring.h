@@ -90,17 +90,17 @@ typedef struct ring_driver {
 } ring_driver;
 
 typedef struct ring_options {
-    uint32_t depth;                       /* programs submitted and not yet reaped, at most. An eighth is reserved for urgent ones and
-                                           * another eighth for those at least normal; the first of each priority is exempt  */
-    uint64_t window_bytes;                /* handed to the device between two looks at the cancel flag */
-    uint64_t inline_bytes;                /* run in the submitting call up to this much; 0: always on the worker */
-    int64_t  grace_ms;                    /* for the device to let go after an abort */
-    int64_t  patience_ms;                 /* from a cancellation to the abort; 0: as long as the grace */
-    int64_t  abort_ms;                    /* that the call which aborts may take: no less than 15, at the vendor */
-    uint32_t serial;                      /* 1: what is queued when a program ends unclean is given back */
-    uint64_t background_bytes;            /* the same as window_bytes for RING_BACKGROUND, behind two of which an urgent program
-                                           * waits; 0: no less                                                                */
-    uint32_t background_us;               /* fewer, an eighth of them at least, where they would take longer than this; 0: never */
+    uint32_t depth;                       /* the most programs that are submitted and not yet reaped. An eighth is reserved for
+                                           * critical ones, another for these and normal ones. The first of each priority is exempt */
+    uint64_t window_bytes;                /* the most bytes handed to the device between two looks at the cancel flag */
+    uint64_t inline_bytes;                /* programs up to this size run in the submitting call; 0: all run on the worker */
+    int64_t  grace_ms;                    /* time for the device to let go after an abort */
+    int64_t  patience_ms;                 /* time from a cancellation to the abort; 0: the same as the grace */
+    int64_t  abort_ms;                    /* time that the aborting call may take; the vendor's takes at least 15 */
+    uint32_t serial;                      /* 1: if a program ends unclean, the programs queued behind it are given back */
+    uint64_t background_bytes;            /* window_bytes of RING_BACKGROUND: an urgent program waits for two such windows at most.
+                                           * 0: the same as the others                                                        */
+    uint32_t background_us;               /* longer background windows are made smaller, down to an eighth; 0: never */
 } ring_options;
 
 /* tensors x blocks. Range (t, i) is local[t] + local_index[i] * local_stride and the same with remote, `bytes` long;
@@ -114,10 +114,10 @@ typedef struct ring_grid {
 
 /* The tensors of a grid as layers, `group` of which travel at a time. The stream waits for the gates of a group before it. */
 typedef struct ring_layers {
-    uint32_t tensors, group;              /* in a layer; layers at a time */
+    uint32_t tensors, group;              /* tensors in a layer; layers that travel at a time */
     const aclrtNotify *gates;             /* one per layer, each waited for once; or NULL */
     int64_t *landed_ns;                   /* one per layer, written when it is known to have landed; or NULL */
-    int64_t gate_ms;                      /* that a gate may stay shut, from when the one before it opened or its group landed */
+    int64_t gate_ms;                      /* time for a gate to open, from when the one before it opened or its group landed */
 } ring_layers;
 
 enum { RING_GET = 1, RING_PUT, RING_COPY, RING_WAIT, RING_RECORD };
@@ -128,85 +128,89 @@ typedef struct ring_step {
     uint32_t rank;                        /* GET, PUT: the peer's rank */
     void    *handle;                      /* GET, PUT: communicator; WAIT, RECORD: event, notify */
     ring_grid grid;
-    const ring_layers *layers;            /* of the grid, in at most one step of a program; or NULL: all at once */
+    const ring_layers *layers;            /* how the grid is cut into layers, for at most one step of a program; NULL: not at all */
 } ring_step;
 
 enum { RING_CRITICAL = 0, RING_NORMAL, RING_BACKGROUND, RING_PRIORITIES };
 enum { RING_DONE = 0, RING_FAILED, RING_CANCELLED, RING_TIMED_OUT, RING_STUCK, RING_REFUSED, RING_UNDER_WAY, RING_GIVEN_BACK };
-enum { RING_NO_LIBRARY = 0, RING_ACL, RING_HCCL, RING_WORK };    /* WORK: an ACL code, told by waiting for the stream */
+enum { RING_NO_LIBRARY = 0, RING_ACL, RING_HCCL, RING_WORK };    /* WORK: an ACL code that waiting for the stream returned */
 typedef struct ring_completion {
     uint64_t id;
     int32_t  state;
     int32_t  origin, code;                /* which library refused, and its code */
-    int32_t  abort_code;                  /* what the abort gave, if there was one */
-    uint32_t step;                        /* steps finished or, after a failure, the one that failed; UNDER_WAY: layers landed */
-    uint64_t bytes, ranges;               /* known to have landed; handed to the device */
-    uint32_t unclean;                     /* 1: gets or puts may be left in the communicator: over RDMA they are carried out
-                                           * whenever it is used again, and until it is destroyed                    */
+    int32_t  abort_code;                  /* the code that the abort returned, if there was one */
+    uint32_t step;                        /* the number of finished steps, or the step that failed; UNDER_WAY: landed layers */
+    uint64_t bytes, ranges;               /* bytes known to have landed; ranges handed to the device */
+    uint32_t unclean;                     /* 1: gets or puts may be left in the communicator. Over RDMA any later use of it carries
+                                           * them out, until it is destroyed                                         */
     uint32_t gate;                        /* TIMED_OUT: the layer, counted from 1, whose gate stayed shut for too long; 0: none */
     int64_t  submitted_ns, started_ns, finished_ns;   /* CLOCK_MONOTONIC */
-    int64_t  aside_ns;                    /* of the time between the last two: while more urgent programs ran */
+    int64_t  aside_ns;                    /* the share of started to finished in which more urgent programs ran */
     char     message[192];                /* the vendor's own words, or empty */
 } ring_completion;
 
 enum { RING_QUEUED = 0, RING_RAN = 1, RING_FULL = -1, RING_CLOSED = -2, RING_INVALID = -3, RING_NO_THREAD = -4 };
 int  ring_open(const ring_driver *driver, aclrtContext context, const ring_options *options, ring **out); /* 0, or an ACL code */
 int  ring_submit(ring *r, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms, ring_completion *ran);
-/* The same with a priority, which ring_submit() takes for RING_NORMAL. */
+/* Does the same with a priority. ring_submit() uses RING_NORMAL. */
 int  ring_submit_as(ring *r, int priority, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms,
                     ring_completion *ran);
 
-/* For small transfers that are made again and again, each time of other blocks, in every tensor of the step's grid, of which the
- * rest is set. */
+/* A small transfer that is made again and again, each time of other blocks, in every tensor of the step's grid. The caller has set
+ * the rest of the grid. */
 typedef struct ring_blocks {
     ring      *on;
     ring_step *step;
-    uint64_t  *numbers;                   /* of blocks: so many of the local side, then as many of the remote side */
-    uint64_t   local_limit, remote_limit; /* how many blocks there are */
+    uint64_t  *numbers;                   /* `count` block numbers of the local side, then as many of the remote side */
+    uint64_t   local_limit, remote_limit; /* the number of blocks at each side */
     uint64_t   id;
     int64_t    timeout_ms;
     ring_completion ran;
 } ring_blocks;
 
-/* RING_RAN, and `ran` says how; or RING_QUEUED if the device is not done yet: then all of it must not move or change, as above.
- * Or nothing was done: RING_OUTSIDE: a number is not below its limit, or a block would be written twice; RING_LATER: it cannot run in this call, so submit it. */
+/* Returns RING_RAN if it ran: `ran` has the result. Returns RING_QUEUED if the device is not done yet: until it is, `b` and all that
+ * it names must not move or change. Otherwise nothing was done: RING_OUTSIDE if a number is not below its limit, or a block would be
+ * written twice; RING_LATER if it cannot run in this call and must be submitted. */
 enum { RING_OUTSIDE = -5, RING_LATER = -6 };
 int  ring_run_blocks(ring_blocks *b, uint32_t count);
 
-int  ring_cancel(ring *r, uint64_t id);   /* 1: its completion will tell; 0: no such program, or already complete */
-uint32_t ring_watch(ring *r, uint64_t id);            /* layers of it that have landed; 0, too, if it is not under way */
-/* Has the running program no end although it had all its time, and had none a grace ago, when this was asked? Then its id, and it
- * is stuck: what is queued is refused. Else 0, and in how many milliseconds to ask again; -1: nothing is under way. */
+int  ring_cancel(ring *r, uint64_t id);   /* 1: its completion reports the end; 0: no such program, or it is complete */
+uint32_t ring_watch(ring *r, uint64_t id);            /* returns its landed layers; 0 if it is not under way */
+/* Returns the id of the running program if its time was over a grace ago, when this was asked last, and it still has not ended. It
+ * is stuck then, and queued programs are refused. Otherwise returns 0, and sets *left_ms to the milliseconds after which to ask
+ * again, or to -1 if nothing is under way. */
 uint64_t ring_overdue(ring *r, int64_t *left_ms);
 uint32_t ring_reap(ring *r, ring_completion *out, uint32_t room);     /* how many were written */
 int  ring_fd(const ring *r);               /* readable when ring_reap() has something to tell; now and then when it has not */
-/* Cancels what is left. 0: quiet; 1: not yet, or stuck. A negative limit is none: the call waits for what is stuck, too, and returns 1
- * only if it can never be known that the device let go. Then the stream is leaked on purpose. */
+/* Cancels all programs. Returns 0 once the device is quiet, 1 if it is not quiet yet or is stuck. A negative limit means none: the
+ * call waits for stuck programs, too, and returns 1 only if it can never be known that the device let go. Then the stream is leaked
+ * on purpose. */
 int  ring_close(ring *r, int64_t timeout_ms);
-void ring_free(ring *r);                  /* after ring_close() gave 0 and the last completions were reaped */
+void ring_free(ring *r);                  /* call it after ring_close() returned 0 and all completions were reaped */
 
-/* Copies between host memory, remote to local, in the calling thread; they are of a step of so many bytes in all. */
+/* Copies ranges of host memory, remote to local, in the calling thread. `total` is the size of the whole step. */
 void ring_copy(const HcclOneSideOpDesc *ranges, uint32_t count, uint64_t total);
 
-/* The first position whose value is not below the limit, or whose range is not all memory of this process that can be read, or
- * written; or `count`. For checking at C speed. */
+/* Returns the first position whose value is not below the limit, or `count`. */
 uint32_t ring_first_outside(const uint64_t *values, uint32_t count, uint64_t limit);
 
-/* The first position whose value is at an earlier one, too; or `count`. `table`: room for four times as many, which is
- * not touched if the values ascend. */
+/* Returns the first position whose value is at an earlier one, too, or `count`. `table` has room for four times as many values. It
+ * is not touched if the values ascend. */
 uint32_t ring_first_repeated(const uint64_t *values, uint32_t count, uint32_t *table);
 
-/* Parts that are numbered through a list of blocks, `each` of them in a block, become parts numbered through the cache. */
+/* Renumbers parts in place. They count through a list of blocks, `each` parts to a block; afterwards through the whole cache. */
 void ring_number_parts(uint64_t *parts, uint32_t count, const uint64_t *blocks, uint64_t each);
 
-/* How the units of an end's blocks are numbered, where a unit is what both ends of a transfer have in one piece. */
+/* The numbering of the units of one end's blocks. A unit is what both ends of a transfer have in one piece. */
 typedef struct {
-    uint64_t first_token, tokens;           /* from the first one of the first block */
-    uint64_t stretch;                       /* tokens that one offset has in a row, before the next offset follows */
-    uint64_t block_tokens, block_units;     /* of a block */
-    uint64_t unit_tokens, step;             /* of a unit; and from it to that of the next tokens */
+    uint64_t first_token, tokens;           /* first_token counts from the first token of the first block */
+    uint64_t stretch;                       /* tokens in a row that one offset has before the next offset follows */
+    uint64_t block_tokens, block_units;     /* tokens and units in a block */
+    uint64_t unit_tokens, step;             /* tokens in a unit; distance from a unit to that of the next tokens */
 } ring_units;
 
-/* Writes the numbers: stretch by stretch, and within one offset by offset, each for all its tokens. */
+/* Writes the numbers stretch by stretch; within a stretch offset by offset; within an offset token by token. */
 void ring_number_units(uint64_t *numbers, const ring_units *units, const uint64_t *offsets, uint32_t count);
+
+/* Returns the first position whose range is not memory of this process that can be read, or with `writes` written; or `count`. */
 uint32_t ring_first_unusable(const uint64_t *addresses, const uint64_t *bytes, uint32_t count, int writes);

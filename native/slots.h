@@ -14,7 +14,7 @@ int slots_check(const int64_t *starts, const int64_t *lengths, uint64_t count, u
 
 /* The users of a slot: none, a number of readers, or one writer. Runs must have been checked. */
 enum { SLOTS_FREE = 0, SLOTS_READERS = 65534, SLOTS_WRITER = 65535 };
-int  slots_take(uint16_t *map, const int64_t *starts, const int64_t *lengths, uint64_t count, int writes, uint64_t *at);  /* all or nothing; SLOTS_BUSY: *at is the run */
+int  slots_take(uint16_t *map, const int64_t *starts, const int64_t *lengths, uint64_t count, int writes, uint64_t *at);  /* takes all or none; SLOTS_BUSY: *at is the run */
 void slots_give(uint16_t *map, const int64_t *starts, const int64_t *lengths, uint64_t count);
 
 /* The values that a call moves. Value i has tokens[i] tokens, which are in the slots of its chunk: tokens[i] entries of slots[],
@@ -22,7 +22,7 @@ void slots_give(uint16_t *map, const int64_t *starts, const int64_t *lengths, ui
 typedef struct slots_values {
     const int64_t *slots;
     const uint64_t *tokens;
-    const uint64_t *addresses;            /* of the first token's bytes in each value; 0: leave this value out */
+    const uint64_t *addresses;            /* where the first token's bytes are in each value; 0: the value is left out */
     uint64_t count;
     uint64_t token_bytes;
     int32_t whole;
