@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tomllib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -151,26 +154,65 @@ def make(lane: Lane) -> None:
     """Make the lane's environment, if it is not there yet. Raises SystemExit if it cannot be made."""
     stamp = lane.venv / "stamp"
     if stamp.exists() and stamp.read_text() == lane.stamp():
+        if lane.has_package:
+            share_package(lane)
         return
     shutil.rmtree(lane.venv, ignore_errors=True)
-    pip: list[str | Path] = [lane.python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    pip: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--python",
+        lane.python,
+    ]
+    install = [*pip, "install", "--no-compile"]  # much of it is never imported
     limits: list[str | Path] = ["--constraint", lane.constraints] if lane.constraints else []
-    package = ["--editable", f"{ROOT}[redis,uvloop,demo,testing,prometheus,otel]", *TOOLS] if lane.has_package else []
+    package = [*package_needs(), *TOOLS] if lane.has_package else []
     try:
-        run(sys.executable, "-m", "venv", lane.venv)
-        run(*pip, "--upgrade", "pip>=24")
-        run(*pip, *limits, *package, *lane.extra)
+        run(sys.executable, "-m", "venv", "--without-pip", lane.venv)
+        run(*install, *limits, *package, *lane.extra)
         if lane.alone:
-            run(*pip, "--no-deps", *lane.alone)
+            run(*install, "--no-deps", *lane.alone)
         if lane.without:
-            run(lane.python, "-m", "pip", "--quiet", "uninstall", "--yes", *lane.without)
+            run(*pip, "uninstall", "--yes", *lane.without)
     except subprocess.CalledProcessError as error:
         shutil.rmtree(lane.venv, ignore_errors=True)
         sys.exit(
             f"lane {lane.name}: its environment cannot be made: pip ended with {error.returncode}. "
             f"It needs a package index once; later runs need none, as long as {lane.venv} is there."
         )
+    if lane.has_package:
+        share_package(lane)
     stamp.write_text(lane.stamp())
+
+
+EXTRAS = ("redis", "uvloop", "demo", "testing", "prometheus", "otel")
+"""What a lane installs of the package's optional dependencies."""
+
+
+def package_needs() -> list[str]:
+    """Return the requirements of the package and of the extras that lanes have."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [*project["dependencies"], *(each for extra in EXTRAS for each in project["optional-dependencies"][extra])]
+
+
+def share_package(lane: Lane) -> None:
+    """Install the package as it is installed for this interpreter: some files that say where the sources are.
+
+    Another editable install would build the same libraries into the same folder, where other tests may be using them.
+    """
+    place = Path(sysconfig.get_path("purelib", "venv", {"base": str(lane.venv)}))
+    for file in importlib.metadata.distribution("aiodatadist").files or ():
+        source = Path(str(file.locate()))
+        target = Path(os.path.normpath(place / file))
+        if "__pycache__" in target.parts:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+        if target.parent == lane.python.parent:  # a program, whose first line names its interpreter
+            target.write_text(source.read_text().replace(sys.executable, str(lane.python)))
 
 
 def run(*command: str | Path) -> None:
@@ -181,13 +223,10 @@ def run(*command: str | Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.lanes", description=__doc__.splitlines()[0])
     parser.add_argument("lane", choices=sorted(LANES))
-    parser.add_argument("--make", action="store_true", help="make its environment, and run nothing")
     parser.add_argument("tests", nargs="*", help="what to run instead of the lane's own tests; options after --")
     arguments = parser.parse_args()
     lane = LANES[arguments.lane]
     make(lane)
-    if arguments.make:
-        return
     command = [
         *((sys.executable, "-m", "tests.retry", "--") if os.environ.get(retry.FLAKY) else ()),
         lane.python,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -69,16 +70,25 @@ def test_lane_that_is_made_needs_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(lanes, "VENVS", tmp_path)
     monkeypatch.setattr(lanes, "run", lambda *command: pytest.fail(f"{command} was run"))
     lane = lanes.Lane("made-up")
+    monkeypatch.setattr(lanes, "share_package", lambda lane: None)
     lane.venv.mkdir()
     (lane.venv / "stamp").write_text(lane.stamp())
     lanes.make(lane)
     assert lane.python.parts[-3:] == ("made-up", "bin", "python")
 
 
-def test_environment_can_be_made_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-    monkeypatch.setattr(lanes, "make", lambda lane: made.append(lane.name))
-    monkeypatch.setattr(subprocess, "run", lambda *command, **_: pytest.fail(f"{command} was run"))
-    monkeypatch.setattr(sys, "argv", ["lanes", "--make", "oldest"])
-    lanes.main()
-    assert made == ["oldest"]
+def test_package_of_a_lane_is_the_one_that_is_installed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "VENVS", tmp_path)
+    lane = lanes.Lane("made-up")
+    lanes.share_package(lane)
+    (found,) = importlib.metadata.distributions(path=[str(next(lane.venv.glob("lib/*/site-packages")))])
+    assert found.version == importlib.metadata.version("aiodatadist")
+    assert all(Path(str(file.locate())).exists() for file in found.files or () if "__pycache__" not in file.parts)
+    program = lane.venv / "bin" / "aiodatadist"
+    assert str(lane.python) in program.read_text()
+    assert os.access(program, os.X_OK)
+
+
+def test_lane_needs_what_the_package_needs() -> None:
+    found = [re.match(r"[\w.-]+", text)[0] for text in lanes.package_needs()]  # type: ignore[index]
+    assert {"anyio", "cffi", "pydantic", "redis", "uvloop", "numpy", "pytest", "prometheus-client"} <= set(found)
