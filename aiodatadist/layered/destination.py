@@ -218,6 +218,8 @@ class Destination:
         progress = self.progress
         if not progress.may_send(self.group, len(self._transfers)):
             return
+        # A failed portion ends only when its channel has closed. Until then a later one must not leave on the next channel:
+        # its arrival would count as that of all layers before it.
         if any(transfer.is_failing for transfer in self._transfers):
             return
         if self._has_no_channel:

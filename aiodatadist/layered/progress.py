@@ -93,6 +93,7 @@ END: Final[Mapping[TransferState, Event]] = {
 def _ended(stage: Stage) -> Mapping[Event, Stage | None]:
     """Return the row of a stage in which a destination has ended: the first end stays, and no layer leaves or lands.
 
+    A layer that arrives behind one that failed proves nothing about those before it.
     Gates still open, which is noted because they are given back by number. Layers that landed before are still told.
     """
     return {event: stage if event in (Event.READY, Event.TELL) else None for event in Event}

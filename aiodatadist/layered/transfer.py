@@ -166,7 +166,7 @@ class LayeredTransfer(TransferCompletion):
         try:
             with scope:
                 async with anyio.create_task_group() as group:
-                    for part in unknown:
+                    for part in unknown:  # each in its own task, so that a slow peer holds up no other destination
                         group.start_soon(self._find, part)
                     if walks:
                         group.start_soon(self._walk)
@@ -261,6 +261,8 @@ class LayeredTransfer(TransferCompletion):
         """Wait until a layer is final; return None, or the error because of which it will not be."""
         synchronizer: Any = self._synchronizer
         try:
+            # Guarded, because whatever the caller's code raises would end the engine's tasks, and with them all links. A
+            # CancelledError from a plain function would look like a cancellation of this walk.
             call = attempt(lambda: synchronizer.synchronize_layer)
             if inspect.iscoroutinefunction(call):
                 said = await attempt_awaiting(lambda: call(layer, None))
@@ -363,6 +365,7 @@ class LayeredTransfer(TransferCompletion):
 
 def _verdict(layer: int, said: object) -> LLMException | None:
     """Return the error that a synchronizer's answer means; None if the layer is final."""
+    # Booleans only: a generator or a coroutine is true as well, and its layer would leave before it was computed.
     if said is None or _is_bool(said):
         return None if said else _given_up(layer)
     if inspect.iscoroutine(said):
