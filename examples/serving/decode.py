@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 from fastapi import FastAPI
@@ -41,34 +41,34 @@ class Decode:
         ticket, position = job.kv_transfer_params.ticket, len(job.tokens)
         if len(ticket.blocks) != blocks_for(position):
             raise Refused(400, f"the ticket is for {len(ticket.blocks)} blocks, the prompt has {blocks_for(position)}")
-        table: list[int] = []
         prompt, is_here = prompt_digest(job.tokens), False  # of this request, whatever prompt the ticket is for
         try:
             with tracer.start_as_current_span("wait for link"):
                 await self._links.wait_up(ticket.cluster_id)
-            with tracer.start_as_current_span("wait for blocks"):
-                table = await self._kv.blocks.take(blocks_for(position + job.max_tokens))
-            await self._pull(ticket, table, prompt)
-            is_here = True
-            await self._kv.fetch(table[: len(ticket.blocks)])
-            token, text = job.kv_transfer_params.first_token, ""
-            with tracer.start_as_current_span("write tokens"):
-                for written in range(job.max_tokens):
-                    if written:
-                        token = await self._kv.next_token(token, position, table, job.seed)
-                        position += 1
-                    self._tokens.inc()
-                    if job.stream:
-                        yield event(chr(token))
-                    else:
-                        text += chr(token)
-                yield DONE if job.stream else completion(text)
+            async with AsyncExitStack() as stack:
+                with tracer.start_as_current_span("wait for blocks"):
+                    wanted = self._kv.blocks.take(blocks_for(position + job.max_tokens))
+                    table = (await stack.enter_async_context(wanted)).blocks
+                await self._pull(ticket, table, prompt)
+                is_here = True
+                await self._kv.fetch(table[: len(ticket.blocks)])
+                token, text = job.kv_transfer_params.first_token, ""
+                with tracer.start_as_current_span("write tokens"):
+                    for written in range(job.max_tokens):
+                        if written:
+                            token = await self._kv.next_token(token, position, table, job.seed)
+                            position += 1
+                        self._tokens.inc()
+                        if job.stream:
+                            yield event(chr(token))
+                        else:
+                            text += chr(token)
+                    yield DONE if job.stream else completion(text)
         finally:
-            self._kv.blocks.give(table)
             if not is_here:
                 await self._release(ticket, prompt)
 
-    async def _pull(self, ticket: LeaseTicket, table: list[int], prompt: bytes) -> None:
+    async def _pull(self, ticket: LeaseTicket, table: Sequence[int], prompt: bytes) -> None:
         """Pull the blocks; prefill then no longer keeps them. After failure or cancellation nothing more lands in ours.
 
         Raises:

@@ -18,7 +18,18 @@ import anyio.from_thread
 import anyio.to_thread
 import numpy as np
 
-from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMConfig, LLMDataDist, LLMRole, Placement, empty
+from aiodatadist import (
+    BlockPool,
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    DataType,
+    LLMConfig,
+    LLMDataDist,
+    LLMRole,
+    Placement,
+    empty,
+)
 from aiodatadist.telemetry.otel import SpanObserver
 from aiodatadist.telemetry.prometheus import MetricsCollector
 from aiodatadist.testing.small_model import Array, Model, ModelConfig, sample
@@ -127,10 +138,11 @@ async def open_kv(role: LLMRole, settings: KvSettings, metrics: Metrics) -> Asyn
         device = await manager.allocate_blocks_cache(desc, BlocksCacheKey(settings.cluster_id))
         on_host = CacheDesc(CONFIG.num_tensors, shape, DataType.DT_FLOAT, Placement.HOST)
         host = await manager.register_blocks_cache(on_host, tensors)
-        blocks = Blocks(settings.blocks, settings.longest_line, settings.wait_seconds)
-        metrics.gauge("serving_blocks", "Blocks of the KV cache", lambda: blocks.count)
-        metrics.gauge("serving_blocks_free", "Blocks that hold nothing", lambda: blocks.free)
-        metrics.gauge("serving_requests_waiting", "Requests that wait for blocks", lambda: blocks.waiting)
+        pool = BlockPool(manager, device)
+        blocks = Blocks(pool, settings.longest_line, settings.wait_seconds)
+        metrics.gauge("serving_blocks", "Blocks of the KV cache", lambda: pool.count)
+        metrics.gauge("serving_blocks_free", "Blocks that hold nothing", lambda: pool.free)
+        metrics.gauge("serving_requests_waiting", "Requests that wait for blocks", lambda: pool.waiting)
         yield Kv(datadist, device, host, tensors, blocks)
         with anyio.move_on_after(settings.drain_seconds):
-            await blocks.wait_all_free()
+            await pool.wait_all_free()

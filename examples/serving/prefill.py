@@ -8,13 +8,13 @@ from __future__ import annotations
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from aiodatadist import BlockLease, LLMRole, prompt_digest
+from aiodatadist import BlockLease, LLMRole, TakenBlocks, prompt_digest
 from aiodatadist.testing.small_model import blocks_for
 
 from .answer import Answer, Pieces, Refused
@@ -47,22 +47,15 @@ class Prefill:
     async def answer(self, job: PrefillJob) -> Pieces:
         """Yield the first token and the ticket for the blocks."""
         tokens, blocks = job.tokens, self._kv.blocks
-        with ExitStack() as stack:
+        async with AsyncExitStack() as stack:
             with tracer.start_as_current_span("wait for blocks"):
-                table = await blocks.take(blocks_for(len(tokens)))
-            stack.callback(blocks.give, table)
-            first = await self._kv.first_token(tokens, table, job.seed)
-            lease = self._keep(job.kv_transfer_params.lease, table, prompt_digest(tokens))
-            stack.pop_all()  # from here on the lease gives them back
-        is_sent = False
-        try:
+                taken = await stack.enter_async_context(blocks.take(blocks_for(len(tokens))))
+            first = await self._kv.first_token(tokens, taken.blocks, job.seed)
+            lease = self._keep(job.kv_transfer_params.lease, taken, prompt_digest(tokens))
+            # If the router has gone, no decode service will ever know this lease: an exception here withdraws it.
             yield completion(chr(first), Kept(ticket=lease.ticket(), first_token=first))
-            is_sent = True
-        finally:
-            if not is_sent:  # the router has gone, and no decode service will ever know this lease
-                await self._withdraw(lease)
 
-    def _keep(self, name: str, table: list[int], prompt: bytes) -> BlockLease:
+    def _keep(self, name: str, taken: TakenBlocks, prompt: bytes) -> BlockLease:
         """Keep the blocks for a decode service with the same prompt.
 
         Raises Refused: the router does not want it any more, or has given its name to another one.
@@ -71,11 +64,9 @@ class Prefill:
             raise Refused(410, "the request was taken back")
         if name in self._leases:
             raise Refused(409, f"there is a lease {name} already")
-        lease = self._kv.manager.lease_blocks(
-            self._kv.device, table, self._lease_seconds, name=name, prompt_digest=prompt
-        )
+        lease = taken.lease(self._lease_seconds, name=name, prompt_digest=prompt)
         self._leases[name] = lease
-        span = tracer.start_span("lease", attributes={"serving.blocks": len(table)})  # a child of its request's
+        span = tracer.start_span("lease", attributes={"serving.blocks": len(taken.blocks)})  # a child of its request's
 
         def over(lease: BlockLease) -> None:
             span.set_attribute("serving.how", str(lease.ended))
@@ -86,9 +77,8 @@ class Prefill:
         return lease
 
     def _over(self, lease: BlockLease) -> None:
-        """Reuse the blocks of an ended lease: taken, unwanted, late or with a lost peer, nothing reads them any longer."""
+        """Forget a lease that has ended. Its blocks are back in the pool."""
         del self._leases[lease.name]
-        self._kv.blocks.give(lease.blocks)
         self._ended.labels(str(lease.ended)).inc()
 
     async def take_back(self, name: str) -> None:

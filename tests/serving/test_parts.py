@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist import LLMRole, new_lease_name
+from aiodatadist import BlockPool, CacheDesc, DataType, LLMRole, new_lease_name
 from aiodatadist.adapters.block_service import Settings
-from aiodatadist.testing import soft_counters
+from aiodatadist.testing import open_cluster, soft_counters
 from examples.serving import decode, prefill
 from examples.serving.answer import Answer, Pieces, Refused
 from examples.serving.api import PrefillJob
@@ -24,49 +24,23 @@ from examples.serving.prefill import Prefill
 # ---- blocks ----
 
 
-async def test_a_request_waits_until_there_is_room() -> None:
-    blocks, order = Blocks(4, 8, 10.0), []
-    table = await blocks.take(3)
-
-    async def wait(count: int) -> None:
-        taken = await blocks.take(count)
-        order.append(count)
-        blocks.give(taken)
-
-    async with anyio.create_task_group() as group:
-        for count in (4, 1):
-            group.start_soon(wait, count)
-            await anyio.wait_all_tasks_blocked()
-        assert (order, blocks.waiting, blocks.free) == ([], 2, 1)  # the small one does not overtake
-        blocks.give(table)
-    assert (order, blocks.waiting, blocks.free) == ([4, 1], 0, 4)
-
-
-async def test_a_request_that_is_cancelled_while_it_waits_takes_nothing_and_holds_up_no_other() -> None:
-    blocks = Blocks(4, 8, 10.0)
-    table = await blocks.take(3)
-    async with anyio.create_task_group() as group:
-        group.start_soon(blocks.take, 4)
-        await anyio.wait_all_tasks_blocked()
-        group.cancel_scope.cancel()
-    assert (blocks.waiting, blocks.free) == (0, 1)
-    assert len(await blocks.take(1)) == 1
-    blocks.give(table)
-    assert blocks.free == 3
-
-
 @pytest.mark.parametrize(
     ("count", "line", "seconds", "status", "after"),
     [(5, 8, 10.0, 400, {}), (4, 0, 10.0, 503, {"Retry-After": "1"}), (4, 8, 0.01, 503, {"Retry-After": "1"})],
     ids=["never", "line", "late"],
 )
 async def test_refused(count: int, line: int, seconds: float, status: int, after: dict[str, str]) -> None:
-    blocks = Blocks(4, line, seconds)
-    await blocks.take(1)
-    with pytest.raises(Refused) as refused:
-        await blocks.take(count)
-    assert (refused.value.status, refused.value.headers) == (status, after)
-    assert (blocks.waiting, blocks.free) == (0, 3)
+    async with open_cluster(1) as cluster:
+        cache = await cluster.blocks(CacheDesc(2, [4, 64], DataType.DT_UINT8))
+        pool = BlockPool(cluster.datadist.cache_manager, cache)
+        blocks = Blocks(pool, line, seconds)
+        async with blocks.take(1):
+            with pytest.raises(Refused) as refused:
+                async with blocks.take(count):
+                    raise AssertionError
+            assert (refused.value.status, refused.value.headers) == (status, after)
+            assert (pool.waiting, pool.free) == (0, 3)
+        assert pool.free == 4
 
 
 # ---- prefill ----
@@ -90,7 +64,7 @@ async def test_a_router_that_goes_before_it_has_prefills_answer_leaves_no_block(
     metrics = Metrics()
     async with open_kv(LLMRole.PROMPT, SETTINGS, metrics) as kv:
         assert await outcome(Prefill(kv, metrics, 30.0).answer(job), Client(goes_after=pieces)) == "disconnected"
-        assert (kv.blocks.free, kv.blocks.waiting) == (64, 0)
+        assert (kv.blocks.pool.free, kv.blocks.pool.waiting) == (64, 0)
         assert (b'leases_ended_total{how="withdrawn"} 1.0' in metrics.text()) is (pieces == 1)
 
 
