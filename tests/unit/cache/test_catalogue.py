@@ -88,6 +88,7 @@ def test_caches_that_were_taken_back_count_until_the_last_transfer_has_left_them
         cache.use()
         catalogue.withdraw(number)
     assert len(catalogue) == 0
+    assert cache is not None
     cache.release()
     with pytest.raises(ProtocolError, match="more than 2097152 tensors"):
         catalogue.learn(entry(cache_id=most + 1, addresses=tensors[:1]))
@@ -107,6 +108,7 @@ def test_caches_that_were_taken_back_count_to_the_limit_of_caches() -> None:
         catalogue.withdraw(number)
     with pytest.raises(ProtocolError, match="more than 16384 caches"):
         catalogue.learn(entry(cache_id=1))
+    assert cache is not None
     cache.release()
     catalogue.learn(entry(cache_id=1))
 
