@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import aiodatadist
-from aiodatadist.cli.bench.figures import Spread, percentile
+from aiodatadist.cli.bench.figures import Spread
+from aiodatadist.cli.kit.numbers import percentile
 from aiodatadist.cli.kit.tables import aligned
 
 __all__ = ["Spread", "arguments", "now", "percentile", "report", "report_all"]

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from aiodatadist.cli.bench.compare import compared, comparison, elsewhere, verdict
-from aiodatadist.cli.bench.figures import MEMCPY, Latencies, Row, Spread, Window, percentile
+from aiodatadist.cli.bench.figures import MEMCPY, Latencies, Row, Spread, Window
 from aiodatadist.cli.bench.initiator import Lengths
 from aiodatadist.cli.bench.machine import Machine, Ran
 from aiodatadist.cli.bench.messages import ANSWER, QUESTION, Check, Done, Open, Refused
@@ -19,6 +19,7 @@ from aiodatadist.cli.bench.report import BenchReport, table
 from aiodatadist.cli.bench.sizes import parse_size, parse_sizes, size_text
 from aiodatadist.cli.bench.workload import Case, MemoryKind, Op
 from aiodatadist.cli.kit.errors import CommandError
+from aiodatadist.cli.kit.numbers import percentile
 from aiodatadist.cli.kit.tables import aligned
 
 

@@ -10,6 +10,7 @@ from itertools import chain
 from pydantic import BaseModel, ConfigDict
 
 from aiodatadist.cli.bench.workload import Case
+from aiodatadist.cli.kit.numbers import percentile
 
 OURS = "aiodatadist"
 MEMCPY = "memcpy"
@@ -37,12 +38,6 @@ class Spread(BaseModel):
             return cls(median=values[0], low=values[0], high=values[0])
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median=median, low=low, high=high)
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that at least ``percent`` of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 class Latencies(BaseModel):

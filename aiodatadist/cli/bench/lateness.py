@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aiodatadist.cli.bench.figures import percentile
+from aiodatadist.cli.kit.numbers import percentile
 
 _libc = ctypes.CDLL(None, use_errno=True)
 PERIOD = 1_000_000  # ns

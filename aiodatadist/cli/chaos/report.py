@@ -9,17 +9,12 @@ from typing import Any
 
 from aiodatadist.cli.chaos.run import Result
 from aiodatadist.cli.chaos.tally import GOOD
+from aiodatadist.cli.kit.numbers import percentile
 from aiodatadist.cli.kit.tables import folded
 
 MIB = 1 << 20
 SUMMARIZED = 5
 """Violations of each profile that are told of again at the very end."""
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest of at least one value that ``share`` of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def lines(result: Result, columns: int) -> Iterator[str]:
@@ -71,7 +66,7 @@ def _faults(result: Result) -> Iterator[list[str]]:
     for fault, times in sorted(result.faults.items()):
         found = seconds.get(fault)
         figures = (
-            [f"{value:.0f}" for value in (median(found), quantile(found, 0.99), max(found))] if found else [""] * 3
+            [f"{value:.0f}" for value in (median(found), percentile(found, 99), max(found))] if found else [""] * 3
         )
         yield [fault, str(times), *figures]
 

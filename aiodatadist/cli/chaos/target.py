@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from aiodatadist import (
     LayerReceiver,
     LLMClusterInfo,
     LLMException,
-    LLMStatusCode,
     NotLinked,
 )
 from aiodatadist.cli.chaos.doors import Door
@@ -52,10 +51,10 @@ from aiodatadist.cli.chaos.sizes import (
     tensors_of,
 )
 from aiodatadist.cli.chaos.tally import GOOD
-from aiodatadist.cli.chaos.terms import NO_TERMS, Terms, some_terms
+from aiodatadist.cli.chaos.transfers import Transfers
 from aiodatadist.cli.chaos.user_target import UserTarget
 from aiodatadist.concurrency.signal import Signal
-from aiodatadist.testing import BlockLedger, BlockStamp
+from aiodatadist.testing import BlockLedger
 
 
 class Target:
@@ -70,6 +69,7 @@ class Target:
         self._manager, self.cluster_id = door.manager, cluster_id
         self.peer: Peer | None = None
         self._whole = whole
+        self._transfers = Transfers(side, door, cluster_id)
         self._version = 0
         self._wants_link = True
         self._linked = Signal()
@@ -213,48 +213,9 @@ class Target:
             extra["notify"] = self._mail.content({})
         key = BlocksCacheKey(self.cluster_id, model)
         call = ("pull_blocks", key, patch.cache, sources, targets)
-        await self._pulled(patch, sources, targets, call, chance, extra, tensors_of(layers))
+        await self._transfers.pulled(patch, sources, targets, call, chance, "", extra, tensors_of(layers))
         for words in patch.ledger.wrong(chance.sample(patch.between, 3)):
             self._side.violated("I1", f"beside a pull from {self.cluster_id}: {words}")
-
-    async def _outcome(
-        self, call: Sequence[Any], chance: random.Random, extra: dict[str, Any] | None = None, may_fail: bool = False
-    ) -> str:
-        """Make a call, an operation and its arguments, on some terms, and return its status."""
-        operation, *arguments = call
-        terms = self._terms(chance)
-        begin = partial(self._door.start, operation, chance, *arguments, **{**(extra or {}), **terms.arguments})
-        status = await self._side.outcome(terms.named(operation), begin, chance, may_fail, terms.deadline)
-        if status == LLMStatusCode.LLM_LINK_BUSY.name:
-            await anyio.sleep(chance.uniform(0, 0.05))
-        return status
-
-    def _terms(self, chance: random.Random) -> Terms:
-        return some_terms(chance, self._side.profile) if "terms" in self._door.can else NO_TERMS
-
-    async def _pulled(
-        self, into: Patch, sources: Sequence[int], targets: Sequence[int], call: Sequence[Any], chance: random.Random,
-        extra: dict[str, Any] | None = None, tensors: range | None = None, may_fail: bool = False,
-    ) -> list[BlockStamp] | None:  # fmt: skip
-        """Pull into a patch and check what came. Returns None if it failed."""
-        self._side.open(into.ledger, targets, tensors)
-        began = time.monotonic()
-        if await self._outcome(call, chance, extra, may_fail) == GOOD:
-            return self._came(into, sources, targets, began, tensors)
-        await self._door.usable(into.cache)
-        into.ledger.reclaim(targets, tensors)
-        return None
-
-    def _came(
-        self, into: Patch, sources: Sequence[int], targets: Sequence[int], began: float, tensors: range | None = None
-    ) -> list[BlockStamp]:
-        """Check the blocks that a transfer brought, and return their stamps."""
-        stamps = into.ledger.landed(targets, self.cluster_id, sources, tensors)
-        generations = {stamp.generation for stamp in stamps}
-        if len(generations) > 1:
-            self._side.violated("I6", f"one transfer from {self.cluster_id} brought generations {generations}")
-        self._side.good(self.cluster_id, began, stamps[0].generation)
-        return stamps
 
     async def _pull_slot(self, chance: random.Random) -> None:
         await self._until_linked()
@@ -262,7 +223,9 @@ class Target:
             return
         source, target = chance.randrange(SLOTS), 1 + 2 * chance.randrange(SLOTS)
         key = CacheKeyByIdAndIndex(self.cluster_id, self.peer.slots, source)
-        await self._pulled(self._slots, [source], [target], ("pull_cache", key, self._slots.cache, target), chance)
+        await self._transfers.pulled(
+            self._slots, [source], [target], ("pull_cache", key, self._slots.cache, target), chance
+        )
 
     async def _request(self, chance: random.Random) -> None:
         """Pull a request's slot, whose key is consumed by the pull of all of it."""
@@ -274,12 +237,11 @@ class Target:
         number, target = answer["request"], 1 + 2 * chance.randrange(SLOTS)
         key, cache = CacheKey(self.cluster_id, number, REQUEST_MODEL), self._slots.cache
         call = ("pull_cache", key, cache, target)
-        if await self._pulled(self._slots, [number], [target], call, chance) is None or chance.random() < 0.5:
+        if await self._transfers.pulled(self._slots, [number], [target], call, chance) is None or chance.random() < 0.5:
             await self._mail.ask(self.cluster_id, {"ask": "forget", "request": number})
             return
         self._side.open(self._slots.ledger, [target])
-        again = partial(self._door.start, *call[:1], chance, *call[1:])
-        if await self._side.outcome("pull_cache again", again, chance, may_fail=True) == GOOD:
+        if await self._transfers.outcome(call, chance, " again", may_fail=True) == GOOD:
             self._side.violated("I8", f"{key} was consumed, and could be pulled once more")
         await self._door.usable(cache)
         self._slots.ledger.reclaim([target])
@@ -296,7 +258,7 @@ class Target:
         self._version += 1
         self._out_ledger.write(sources, self._version)
         key = BlocksCacheKey(self.cluster_id, INBOX_MODEL)
-        if await self._outcome(("push_blocks", key, self._out, sources, targets), chance) != GOOD:
+        if await self._transfers.outcome(("push_blocks", key, self._out, sources, targets), chance) != GOOD:
             return
         question = {"ask": "pushed", "sources": sources, "targets": targets, "version": self._version}
         answer = await self._mail.ask(self.cluster_id, question)
@@ -321,7 +283,9 @@ class Target:
         count = len(answer["versions"])
         targets, sources = targets[:count], ticket["blocks"][:count]
         call = ("pull_leased", ticket, patch.cache, targets)
-        stamps = await self._pulled(patch, sources, targets, call, chance, {"deadline": 2.0}, may_fail=True)
+        stamps = await self._transfers.pulled(
+            patch, sources, targets, call, chance, "", {"deadline": 2.0}, may_fail=True
+        )
         found = answer["versions"] if stamps is None else [stamp.version for stamp in stamps]
         if found != answer["versions"]:
             self._side.violated("I6", f"leased were versions {answer['versions']}, pulled were {found}")
@@ -353,7 +317,7 @@ class Target:
             answer = await self._mail.ask(self.cluster_id, question)
         if answer is not None and answer["status"] == GOOD:
             self._side.tally.ended("receive_layers", GOOD)
-            self._came(patch, sources, targets, began)
+            self._transfers.came(patch, sources, targets, began)
             return
         await self._door.usable(patch.cache)
         patch.ledger.reclaim(targets)

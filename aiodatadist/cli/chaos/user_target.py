@@ -7,12 +7,11 @@ import time
 
 import anyio
 
-from aiodatadist import BlocksCacheKey, CacheKey, CacheManager, CacheTask, LLMClusterInfo, NotLinked, Placement
+from aiodatadist import BlocksCacheKey, CacheKey, LLMClusterInfo, NotLinked, Placement
 from aiodatadist.cli.chaos.doors import Door
 from aiodatadist.cli.chaos.side import Side
 from aiodatadist.cli.chaos.sizes import LINK_MILLIS, LIVES, PULLER, SLOTS, USER, USER_MODEL, some, user_desc, user_slots
-from aiodatadist.cli.chaos.tally import GOOD
-from aiodatadist.cli.chaos.terms import some_terms
+from aiodatadist.cli.chaos.transfers import Transfers
 from aiodatadist.cli.chaos.user_memory import UserMemory
 
 PULLED, PUSHED = range(1, USER, 2), range(0, USER, 2)
@@ -24,7 +23,7 @@ class UserTarget:
 
     def __init__(self, side: Side, door: Door, cluster_id: int) -> None:
         self._side, self._cluster_id = side, cluster_id
-        self._manager: CacheManager = door.manager
+        self._transfers = Transfers(side, door, cluster_id)
         self._memories = [
             UserMemory(side, door, f"user {place.name.lower()} {cluster_id}", user_desc(place))
             for place in (Placement.DEVICE, Placement.HOST)
@@ -48,51 +47,18 @@ class UserTarget:
     async def pull(self, memory: UserMemory, chance: random.Random) -> None:
         targets = some(chance, list(PULLED))
         sources = chance.sample(PUSHED, len(targets))
-        terms, began, cache = some_terms(chance, self._side.profile), time.monotonic(), memory.cache
-        assert cache is not None
-        self._side.open(memory.ledger, targets)
-        status = await self._side.outcome(
-            terms.named("pull_blocks user"),
-            lambda: self._manager.pull_blocks(self._key, cache, sources, targets, **terms.arguments),
-            chance,
-            deadline=terms.deadline,
-        )
-        if status != GOOD:
-            await self._manager.wait_usable(cache)
-            memory.ledger.reclaim(targets)
-            return
-        (stamp, *_) = memory.ledger.landed(targets, self._cluster_id, sources)
-        self._side.good(self._cluster_id, began, stamp.generation)
+        call = ("pull_blocks", self._key, memory.cache, sources, targets)
+        await self._transfers.pulled(memory, sources, targets, call, chance, " user")
 
     async def _pull_slot(self, chance: random.Random) -> None:
         source, target = chance.randrange(SLOTS), chance.randrange(SLOTS)
-        terms, began, cache = some_terms(chance, self._side.profile), time.monotonic(), self._slots.cache
-        assert cache is not None
-        self._side.open(self._slots.ledger, [target])
-        key = CacheKey(self._cluster_id, source, USER_MODEL)
-        status = await self._side.outcome(
-            terms.named("pull_cache user"),
-            lambda: self._manager.pull_cache(key, cache, target, **terms.arguments),
-            chance,
-            deadline=terms.deadline,
-        )
-        if status != GOOD:
-            await self._manager.wait_usable(cache)
-            self._slots.ledger.reclaim([target])
-            return
-        (stamp,) = self._slots.ledger.landed([target], self._cluster_id, [source])
-        self._side.good(self._cluster_id, began, stamp.generation)
+        call = ("pull_cache", CacheKey(self._cluster_id, source, USER_MODEL), self._slots.cache, target)
+        await self._transfers.pulled(self._slots, [source], [target], call, chance, " user")
 
     async def push(self, memory: UserMemory, chance: random.Random) -> None:
         sources = some(chance, list(PUSHED), len(PULLED))
         targets = chance.sample(PULLED, len(sources))
-        terms, cache = some_terms(chance, self._side.profile), memory.cache
-        assert cache is not None
-
-        def begin() -> CacheTask:
-            return self._manager.push_blocks(self._key, cache, sources, targets, **terms.arguments)
-
-        await self._side.outcome(terms.named("push_blocks user"), begin, chance, deadline=terms.deadline)
+        await self._transfers.outcome(("push_blocks", self._key, memory.cache, sources, targets), chance, " user")
 
     @property
     def _key(self) -> BlocksCacheKey:

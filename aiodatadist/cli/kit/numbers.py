@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 def integer(least: int, most: int) -> Callable[[str], int]:
@@ -35,6 +35,12 @@ def seconds(least: float) -> Callable[[str], float]:
         return number
 
     return convert
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value that at least ``percent`` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 def quantity(count: float) -> str:
