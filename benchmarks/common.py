@@ -6,17 +6,20 @@ import argparse
 import json
 import os
 import platform
+import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiodatadist
 from aiodatadist.cli.bench.figures import Spread
 from aiodatadist.cli.kit.numbers import percentile
 from aiodatadist.cli.kit.tables import aligned
 
-__all__ = ["Spread", "arguments", "now", "percentile", "report", "report_all"]
+__all__ = ["Spread", "arguments", "in_turns", "now", "percentile", "report", "report_all", "seconds_of"]
+
+Result = TypeVar("Result")
 
 Table = Sequence[dict[str, Any]]
 """Rows with the same keys. Values are texts, numbers and spreads: written as numbers, and rounded for people only."""
@@ -82,3 +85,30 @@ def _write(found: dict[str, Any], into: Path) -> None:
 
 
 now = time.perf_counter
+
+
+async def seconds_of(once: Callable[[], Awaitable[object]], count: int) -> list[float]:
+    """Await calls, one after the other, and return the seconds of each."""
+    seconds = []
+    for _ in range(count):
+        start = now()
+        await once()
+        seconds.append(now() - start)
+    return seconds
+
+
+async def in_turns(
+    contenders: Mapping[str, Callable[[], Awaitable[Result]]], rounds: int, warm: int = 0
+) -> dict[str, list[Result]]:
+    """Run the contenders in turns, each round in another order. Return each one's results, round by round.
+
+    The results of ``warm`` rounds before these are left out: they connect, and touch memory for the first time.
+    """
+    choose = random.Random(1)
+    found: dict[str, list[Result]] = {name: [] for name in contenders}
+    for number in range(-warm, rounds):
+        for name in choose.sample(list(contenders), len(contenders)):
+            result = await contenders[name]()
+            if number >= 0:
+                found[name].append(result)
+    return found

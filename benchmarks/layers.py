@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from aiodatadist import (
@@ -28,7 +29,7 @@ from aiodatadist import (
 )
 from aiodatadist.device import Device, Stream
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
-from benchmarks.common import Spread, arguments, now, percentile, report
+from benchmarks.common import Spread, arguments, in_turns, now, percentile, report
 from benchmarks.peers import link_to
 
 LAYERS = 80
@@ -130,7 +131,7 @@ def row(what: str, values: list[float], scale: float) -> dict[str, Any]:
 # ---- small layers ----
 
 
-async def as_they_come(source: Cluster, cache: Cache, layers: int, pause: float, moves: Moves = FEW) -> float:
+async def as_they_come(source: Cluster, cache: Cache, layers: int, pause: float, moves: Moves) -> float:
     """Send layers as they are computed. Return the seconds from the start of compute until the last byte has landed."""
     synchronizer = AwaitableLayerSynchronizer(layers)
     started = now()
@@ -140,7 +141,7 @@ async def as_they_come(source: Cluster, cache: Cache, layers: int, pause: float,
     return now() - started
 
 
-async def at_the_end(source: Cluster, cache: Cache, layers: int, pause: float, moves: Moves = FEW) -> float:
+async def at_the_end(source: Cluster, cache: Cache, layers: int, pause: float, moves: Moves) -> float:
     started = now()
     await compute(layers, pause, lambda _: None)
     await source.datadist.cache_manager.push_blocks(BlocksCacheKey(2), cache, *moves)
@@ -156,6 +157,15 @@ async def compute(layers: int, pause: float, ready: Any) -> None:
         ready(layer)
 
 
+async def both(
+    source: Cluster, cache: Cache, layers: int, pause: float, moves: Moves, rounds: int
+) -> dict[str, list[float]]:
+    """Measure both ways in turns, after some rounds that measure what the link costs."""
+    ways = {"as they come": as_they_come, "at the end": at_the_end}
+    contenders = {name: partial(way, source, cache, layers, pause, moves) for name, way in ways.items()}
+    return await in_turns(contenders, rounds, warm=5)
+
+
 async def measure_small(rounds: int) -> list[dict[str, Any]]:
     rows = []
     for block in (2048, 16384, 131072):
@@ -163,13 +173,7 @@ async def measure_small(rounds: int) -> list[dict[str, Any]]:
         async with AsyncExitStack() as stack:
             source, cache, _ = await clusters(stack, 1, desc)
             for pause in (0.0, 1e-4, 1e-3):
-                layered, serial = [], []
-                for turn in range(rounds + 5):
-                    a = await as_they_come(source, cache, 32, pause)
-                    b = await at_the_end(source, cache, 32, pause)
-                    if turn >= 5:  # the first ones measure what the link costs
-                        layered.append(a)
-                        serial.append(b)
+                layered, serial = (await both(source, cache, 32, pause, FEW, rounds)).values()
                 ratio = statistics.median([a / b for a, b in zip(layered, serial, strict=True)])
                 rows.append(
                     {
@@ -191,15 +195,10 @@ async def ratio_of_large(block: int, rounds: int) -> Spread:
     count = LARGE // block // (2 * LARGE_LAYERS)
     desc = CacheDesc(2 * LARGE_LAYERS, [2 * count, block], DataType.DT_UINT8)
     moves = random.sample(range(0, 2 * count, 2), count), random.sample(range(0, 2 * count, 2), count)
-    ratios = []
     async with AsyncExitStack() as stack:
         source, cache, _ = await clusters(stack, 1, desc)
-        for turn in range(rounds + 5):
-            layered = await as_they_come(source, cache, LARGE_LAYERS, 0.0, moves)
-            pushed = await at_the_end(source, cache, LARGE_LAYERS, 0.0, moves)
-            if turn >= 5:
-                ratios.append(layered / pushed)
-    return Spread.of(ratios)
+        layered, pushed = (await both(source, cache, LARGE_LAYERS, 0.0, moves, rounds)).values()
+    return Spread.of([a / b for a, b in zip(layered, pushed, strict=True)])
 
 
 async def measure_large(rounds: int) -> list[dict[str, Any]]:

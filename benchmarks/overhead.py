@@ -31,7 +31,7 @@ from aiodatadist import (
 from aiodatadist.cli.kit.place import Place, add_place_arguments, place_options, places
 from aiodatadist.device import Device, Program
 from aiodatadist.telemetry import Call, Observer
-from benchmarks.common import arguments, now, percentile, report
+from benchmarks.common import arguments, percentile, report, seconds_of
 from benchmarks.peers import info_of, link_to
 
 DESC = CacheDesc(2, [16, 64], DataType.DT_UINT8)
@@ -39,15 +39,9 @@ POOL = '{"memory_size": 2097152}'
 
 
 async def sample(once: Callable[[], Awaitable[object]], count: int) -> list[float]:
-    for _ in range(count // 10):
-        await once()
-    seconds = []
+    await seconds_of(once, count // 10)
     gc.collect()
-    for _ in range(count):
-        start = now()
-        await once()
-        seconds.append(now() - start)
-    return seconds
+    return await seconds_of(once, count)
 
 
 def row(name: str, seconds: list[float]) -> dict[str, Any]:

@@ -19,13 +19,12 @@ each other without a pause. Bar: at least 10 %.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiodatadist import BlocksCacheKey, CacheDesc, CacheManager, CacheTask, DataType, TransferPriority
 from aiodatadist.testing import linked_pair
-from benchmarks.common import Spread, arguments, now, percentile, report_all
+from benchmarks.common import Spread, arguments, in_turns, now, percentile, report_all
 
 LARGE_BYTES, LARGE_BLOCK = 512 << 20, 2 << 20
 SMALL_BLOCK = 16 << 10
@@ -117,16 +116,6 @@ def share_rows(found: dict[str, list[float]]) -> list[dict[str, Any]]:
         {"512 MiB BACKGROUND": name, "of the bytes": Spread.of(shares), "least": min(shares)}
         for name, shares in found.items()
     ]
-
-
-async def in_turns(contenders: dict[str, Callable[[], Awaitable[Any]]], rounds: int) -> dict[str, list[Any]]:
-    """Run the contenders in turns and return the results of each, round by round."""
-    choose = random.Random(1)
-    found: dict[str, list[Any]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name in choose.sample(list(contenders), len(contenders)):
-            found[name].append(await contenders[name]())
-    return found
 
 
 def latency_rows(found: dict[str, list[Any]]) -> list[dict[str, Any]]:

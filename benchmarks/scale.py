@@ -20,11 +20,12 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheKey, CacheKeyByIdAndIndex, DataType, LLMClusterInfo
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
-from benchmarks.common import Spread, arguments, now, report_all
+from benchmarks.common import Spread, arguments, in_turns, now, report_all, seconds_of
 from benchmarks.peers import Peer, clusters, info_of, link_to
 
 SMALL = CacheDesc(2, [10, 64], DataType.DT_UINT8)
@@ -39,23 +40,17 @@ Operation = Callable[[], Awaitable[object]]
 
 async def compare(operations: list[Operation], rounds: int, batch: int) -> list[Spread]:
     """Return the seconds of one operation of each kind, taken in turns: the spread of the rounds' medians."""
-    medians: list[list[float]] = [[] for _ in operations]
-    order = list(range(len(operations)))
+
+    async def median(operation: Operation) -> float:
+        return statistics.median((await seconds_of(operation, batch))[batch // 5 :])
+
     gc.collect()
     gc.disable()
     try:
-        for _ in range(rounds):
-            random.shuffle(order)
-            for i in order:
-                seconds = []
-                for _ in range(batch):
-                    start = now()
-                    await operations[i]()
-                    seconds.append(now() - start)
-                medians[i].append(statistics.median(seconds[batch // 5 :]))
+        found = await in_turns({str(i): partial(median, each) for i, each in enumerate(operations)}, rounds)
     finally:
         gc.enable()
-    return [Spread.of(values) for values in medians]
+    return [Spread.of(values) for values in found.values()]
 
 
 def row(what: str, labels: tuple[int, ...], seconds: list[Spread]) -> dict[str, Any]:
