@@ -76,7 +76,9 @@ class Door(ABC):
         return any(link.cluster_id == cluster for link in self.datadist.statistics().links)
 
     async def wait_closed(self, cluster: int) -> None:
-        """Wait until the link has ended. Raises NotLinked if there is none."""
+        """Wait until the link has ended. Raises NotLinked if there is none now."""
+        if not await self.is_linked(cluster):  # the call below returns at once for a link that has ended
+            raise NotLinked(f"cluster {cluster} is not linked", peer=cluster)
         await self.datadist.wait_link_closed(cluster)
 
     async def settled(self) -> None:
