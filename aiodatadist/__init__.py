@@ -1,22 +1,52 @@
 """KV cache transfer for disaggregated LLM serving on Ascend NPUs, as ordinary awaitables.
 
-Read from the ground up: ``errors``, ``values`` and ``config`` are values; ``device`` has bytes, ``transport`` lets
-them travel, ``wire`` is what two ends say to each other, ``cache`` is what the bytes mean; ``link`` is one peer,
-``cluster`` all of them, and ``layered`` what travels layer by layer; ``datadist`` and ``cache_manager`` are the front
-door.
+Inner packages have an underscore. Read them from the ground up: ``errors`` is public; ``_values`` and ``_config`` are what
+callers say; ``_device`` has bytes, ``_transport`` lets them travel, ``_wire`` is what two ends say to each other; ``_cache``
+says what the bytes mean; ``_link`` is one peer, ``_cluster`` all of them, and ``_layered`` what travels layer by layer;
+``_datadist`` and ``_cache_manager`` are the front door.
 
-Beside it: ``context_caching`` keeps KV in pools, ``blocking`` and ``legacy`` are the calls that wait, ``adapters``
-are for serving engines, ``telemetry`` shows what ``counting`` counts, and ``testing`` is for tests of services.
+Beside this module, ``context_caching`` keeps KV in pools, ``blocking`` and ``legacy`` are the calls that wait, ``adapters``
+are for serving engines, ``telemetry`` shows what is counted, and ``testing`` is for tests of services.
 """
 
-from aiodatadist.cache.pool import PoolUsage
-from aiodatadist.cache.task import CacheTask
-from aiodatadist.cache_manager import BlockPool, CacheManager, TakenBlocks
-from aiodatadist.cluster.link_changes import LinkChange, LinkChanges, LinkPhase
-from aiodatadist.cluster.peer import Peer
-from aiodatadist.config.llm_config import LLMConfig, PoolConfig, RelinkPolicy
-from aiodatadist.datadist import LLMDataDist, Statistics
-from aiodatadist.device import TransferReport, empty, torch_empty
+from aiodatadist._cache.pool import PoolUsage
+from aiodatadist._cache.task import CacheTask
+from aiodatadist._cache_manager import BlockPool, CacheManager, TakenBlocks
+from aiodatadist._cluster.link_changes import LinkChange, LinkChanges, LinkPhase
+from aiodatadist._cluster.peer import Peer
+from aiodatadist._config.llm_config import LLMConfig, PoolConfig, RelinkPolicy
+from aiodatadist._datadist import LLMDataDist, Statistics
+from aiodatadist._device import TransferReport, empty, torch_empty
+from aiodatadist._layered import LayerDone
+from aiodatadist._layered.synchronizers import (
+    AwaitableLayerSynchronizer,
+    EventLayerSynchronizer,
+    LayerSynchronizer,
+    TorchNpuLayerSynchronizer,
+)
+from aiodatadist._link import BlockLease, LayerReceiver, LeaseEnd, LinkStatistics, Notification
+from aiodatadist._values.cluster_info import LLMClusterInfo
+from aiodatadist._values.descriptors import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    CacheKey,
+    CacheKeyByIdAndIndex,
+    DataType,
+    LLMRole,
+    MemInfo,
+    Memtype,
+    Placement,
+    PushType,
+    RegisterMemStatus,
+    Status,
+)
+from aiodatadist._values.digests import prompt_digest
+from aiodatadist._values.lease_ticket import LeaseTicket, new_lease_name
+from aiodatadist._values.link_results import LinkResults
+from aiodatadist._values.selection import BlockParts
+from aiodatadist._values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+from aiodatadist._values.transfer_priority import TransferPriority
 from aiodatadist.errors import (
     AuthError,
     CacheNotFound,
@@ -42,36 +72,6 @@ from aiodatadist.errors import (
     TransferError,
     TransferTimeout,
 )
-from aiodatadist.layered import LayerDone
-from aiodatadist.layered.synchronizers import (
-    AwaitableLayerSynchronizer,
-    EventLayerSynchronizer,
-    LayerSynchronizer,
-    TorchNpuLayerSynchronizer,
-)
-from aiodatadist.link import BlockLease, LayerReceiver, LeaseEnd, LinkStatistics, Notification
-from aiodatadist.values.cluster_info import LLMClusterInfo
-from aiodatadist.values.descriptors import (
-    BlocksCacheKey,
-    Cache,
-    CacheDesc,
-    CacheKey,
-    CacheKeyByIdAndIndex,
-    DataType,
-    LLMRole,
-    MemInfo,
-    Memtype,
-    Placement,
-    PushType,
-    RegisterMemStatus,
-    Status,
-)
-from aiodatadist.values.digests import prompt_digest
-from aiodatadist.values.lease_ticket import LeaseTicket, new_lease_name
-from aiodatadist.values.link_results import LinkResults
-from aiodatadist.values.selection import BlockParts
-from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
-from aiodatadist.values.transfer_priority import TransferPriority
 
 __version__ = "0.1.0"
 

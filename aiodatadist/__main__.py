@@ -2,6 +2,6 @@
 
 import sys
 
-from aiodatadist.cli import main
+from aiodatadist._cli import main
 
 sys.exit(main())

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import aiodatadist
-from aiodatadist.cli.bench.figures import Spread
-from aiodatadist.cli.kit.numbers import percentile
-from aiodatadist.cli.kit.tables import aligned
+from aiodatadist._cli.bench.figures import Spread
+from aiodatadist._cli.kit.numbers import percentile
+from aiodatadist._cli.kit.tables import aligned
 
 __all__ = ["Spread", "arguments", "in_turns", "now", "percentile", "report", "report_all", "seconds_of"]
 

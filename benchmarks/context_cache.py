@@ -24,9 +24,9 @@ import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodatadist.cli.bench.lateness import ticking
+from aiodatadist._cli.bench.lateness import ticking
+from aiodatadist._device.plain_copy import plain_copy_seconds
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, KVPool, MemoryPool
-from aiodatadist.device.plain_copy import plain_copy_seconds
 from benchmarks.common import Spread, arguments, now, report
 
 TENSORS = 64

@@ -27,7 +27,7 @@ from contextlib import suppress
 from time import perf_counter, process_time
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType
-from aiodatadist.cli.bench.lateness import ticking
+from aiodatadist._cli.bench.lateness import ticking
 from aiodatadist.testing import linked_pair
 
 BLOCKS, BLOCK = 256, 4096

@@ -27,14 +27,14 @@ import numpy as np
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
+from aiodatadist._context_caching.pools.arena import Arena
+from aiodatadist._context_caching.pools.contract import GetStatus, KVPool, PoolKey, PutStatus
+from aiodatadist._context_caching.pools.keys import flat, group, rendezvous
+from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
+from aiodatadist._context_caching.pools.mooncake.pool import MooncakePool
+from aiodatadist._context_caching.pools.redis.pool import RedisPool
+from aiodatadist._testing.servers import MooncakeLender, MooncakeMaster, RedisServer, redis_cluster, running
 from aiodatadist.context_caching import CcConfig_v1, ContextCache
-from aiodatadist.context_caching.pools.arena import Arena
-from aiodatadist.context_caching.pools.contract import GetStatus, KVPool, PoolKey, PutStatus
-from aiodatadist.context_caching.pools.keys import flat, group, rendezvous
-from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
-from aiodatadist.context_caching.pools.mooncake.pool import MooncakePool
-from aiodatadist.context_caching.pools.redis.pool import RedisPool
-from aiodatadist.testing.servers import MooncakeLender, MooncakeMaster, RedisServer, redis_cluster, running
 from benchmarks.common import Spread, arguments, now, report
 
 MIB = 1 << 20

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiodatadist.cli.bench.figures import OURS, Row, Spread
-from aiodatadist.cli.bench.sizes import size_text
-from aiodatadist.cli.bench.workload import MemoryKind, Op
+from aiodatadist._cli.bench.figures import OURS, Row, Spread
+from aiodatadist._cli.bench.sizes import size_text
+from aiodatadist._cli.bench.workload import MemoryKind, Op
 from benchmarks.copies import Share
 
 LARGE_COMMAND = "aiodatadist bench --op pull,push --memory pool,user --against process_vm,nixl"

@@ -27,7 +27,7 @@ from aiodatadist import (
     EventLayerSynchronizer,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.device import Device, Stream
+from aiodatadist._device import Device, Stream
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
 from benchmarks.common import Spread, arguments, in_turns, now, percentile, report
 from benchmarks.peers import link_to

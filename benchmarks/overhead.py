@@ -28,8 +28,8 @@ from aiodatadist import (
     LLMDataDist,
     LLMRole,
 )
-from aiodatadist.cli.kit.place import Place, add_place_arguments, place_options, places
-from aiodatadist.device import Device, Program
+from aiodatadist._cli.kit.place import Place, add_place_arguments, place_options, places
+from aiodatadist._device import Device, Program
 from aiodatadist.telemetry import Call, Observer
 from benchmarks.common import arguments, percentile, report, seconds_of
 from benchmarks.peers import info_of, link_to

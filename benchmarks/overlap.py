@@ -42,8 +42,8 @@ from aiodatadist import (
     LLMRole,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.cli.kit.place import Place, add_place_arguments, place_options, places
-from aiodatadist.link.data.cost_model import best_hidden_share, hidden_share, ideal_uniform
+from aiodatadist._cli.kit.place import Place, add_place_arguments, place_options, places
+from aiodatadist._link.data.cost_model import best_hidden_share, hidden_share, ideal_uniform
 from benchmarks.common import Spread, arguments, now, report
 from benchmarks.peers import info_of, link_to, process_of
 

@@ -18,14 +18,14 @@ from tempfile import TemporaryDirectory
 from textwrap import fill
 from typing import Any
 
-from aiodatadist.cli.bench.command import measure_cases
-from aiodatadist.cli.bench.figures import OURS, Row, Spread
-from aiodatadist.cli.bench.initiator import Lengths
-from aiodatadist.cli.bench.options import BenchOptions
-from aiodatadist.cli.bench.plot import draw
-from aiodatadist.cli.bench.report import BenchReport
-from aiodatadist.cli.bench.sizes import size_text
-from aiodatadist.cli.bench.workload import MemoryKind, Op
+from aiodatadist._cli.bench.command import measure_cases
+from aiodatadist._cli.bench.figures import OURS, Row, Spread
+from aiodatadist._cli.bench.initiator import Lengths
+from aiodatadist._cli.bench.options import BenchOptions
+from aiodatadist._cli.bench.plot import draw
+from aiodatadist._cli.bench.report import BenchReport
+from aiodatadist._cli.bench.sizes import size_text
+from aiodatadist._cli.bench.workload import MemoryKind, Op
 from benchmarks import copies, facade, goals, layers, pages, scale
 from benchmarks.common import arguments
 from benchmarks.goals import LARGE_COMMAND, SMALL_COMMAND, by_case

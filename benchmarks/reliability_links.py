@@ -27,7 +27,9 @@ from aiodatadist import (
     LLMException,
     LLMStatusCode,
 )
-from aiodatadist.cli.chaos.faults import Hog, spin
+from aiodatadist._cli.chaos.faults import Hog, spin
+from aiodatadist._testing.ports import free_port
+from aiodatadist._wire.frames import HEAD, MAGIC, VERSION
 from aiodatadist.testing import (
     Bandwidth,
     ChaosProxy,
@@ -41,8 +43,6 @@ from aiodatadist.testing import (
     soft_faults_cleared,
     verify,
 )
-from aiodatadist.testing.ports import free_port
-from aiodatadist.wire.frames import HEAD, MAGIC, VERSION
 from benchmarks.common import now
 from benchmarks.peers import clusters, info_of, process_of
 from benchmarks.reliability_rows import KIB, Figure, Seconds, descriptors, figure, resident, threads, usual, worst

@@ -10,8 +10,10 @@ from contextlib import contextmanager, suppress
 import anyio
 
 from aiodatadist import BlocksCacheKey, CacheDesc, CacheManager, DataType, LLMException
+from aiodatadist._link.control.wire import Wire
+from aiodatadist._wire.frames import Unknown
+from aiodatadist._wire.messages import Message
 from aiodatadist.errors import DataCorrupted, LLMStatusCode
-from aiodatadist.link.control.wire import Wire
 from aiodatadist.testing import (
     BlockLedger,
     MisplacedError,
@@ -21,8 +23,6 @@ from aiodatadist.testing import (
     soft_fault,
     soft_faults_cleared,
 )
-from aiodatadist.wire.frames import Unknown
-from aiodatadist.wire.messages import Message
 from benchmarks.common import now
 from benchmarks.reliability_links import answered
 from benchmarks.reliability_rows import MIB, Figure, figure, resident, usual, worst

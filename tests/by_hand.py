@@ -1,6 +1,6 @@
 """An end of a link whose frames are made and read by hand, as in the first version of the protocol.
 
-Nothing of ``aiodatadist.wire`` or ``aiodatadist.link`` is used. Bytes move over the package's transport, which has no
+Nothing of ``aiodatadist._wire`` or ``aiodatadist._link`` is used. Bytes move over the package's transport, which has no
 versions. The end speaks version 4.0 to the letter, without checksums behind messages, and refuses each field that 4.0 did
 not have. Or it is newer than this package, with fields and messages that are not known here.
 """
@@ -21,8 +21,8 @@ import anyio
 import anyio.abc
 
 from aiodatadist import Placement
-from aiodatadist.device import Device, Memory
-from aiodatadist.transport import ChannelOffer, Endpoint, Region, Transport, open_transport
+from aiodatadist._device import Device, Memory
+from aiodatadist._transport import ChannelOffer, Endpoint, Region, Transport, open_transport
 from tests.unit.wire.test_minor_versions import FIRST
 
 HEAD = struct.Struct(">2sBxI")

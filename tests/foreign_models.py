@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from aiodatadist.values.foreign import SHOWN
+from aiodatadist._values.foreign import SHOWN
 from tests import rooms
 from tests.hostile.vllm_names import both_halves
 
@@ -58,8 +58,8 @@ def _below(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _is_foreign(model: type[BaseModel]) -> bool:
-    house, _, rest = model.__module__.partition(".")
-    return house == "aiodatadist" and rest.split(".")[0] not in OWN_ROOMS and model.__name__ not in OWN
+    is_ours = model.__module__.startswith(f"{rooms.HOUSE}.")
+    return is_ours and rooms.room_of(model.__module__) not in OWN_ROOMS and model.__name__ not in OWN
 
 
 def unbounded(model: type[BaseModel]) -> list[str]:

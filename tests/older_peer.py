@@ -13,14 +13,14 @@ import anyio
 import anyio.to_thread
 
 from aiodatadist import LLMClusterInfo
-from aiodatadist.cluster.engine import Engine
+from aiodatadist._cluster.engine import Engine
+from aiodatadist._link.control import wire
+from aiodatadist._link.transfers import pull_requests
+from aiodatadist._wire import frames
+from aiodatadist._wire.frames import HEAD, Unknown, encode
+from aiodatadist._wire.messages import Hello, Message
 from aiodatadist.errors import ProtocolError
-from aiodatadist.link.control import wire
-from aiodatadist.link.transfers import pull_requests
 from aiodatadist.testing import open_cluster
-from aiodatadist.wire import frames
-from aiodatadist.wire.frames import HEAD, Unknown, encode
-from aiodatadist.wire.messages import Hello, Message
 from tests.test_older_versions import link, mode, part, use
 from tests.test_versions import DESC
 from tests.unit.wire.test_minor_versions import OLD

@@ -1,6 +1,9 @@
 """The import graph of the package, file by file, as text: ``python -m tests.rooms``.
 
 An arrow is any import of the package's own, one that only the type checker reads included. A room uses the rooms above it.
+
+The inner room ``link`` is the package ``aiodatadist._link``. A room that users import, ``legacy`` say, is a module that only
+names what is public, over the inner package ``aiodatadist._legacy``.
 """
 
 from __future__ import annotations
@@ -83,8 +86,14 @@ def modules() -> dict[str, Path]:
     }
 
 
+def plain(module: str) -> str:
+    """Return a module's name below the package, without the underscore of an inner room: ``link.session``."""
+    rest = module.removeprefix(HOUSE).removeprefix(".")
+    return rest if rest.partition(".")[0] in ROOMS else rest.removeprefix("_")
+
+
 def room_of(module: str) -> str:
-    return module.removeprefix(HOUSE).removeprefix(".").partition(".")[0]
+    return plain(module).partition(".")[0]
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -148,10 +157,10 @@ def upward() -> list[Arrow]:
 
 def inside(module: str, wing: str) -> str | None:
     """Return the room of a wing that a module is in, or the file that has its own place; None if it is outside the wing."""
-    prefix = f"{HOUSE}.{wing}"
-    if module != prefix and not module.startswith(f"{prefix}."):
+    name = plain(module)
+    if room_of(module) != wing:
         return None
-    rest = module.removeprefix(prefix).removeprefix(".")
+    rest = name.removeprefix(wing).removeprefix(".")
     return rest if rest in WINGS[wing] else rest.partition(".")[0]
 
 

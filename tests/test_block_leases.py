@@ -33,7 +33,8 @@ from aiodatadist import (
     TransferTimeout,
     new_lease_name,
 )
-from aiodatadist.link.transfers import transfers
+from aiodatadist._link.transfers import transfers
+from aiodatadist._testing.views import transfers_of
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
@@ -44,7 +45,6 @@ from aiodatadist.testing import (
     soft_hold,
     verify,
 )
-from aiodatadist.testing.views import transfers_of
 from tests.held import PULL, PUSH, held_transfer, there_and_back
 
 DESC = CacheDesc(2, [16, 4096], DataType.DT_UINT8)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from aiodatadist import AwaitableLayerSynchronizer, BlocksCacheKey, CacheDesc, DataType, TransferWithCacheKeyConfig
+from aiodatadist._values.grid import indexes
 from aiodatadist.testing import linked_pair, verify
-from aiodatadist.values.grid import indexes
 
 DESC = CacheDesc(4, [16, 4096], DataType.DT_UINT8)
 KINDS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from aiodatadist import BlockPool, LeaseEnd, LinkError, OutOfMemory, ParamInvalid, TakenBlocks
+from aiodatadist._testing.views import cut_link
 from aiodatadist.testing import inside, soft_fault, soft_faults_cleared
-from aiodatadist.testing.views import cut_link
 from tests.held import held_transfer
 from tests.test_block_leases import Pair, claimed, pair_of
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from aiodatadist import BlockLease, BlocksCacheKey, CacheDesc, CacheTask, DataType, TransferWithCacheKeyConfig
-from aiodatadist.concurrency.scope import Scope
-from aiodatadist.concurrency.signal import Signal
-from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist._concurrency.scope import Scope
+from aiodatadist._concurrency.signal import Signal
+from aiodatadist._concurrency.spawner import Spawner
+from aiodatadist._counting import Call, Ended
 from aiodatadist.context_caching import CcConfig_v1, ContextCache
-from aiodatadist.counting import Call, Ended
 from aiodatadist.testing import linked_pair
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)

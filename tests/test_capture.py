@@ -21,8 +21,8 @@ from aiodatadist import (
     TorchNpuLayerSynchronizer,
     TransferWithCacheKeyConfig,
 )
+from aiodatadist._device import Device
 from aiodatadist._native.library import Handle, ffi, ring
-from aiodatadist.device import Device
 from aiodatadist.errors import DeviceError
 from aiodatadist.testing import linked_pair, verify
 from tests.strict import runner

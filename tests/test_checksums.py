@@ -26,11 +26,12 @@ from aiodatadist import (
     Placement,
     ProtocolError,
 )
-from aiodatadist.cache import digester
-from aiodatadist.cluster.engine import Engine
-from aiodatadist.link.transfers import checksums, transfers
-from aiodatadist.link.transfers import responder as responding
-from aiodatadist.link.transfers.responder import Responder
+from aiodatadist._cache import digester
+from aiodatadist._cluster.engine import Engine
+from aiodatadist._link.transfers import checksums, transfers
+from aiodatadist._link.transfers import responder as responding
+from aiodatadist._link.transfers.responder import Responder
+from aiodatadist._wire.messages import Digest, Digests, Hello, Pulled
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
@@ -42,7 +43,6 @@ from aiodatadist.testing import (
     soft_faults_cleared,
     verify,
 )
-from aiodatadist.wire.messages import Digest, Digests, Hello, Pulled
 from tests.strict.marks import IS_HCCS, any_memory
 
 LAYERS, TENSORS, BLOCK = 3, 6, 40_000

@@ -77,7 +77,7 @@ def test_a_forked_program_finds_what_a_started_one_finds(how: str, options: dict
 
 
 def test_nothing_is_started_anew_for_it() -> None:
-    loaded = "import sys; print('aiodatadist.link.link' in sys.modules)"
+    loaded = "import sys; print('aiodatadist._link.link' in sys.modules)"
     assert children.run([sys.executable, "-c", loaded], capture_output=True, text=True).stdout == "True\n"
     for options in (["-X", "dev"], ["-S"], ["-I"]):
         done = children.run([sys.executable, *options, "-c", loaded], capture_output=True, text=True)
@@ -208,7 +208,7 @@ async def test_a_coroutine_reads_all_of_both_its_streams() -> None:
 
 STARTS = """
 import asyncio, os, subprocess, sys
-command = [sys.executable, "-c", "import os, sys; print('aiodatadist.link.link' in sys.modules, os.getppid(), input())"]
+command = [sys.executable, "-c", "import os, sys; print('aiodatadist._link.link' in sys.modules, os.getppid(), input())"]
 print(subprocess.run(command, capture_output=True, text=True, input="one").stdout, end="")
 async def main():
     process = await asyncio.create_subprocess_exec(*command, stdin=-1, stdout=-1, start_new_session=True)

@@ -27,10 +27,10 @@ from aiodatadist import (
     PeerLost,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.counting import SECONDS, Call, Flow, FlowFigures, Tell
-from aiodatadist.link import Cause
+from aiodatadist._counting import SECONDS, Call, Flow, FlowFigures, Tell
+from aiodatadist._link import Cause
+from aiodatadist._testing.views import cut_link
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster
-from aiodatadist.testing.views import cut_link
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
 BLOCK = 2 * 64

@@ -23,14 +23,14 @@ from aiodatadist import (
     TransferPriority,
     TransferTimeout,
 )
-from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.link.control.questions import PendingQuestions, Question
-from aiodatadist.link.data import remote_operation
-from aiodatadist.link.transfers import pull_requests, requester
-from aiodatadist.link.transfers.pull_requests import WINDOW
-from aiodatadist.link.transfers.responder import MAX_SERVED, Responder
+from aiodatadist._concurrency.spawner import Spawner
+from aiodatadist._link.control.questions import PendingQuestions, Question
+from aiodatadist._link.data import remote_operation
+from aiodatadist._link.transfers import pull_requests, requester
+from aiodatadist._link.transfers.pull_requests import WINDOW
+from aiodatadist._link.transfers.responder import MAX_SERVED, Responder
+from aiodatadist._wire.messages import MAX_TOGETHER, Lookup, Pull, Pulled, Unsupported
 from aiodatadist.testing import Cluster, inside, linked_pair
-from aiodatadist.wire.messages import MAX_TOGETHER, Lookup, Pull, Pulled, Unsupported
 from tests.held import PUSH, held_transfer, there_and_back
 
 DESC = CacheDesc(1, [16, 64], DataType.DT_UINT8)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiodatadist import Cache, CacheDesc, CacheKey, CacheManager, DataType, ParamInvalid, Placement
-from aiodatadist.device import Device
+from aiodatadist._device import Device
 from aiodatadist.testing import open_cluster, soft_fault, soft_faults_cleared
 
 VARIABLE = "AIODATADIST_DEBUG_MEMORY"

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheNotFound, CacheTask, DataType, TransferWithCacheKeyConfig
+from aiodatadist._testing.views import transfer_of
 from aiodatadist.testing import Cluster, linked_pair
-from aiodatadist.testing.views import transfer_of
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
 MISSING = BlocksCacheKey(1, 77)

@@ -63,7 +63,7 @@ async def test_after_four_times_the_links_no_more_is_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "aiodatadist")  # else pytest keeps the records, and what they speak of
-    monkeypatch.setattr("aiodatadist.counting.totals.MAX_PEERS", REMEMBERED)
+    monkeypatch.setattr("aiodatadist._counting.totals.MAX_PEERS", REMEMBERED)
     ids = itertools.count(100)
     async with open_cluster(1) as hub:
         cache = await hub.blocks(DESC)

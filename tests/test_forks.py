@@ -64,7 +64,7 @@ SAYS = """
 import asyncio, os, pathlib
 from aiodatadist import CacheDesc, DataType
 from aiodatadist.testing import linked_pair
-from aiodatadist.wire.messages import Disconnect
+from aiodatadist._wire.messages import Disconnect
 
 def rings():
     return pathlib.Path("/proc/self/maps").read_text().count("anon_inode:[io_uring]")

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, CacheKey, CacheKeyByIdAndIndex, CacheTask, DataType, LLMException
+from aiodatadist._context_caching.results import CcStatus
+from aiodatadist._device import Program
+from aiodatadist._testing.views import pipeline_of
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, HealthGate
-from aiodatadist.context_caching.results import CcStatus
-from aiodatadist.device import Program
 from aiodatadist.testing import inside, linked_pair, open_cluster
-from aiodatadist.testing.views import pipeline_of
 from tests import children
 from tests.held import let_pass
 

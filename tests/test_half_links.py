@@ -19,12 +19,12 @@ from aiodatadist import (
     LLMStatusCode,
     NotLinked,
 )
-from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
-from aiodatadist.adapters.peers import LOOPBACK, Peers
-from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.link.link import Link
+from aiodatadist._adapters.peer_links import PeerAddress, PeerLinks
+from aiodatadist._adapters.peers import LOOPBACK, Peers
+from aiodatadist._concurrency.spawner import Spawner
+from aiodatadist._link.link import Link
+from aiodatadist._testing.views import cut_link
 from aiodatadist.testing import ChaosProxy, Cluster, Latency, Slicer, Timeout, cluster_info, inside, open_cluster
-from aiodatadist.testing.views import cut_link
 from tests.test_parting import SUCCESS, hold_the_last_word, known_as
 from tests.test_relink import until
 

@@ -15,11 +15,11 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from aiodatadist import LinkError, LinkPhase, LLMClusterInfo, LLMStatusCode
-from aiodatadist.cluster import dial, host_names
-from aiodatadist.link import connected
+from aiodatadist._cluster import dial, host_names
+from aiodatadist._link import connected
+from aiodatadist._values import peer_budget
+from aiodatadist._values.addresses import is_address
 from aiodatadist.testing import Cluster, inside, open_cluster
-from aiodatadist.values import peer_budget
-from aiodatadist.values.addresses import is_address
 from tests import children
 from tests.test_relink import QUICK, cut, until
 
@@ -110,7 +110,7 @@ async def test_an_address_that_does_not_answer_holds_up_the_next_one_no_longer_t
             await anyio.sleep_forever()
         return await connected(host, port, first)
 
-    monkeypatch.setattr("aiodatadist.cluster.dial.connected", connect)
+    monkeypatch.setattr("aiodatadist._cluster.dial.connected", connect)
     monkeypatch.setattr(dial, "ONE_OF_MANY_SECONDS", 0.05)
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
         with anyio.fail_after(15):  # half of the time would be 30 s
@@ -236,7 +236,7 @@ def test_a_name_without_an_answer_holds_up_no_end_of_a_process() -> None:
     program = """
 import asyncio, threading
 from aiodatadist import LLMClusterInfo
-from aiodatadist.cluster import host_names
+from aiodatadist._cluster import host_names
 from aiodatadist.testing import open_cluster
 
 host_names.getaddrinfo = lambda *_, **__: threading.Event().wait()
@@ -264,7 +264,7 @@ async def test_addresses_share_the_time_that_is_left(known: list[str], monkeypat
             await anyio.sleep_forever()
         return await connected(host, port, first)
 
-    monkeypatch.setattr("aiodatadist.cluster.dial.connected", connect)
+    monkeypatch.setattr("aiodatadist._cluster.dial.connected", connect)
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
         linked = await decoder.datadist.link_clusters([named(prompt)], 900)
         assert linked.status is LLMStatusCode.LLM_SUCCESS, linked.errors

@@ -36,10 +36,11 @@ from aiodatadist import (
     TransferTimeout,
     TransferWithCacheKeyConfig,
 )
+from aiodatadist._cache.table import Entry
+from aiodatadist._device import Program
+from aiodatadist._layered import destination
 from aiodatadist._native.library import ffi
-from aiodatadist.cache.table import Entry
-from aiodatadist.device import Program
-from aiodatadist.layered import destination
+from aiodatadist._values.grid import Grid
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
@@ -50,7 +51,6 @@ from aiodatadist.testing import (
     soft_faults_cleared,
     soft_hold,
 )
-from aiodatadist.values.grid import Grid
 from tests.held import there_and_back, turns
 from tests.strict.marks import any_memory, told_of_failures
 

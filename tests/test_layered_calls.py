@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from aiodatadist import CacheDesc, DataType
-from aiodatadist.layered import destination, transfer
+from aiodatadist._layered import destination, transfer
 from tests.faults.test_layered_faults import Opened, ways
 from tests.test_layered import OK, arrived, fan
 

@@ -24,11 +24,11 @@ from aiodatadist import (
     TransferTimeout,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.cache.digester import Digester
-from aiodatadist.cluster.engine import Engine
+from aiodatadist._cache.digester import Digester
+from aiodatadist._cluster.engine import Engine
+from aiodatadist._testing.views import cut_link
+from aiodatadist._wire.messages import Hello
 from aiodatadist.testing import inside, soft_fault, soft_faults_cleared
-from aiodatadist.testing.views import cut_link
-from aiodatadist.wire.messages import Hello
 from tests.test_layered import BLOCKS, LAYERS, Fan, fan, modes
 
 NAMED = r"layer {}: 1 of 3 pieces are not what was sent: block 4 \(CRC-32C"

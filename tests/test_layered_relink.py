@@ -32,12 +32,12 @@ from aiodatadist import (
     TransferTimeout,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.cluster.engine import Engine
-from aiodatadist.layered.destination import Destination
-from aiodatadist.link import AwaitedLink
+from aiodatadist._cluster.engine import Engine
+from aiodatadist._layered.destination import Destination
+from aiodatadist._link import AwaitedLink
+from aiodatadist._testing.views import cut_link
+from aiodatadist._wire.messages import Hello
 from aiodatadist.testing import inside, open_cluster
-from aiodatadist.testing.views import cut_link
-from aiodatadist.wire.messages import Hello
 from tests.clock import took
 from tests.stopwatch import lasting
 from tests.test_layered import BLOCKS, COMPUTED, LAYERS, OK, POOL, Blocking, Computing, Fan, Immediate, fan, modes

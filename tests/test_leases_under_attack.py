@@ -21,16 +21,16 @@ from aiodatadist import (
     TransferTimeout,
     new_lease_name,
 )
-from aiodatadist.device import TransferState
-from aiodatadist.link.control import block_leases
-from aiodatadist.link.control.peer_claim import PeerClaim
-from aiodatadist.link.control.peer_leases import SLACK_SECONDS
-from aiodatadist.link.transfers import leased_pull, transfers
+from aiodatadist._device import TransferState
+from aiodatadist._link.control import block_leases
+from aiodatadist._link.control.peer_claim import PeerClaim
+from aiodatadist._link.control.peer_leases import SLACK_SECONDS
+from aiodatadist._link.transfers import leased_pull, transfers
+from aiodatadist._testing.views import transfers_of
+from aiodatadist._values import peer_budget
+from aiodatadist._values.lease_ticket import MAX_TICKET_BLOCKS
+from aiodatadist._wire.messages import Claimed, Message
 from aiodatadist.testing import cluster_info, inside, open_cluster, soft_fault, soft_faults_cleared
-from aiodatadist.testing.views import transfers_of
-from aiodatadist.values import peer_budget
-from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS
-from aiodatadist.wire.messages import Claimed, Message
 from tests.clock import stop_for
 from tests.held import held_transfer, there_and_back
 from tests.test_block_leases import MINUTE, TARGETS, claimed, ended, pair_of
@@ -248,7 +248,7 @@ async def test_a_pull_that_takes_longer_than_the_owner_allows_fails(one_sided: b
 
 
 async def test_the_owners_limit_is_told_again_where_its_first_answer_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.link.control.questions.AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("aiodatadist._link.control.questions.AGAIN_SECONDS", 0.05)
     async with pair_of(sync_kv_timeout=10_000) as pair:
         session = inside(pair.two.datadist).links.find(1).session
         lost: list[Claimed] = []

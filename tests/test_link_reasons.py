@@ -20,8 +20,8 @@ from aiodatadist import (
     blocking,
     legacy,
 )
+from aiodatadist._testing.ports import free_port
 from aiodatadist.testing import cluster_info, open_cluster
-from aiodatadist.testing.ports import free_port
 
 OK = LLMStatusCode.LLM_SUCCESS
 

@@ -18,8 +18,8 @@ from aiodatadist import (
     blocking,
     legacy,
 )
+from aiodatadist._testing.ports import free_port
 from aiodatadist.testing import Cluster, cluster_info, open_cluster
-from aiodatadist.testing.ports import free_port
 
 
 def address_of(cluster: Cluster) -> tuple[str, int]:

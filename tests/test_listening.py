@@ -7,8 +7,8 @@ import ipaddress
 import pytest
 
 from aiodatadist import LLMConfig, LLMRole, ParamInvalid
-from aiodatadist.cluster import host_names
-from aiodatadist.cluster.listen_address import find_listen_address
+from aiodatadist._cluster import host_names
+from aiodatadist._cluster.listen_address import find_listen_address
 from aiodatadist.testing import cluster_info, open_cluster
 from tests.test_host_names import answer
 

@@ -35,7 +35,7 @@ from aiodatadist import (
     TransferWithCacheKeyConfig,
     blocking,
 )
-from aiodatadist.blocking.layers import LayersHandle
+from aiodatadist._blocking.layers import LayersHandle
 from aiodatadist.context_caching import (
     ContextCache,
     EmsException,

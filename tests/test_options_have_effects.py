@@ -11,10 +11,10 @@ import pytest
 
 import aiodatadist
 from aiodatadist import LLMConfig, LLMDataDist, LLMRole, RegisterMemStatus, legacy
+from aiodatadist._config.llm_config import WITHOUT_EFFECT
 from aiodatadist._native.library import Handle, ffi
-from aiodatadist.config.llm_config import WITHOUT_EFFECT
+from aiodatadist._transport.communicator import Communicator
 from aiodatadist.testing import linked_pair, open_cluster
-from aiodatadist.transport.communicator import Communicator
 from tests.test_pull import BLOCKS
 from tests.test_symmetric_links import link_all, settled
 

@@ -24,10 +24,10 @@ from aiodatadist import (
     NotLinked,
     ParamInvalid,
 )
-from aiodatadist.link.ownership import Owners
+from aiodatadist._link.ownership import Owners
+from aiodatadist._testing.views import cut_link
+from aiodatadist._wire.messages import Own
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
-from aiodatadist.testing.views import cut_link
-from aiodatadist.wire.messages import Own
 from tests.held import turns
 
 DESC = CacheDesc(2, [4, 4096], DataType.DT_UINT8)

@@ -21,8 +21,8 @@ import pytest
 
 import aiodatadist
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, blocking
+from aiodatadist._testing.ports import free_port
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, verify
-from aiodatadist.testing.ports import free_port
 from tests import children, pages
 from tests.profiles import at_night
 

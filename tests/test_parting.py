@@ -12,12 +12,12 @@ import anyio
 import pytest
 
 from aiodatadist import LinkClosed, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole, LLMStatusCode, PeerLost
-from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.device import give_way
-from aiodatadist.link.link_handshake import LinkHandshake
+from aiodatadist._concurrency.spawner import Spawner
+from aiodatadist._device import give_way
+from aiodatadist._link.link_handshake import LinkHandshake
+from aiodatadist._testing.views import cut_link, gather_until, resident_task, wire_of
+from aiodatadist._wire.messages import MAX_NOTE, Disconnect, Note, Ready
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
-from aiodatadist.testing.views import cut_link, gather_until, resident_task, wire_of
-from aiodatadist.wire.messages import MAX_NOTE, Disconnect, Note, Ready
 
 SUCCESS = (LLMStatusCode.LLM_SUCCESS, [LLMStatusCode.LLM_SUCCESS])
 WINDOW = 64
@@ -69,7 +69,7 @@ async def test_a_peer_that_says_many_times_that_it_leaves_is_told_goodbye_once(
     async with linked() as (prompt, decoder):
         link, theirs = inside(decoder.datadist).links.find(1), inside(prompt.datadist).links.find(2)
         monkeypatch.setattr(Spawner, "start_soon", noted)
-        monkeypatch.setattr("aiodatadist.link.link.give_way", counted)
+        monkeypatch.setattr("aiodatadist._link.link.give_way", counted)
         with theirs.session.wire.together():
             for _ in range(MANY):
                 theirs.session.post(Disconnect(reason="it leaves"))
@@ -127,7 +127,7 @@ async def test_a_peer_whose_connection_broke_is_heard_out(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(wire_of(link), "pump", pump)
         ended = asyncio.create_task(link.wait_closed())
-        monkeypatch.setattr("aiodatadist.link.link.LAST_WORD_SECONDS", math.inf)
+        monkeypatch.setattr("aiodatadist._link.link.LAST_WORD_SECONDS", math.inf)
         gather_until(wire_of(link), math.inf)
         link.session.post(Note(payload="x" * MAX_NOTE, number=0))  # more than is sent without a task
         await pumped.wait()

@@ -22,6 +22,8 @@ from aiodatadist import (
     TransferTimeout,
     TransferWithCacheKeyConfig,
 )
+from aiodatadist._wire.frames import Decoder, encode
+from aiodatadist._wire.messages import KeyName, Pull
 from aiodatadist.testing import (
     Cluster,
     SoftHold,
@@ -34,8 +36,6 @@ from aiodatadist.testing import (
     soft_hold,
     verify,
 )
-from aiodatadist.wire.frames import Decoder, encode
-from aiodatadist.wire.messages import KeyName, Pull
 from tests.held import there_and_back
 from tests.strict.marks import STRICT
 

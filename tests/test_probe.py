@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from aiodatadist.cli.probe.report import Report, StepReport
-from aiodatadist.cli.probe.steps import STEPS
+from aiodatadist._cli.probe.report import Report, StepReport
+from aiodatadist._cli.probe.steps import STEPS
 from tests import children, vendor_names
 
 STRICT = os.environ.get("SOFTNPU_STRICT", "")

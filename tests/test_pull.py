@@ -24,7 +24,7 @@ from aiodatadist import (
     Placement,
     TransferTimeout,
 )
-from aiodatadist.link.transfers.responder import Responder
+from aiodatadist._link.transfers.responder import Responder
 from aiodatadist.testing import cluster_info, inside, linked_pair, open_cluster, soft_fault, soft_faults_cleared, verify
 from tests.stopwatch import lasting
 from tests.strict.marks import STRICT, any_memory, told_of_failures

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodatadist.testing.ports import free_port
+from aiodatadist._testing.ports import free_port
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 QUICKSTART, CACHING = DOCS / "quickstart.md", DOCS / "context-caching.md"

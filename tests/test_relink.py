@@ -37,10 +37,12 @@ from aiodatadist import (
     TransferPriority,
     TransferTimeout,
 )
-from aiodatadist.cluster.initiator import LinkInitiator
-from aiodatadist.cluster.link_changes import MAX_UNREAD
-from aiodatadist.device import give_way
-from aiodatadist.link.transfers.transfers import Transfers
+from aiodatadist._cluster.initiator import LinkInitiator
+from aiodatadist._cluster.link_changes import MAX_UNREAD
+from aiodatadist._device import give_way
+from aiodatadist._link.transfers.transfers import Transfers
+from aiodatadist._testing.cancelling import CancelAt
+from aiodatadist._testing.views import cut_link
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
@@ -51,8 +53,6 @@ from aiodatadist.testing import (
     soft_faults_cleared,
     verify,
 )
-from aiodatadist.testing.cancelling import CancelAt
-from aiodatadist.testing.views import cut_link
 from tests.clock import took
 from tests.test_symmetric_links import link_all, settled
 

@@ -22,6 +22,7 @@ from aiodatadist import (
     Placement,
     TransferTimeout,
 )
+from aiodatadist._wire.messages import MAX_INDEXES, Pull
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
@@ -32,7 +33,6 @@ from aiodatadist.testing import (
     soft_faults_cleared,
     verify,
 )
-from aiodatadist.wire.messages import MAX_INDEXES, Pull
 from tests.stopwatch import lasting
 from tests.strict.marks import any_memory
 from tests.test_pull import BLOCKS, SLOTS, moved

@@ -24,21 +24,21 @@ from aiodatadist import (
     LLMException,
     TransferPriority,
 )
-from aiodatadist.link.transfers.requests_in_line import RequestInLine, RequestLines
+from aiodatadist._link.transfers.requests_in_line import RequestInLine, RequestLines
+from aiodatadist._testing.views import cut_link
+from aiodatadist._values import peer_budget
+from aiodatadist._values.selection import BlockParts, Layers, Selection
+from aiodatadist._wire.messages import KeyName, PartNumbers, Pull, Pulled
 from aiodatadist.testing import Cluster, inside, linked_pair, verify
-from aiodatadist.testing.views import cut_link
-from aiodatadist.values import peer_budget
-from aiodatadist.values.selection import BlockParts, Layers, Selection
-from aiodatadist.wire.messages import KeyName, PartNumbers, Pull, Pulled
 from tests.clock import took
 from tests.held import there_and_back
 from tests.unit.wire.examples import pull
 
 if TYPE_CHECKING:
-    from aiodatadist.cache.catalogue import RemoteCache
-    from aiodatadist.cache.table import Entry
-    from aiodatadist.link.link import Link
-    from aiodatadist.values.grid import Side
+    from aiodatadist._cache.catalogue import RemoteCache
+    from aiodatadist._cache.table import Entry
+    from aiodatadist._link.link import Link
+    from aiodatadist._values.grid import Side
 
 DESC = CacheDesc(1, [16, 64], DataType.DT_UINT8)
 TASKS = peer_budget.REQUEST_TASKS
@@ -244,7 +244,7 @@ async def test_requests_of_another_priority_do_not_wait_behind_them(
 async def test_the_link_ends_at_more_requests_than_a_peer_may_have_in_line(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodatadist.link.transfers.responder.MAX_SERVED", MANY)
+    monkeypatch.setattr("aiodatadist._link.transfers.responder.MAX_SERVED", MANY)
     HeldSums(pair.owner, monkeypatch)
     link = inside(pair.owner.datadist).links.find(2)
     await pair.ask(range(1000, 1000 + MANY))

@@ -21,18 +21,17 @@ from aiodatadist import (
     ProtocolError,
     TransferPriority,
 )
-from aiodatadist.cluster.engine import Engine
-from aiodatadist.link import TransferSpec
-from aiodatadist.link.control import wire
-from aiodatadist.link.control.served_requests import ServedRequests
-from aiodatadist.link.transfers import pull_requests
-from aiodatadist.link.transfers.pull_requests import MOST_BLOCKS, WINDOW
-from aiodatadist.testing import Cluster, inside, linked_pair, verify
-from aiodatadist.values.foreign import SMALL
-from aiodatadist.values.selection import BlockParts, Layers, Selection
-from aiodatadist.wire import frames
-from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, encode, sealed
-from aiodatadist.wire.messages import (
+from aiodatadist._cluster.engine import Engine
+from aiodatadist._link import TransferSpec
+from aiodatadist._link.control import wire
+from aiodatadist._link.control.served_requests import ServedRequests
+from aiodatadist._link.transfers import pull_requests
+from aiodatadist._link.transfers.pull_requests import MOST_BLOCKS, WINDOW
+from aiodatadist._values.foreign import SMALL
+from aiodatadist._values.selection import BlockParts, Layers, Selection
+from aiodatadist._wire import frames
+from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, Decoder, encode, sealed
+from aiodatadist._wire.messages import (
     MAX_INDEXES,
     MAX_TOGETHER,
     TOGETHER_SINCE,
@@ -42,6 +41,7 @@ from aiodatadist.wire.messages import (
     Pull,
     Pulled,
 )
+from aiodatadist.testing import Cluster, inside, linked_pair, verify
 from tests.held import PUSH, held_transfer, there_and_back
 from tests.strict.marks import STRICT
 from tests.test_crowd import HeldRequests, pulls

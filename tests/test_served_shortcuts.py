@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMException, LLMStatusCode, TransferPriority
-from aiodatadist.link.transfers.running import RunningTransfers
+from aiodatadist._link.transfers.running import RunningTransfers
+from aiodatadist._wire.messages import Grant, KeyName, Pull, Pulled, Revoke
 from aiodatadist.testing import Cluster, inside, linked_pair, soft_fault, soft_faults_cleared, verify
-from aiodatadist.wire.messages import Grant, KeyName, Pull, Pulled, Revoke
 from tests.held import PUSH, held_transfer
 from tests.strict.marks import STRICT
 

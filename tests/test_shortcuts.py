@@ -24,9 +24,9 @@ from aiodatadist import (
     LLMStatusCode,
     NotLinked,
 )
-from aiodatadist.cache.task import EndedTask
-from aiodatadist.device.block_run import MOST_BLOCKS
-from aiodatadist.link.transfers.running import RunningTransfers
+from aiodatadist._cache.task import EndedTask
+from aiodatadist._device.block_run import MOST_BLOCKS
+from aiodatadist._link.transfers.running import RunningTransfers
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, soft_fault, soft_faults_cleared, verify
 from tests.held import held_transfer
 from tests.strict.marks import STRICT

@@ -21,7 +21,7 @@ from aiodatadist import (
     TransferError,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.cache_manager import CacheManager
+from aiodatadist._cache_manager import CacheManager
 from aiodatadist.testing import Cluster, linked_pair, open_cluster, soft_fault, soft_faults_cleared
 
 DESC = CacheDesc(4, [8, 1 << 12], DataType.DT_UINT8)
@@ -117,7 +117,7 @@ async def test_a_defect_is_the_cause_of_what_is_raised(
 ) -> None:
     async with linked_pair(DESC) as pair:
         manager, cache, key = await with_new_memory(*ends(pair, "client"))
-        monkeypatch.setattr("aiodatadist.link.transfers.requester.Lookup", lambda **_: 1 / 0)
+        monkeypatch.setattr("aiodatadist._link.transfers.requester.Lookup", lambda **_: 1 / 0)
         error = await raised_only(manager.pull_blocks(key, cache, [0], [0]), caplog)
         assert isinstance(error, InternalError)
         assert "ZeroDivisionError" in str(error)
@@ -136,7 +136,7 @@ async def test_links_that_fail_have_a_line_each(
         assert status is LLMStatusCode.LLM_LINK_FAILED
         assert len(lines(caplog)) == 1
         caplog.clear()
-        monkeypatch.setattr("aiodatadist.cluster.dial.connected", lambda *_: 1 / 0)
+        monkeypatch.setattr("aiodatadist._cluster.dial.connected", lambda *_: 1 / 0)
         await cluster.datadist.link_clusters([info], 5000)
         (line,) = lines(caplog)
         assert "ZeroDivisionError" in line

@@ -19,8 +19,8 @@ from aiodatadist import (
     TransferError,
     TransferWithCacheKeyConfig,
 )
+from aiodatadist._counting import Call, Ended
 from aiodatadist.context_caching import CcStatus, EmsException, MemoryPool
-from aiodatadist.counting import Call, Ended
 from aiodatadist.legacy import KvCache, ModelRunner
 from aiodatadist.testing import linked_pair
 from tests.blocking.pairs import linked_pair as blocking_pair

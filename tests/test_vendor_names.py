@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodatadist.testing.ports import free_port
+from aiodatadist._testing.ports import free_port
 from tests import vendor_names
 from tests.test_readme import program
 
@@ -44,8 +44,8 @@ asyncio.run(main())
 SUPER_POD = """
 import asyncio
 from aiodatadist._native.runtime import Runtime
-from aiodatadist.device import Device
-from aiodatadist.transport.hccl import HcclTransport
+from aiodatadist._device import Device
+from aiodatadist._transport.hccl import HcclTransport
 
 async def main():
     async with await Device.open(1) as device:

@@ -29,13 +29,13 @@ from aiodatadist import (
     ProtocolError,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.cluster.engine import Engine
-from aiodatadist.link import Link
-from aiodatadist.link.control import wire
+from aiodatadist._cluster.engine import Engine
+from aiodatadist._link import Link
+from aiodatadist._link.control import wire
+from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode, sealed
+from aiodatadist._wire.handshake import refusal
+from aiodatadist._wire.messages import MINOR, PROTOCOL, Hello, Message, Pong, Refuse, parser
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster, verify
-from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode, sealed
-from aiodatadist.wire.handshake import refusal
-from aiodatadist.wire.messages import MINOR, PROTOCOL, Hello, Message, Pong, Refuse, parser
 from tests.unit.wire.examples import hello
 
 DESC = CacheDesc(4, [16, 2048], DataType.DT_UINT8)
@@ -182,7 +182,7 @@ async def test_the_next_version_links_to_this_one(one_sided: bool) -> None:
 
 
 async def test_a_peer_of_the_same_version_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.link.control.wire.encode", with_more)
+    monkeypatch.setattr("aiodatadist._link.control.wire.encode", with_more)
     async with open_cluster(1) as one, open_cluster(2, device_id=1) as other:
         linked = await other.datadist.link_clusters([cluster_info(one)], 3000)
         assert linked[0] is not LLMStatusCode.LLM_SUCCESS
@@ -212,7 +212,7 @@ async def test_a_message_that_a_peer_of_the_same_version_should_not_know_ends_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with linked_pair(DESC) as (prompt, decoder, _, _):
-        monkeypatch.setattr("aiodatadist.link.control.wire.encode", with_more)
+        monkeypatch.setattr("aiodatadist._link.control.wire.encode", with_more)
         link_of(decoder, 1).session.post({"type": "gossip", "optional": True})  # type: ignore[arg-type]
         assert "is not valid" in str(await prompt.datadist.wait_link_closed(2))
 

@@ -12,22 +12,20 @@ The engine is the awaitable one, on an event loop in a thread that the first ``L
 Warnings are one line each on stderr, unless the script configured logging.
 """
 
-from aiodatadist.blocking.block_lease import BlockLease
-from aiodatadist.blocking.cache_manager import CacheManager
-from aiodatadist.blocking.cache_task import CacheTask
-from aiodatadist.blocking.config import LLMConfig, LlmConfig
-from aiodatadist.blocking.datadist import LLMDataDist
-from aiodatadist.blocking.kv_cache_manager import KvCacheManager
-from aiodatadist.blocking.last_resort import install as _show_warnings
-from aiodatadist.blocking.layers import LayerReceiver, LayersHandle, LayerSynchronizer
-from aiodatadist.blocking.model import LLMModel
-from aiodatadist.blocking.stats import Stats
-from aiodatadist.blocking.submitted import Handle, HandleState, QueueFull
-from aiodatadist.errors import LLMException, LLMStatusCode
-from aiodatadist.legacy import CapacityState, KvCache, LLMReq, ModelConfig, ModelRunner, Tensor, TensorDesc
-from aiodatadist.link.control.block_leases import LeaseEnd
-from aiodatadist.values.cluster_info import LLMClusterInfo
-from aiodatadist.values.descriptors import (
+from aiodatadist._blocking.block_lease import BlockLease
+from aiodatadist._blocking.cache_manager import CacheManager
+from aiodatadist._blocking.cache_task import CacheTask
+from aiodatadist._blocking.config import LLMConfig, LlmConfig
+from aiodatadist._blocking.datadist import LLMDataDist
+from aiodatadist._blocking.kv_cache_manager import KvCacheManager
+from aiodatadist._blocking.last_resort import install as _show_warnings
+from aiodatadist._blocking.layers import LayerReceiver, LayersHandle, LayerSynchronizer
+from aiodatadist._blocking.model import LLMModel
+from aiodatadist._blocking.stats import Stats
+from aiodatadist._blocking.submitted import Handle, HandleState, QueueFull
+from aiodatadist._link.control.block_leases import LeaseEnd
+from aiodatadist._values.cluster_info import LLMClusterInfo
+from aiodatadist._values.descriptors import (
     BlocksCacheKey,
     Cache,
     CacheDesc,
@@ -42,9 +40,11 @@ from aiodatadist.values.descriptors import (
     RegisterMemStatus,
     Status,
 )
-from aiodatadist.values.lease_ticket import LeaseTicket
-from aiodatadist.values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
-from aiodatadist.values.transfer_priority import TransferPriority
+from aiodatadist._values.lease_ticket import LeaseTicket
+from aiodatadist._values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
+from aiodatadist._values.transfer_priority import TransferPriority
+from aiodatadist.errors import LLMException, LLMStatusCode
+from aiodatadist.legacy import CapacityState, KvCache, LLMReq, ModelConfig, ModelRunner, Tensor, TensorDesc
 
 _show_warnings()
 

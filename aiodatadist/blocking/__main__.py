@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aiodatadist.blocking import stand_ins
+from aiodatadist._blocking import stand_ins
 
 
 def main(argv: Sequence[str] | None = None) -> None:

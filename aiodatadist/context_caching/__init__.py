@@ -7,8 +7,8 @@ Mooncake. ``identity`` says who a caller is and how its blocks are named, ``memo
 for callers without an event loop.
 """
 
-from aiodatadist.context_caching.cache import ContextCache
-from aiodatadist.context_caching.errors import (
+from aiodatadist._context_caching.cache import ContextCache
+from aiodatadist._context_caching.errors import (
     EmsErrorCode,
     EmsException,
     EmsForkError,
@@ -17,16 +17,16 @@ from aiodatadist.context_caching.errors import (
     EmsIoError,
     EmsTimeout,
 )
-from aiodatadist.context_caching.health_gate import HealthGate, HealthRules
-from aiodatadist.context_caching.identity.config import CcCacheConfig, CcConfig, CcConfig_v1, KVCacheType
-from aiodatadist.context_caching.identity.names import PrimaryKey
-from aiodatadist.context_caching.memory.kv_layout import LayerGroup
-from aiodatadist.context_caching.memory.regions import KvBufferWrapper
-from aiodatadist.context_caching.pools.contract import KVPool
-from aiodatadist.context_caching.pools.embedded import MemoryPool
-from aiodatadist.context_caching.pools.open import open_pool
-from aiodatadist.context_caching.results import CcResult, CcStatus, Statistics
-from aiodatadist.context_caching.transfer.handle import BlockTransfer as Transfer
+from aiodatadist._context_caching.health_gate import HealthGate, HealthRules
+from aiodatadist._context_caching.identity.config import CcCacheConfig, CcConfig, CcConfig_v1, KVCacheType
+from aiodatadist._context_caching.identity.names import PrimaryKey
+from aiodatadist._context_caching.memory.kv_layout import LayerGroup
+from aiodatadist._context_caching.memory.regions import KvBufferWrapper
+from aiodatadist._context_caching.pools.contract import KVPool
+from aiodatadist._context_caching.pools.embedded import MemoryPool
+from aiodatadist._context_caching.pools.open import open_pool
+from aiodatadist._context_caching.results import CcResult, CcStatus, Statistics
+from aiodatadist._context_caching.transfer.handle import BlockTransfer as Transfer
 
 __all__ = [
     "CcCacheConfig",

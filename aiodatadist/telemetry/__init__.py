@@ -5,7 +5,7 @@ and the :class:`Observer` protocol are here, so an observer of the caller's own 
 metric, and ``grafana.json`` beside it is the dashboard.
 """
 
-from aiodatadist.context_caching.calls import CacheFigures
-from aiodatadist.counting import Call, Ended, Figures, FlowFigures, Observer
+from aiodatadist._context_caching.calls import CacheFigures
+from aiodatadist._counting import Call, Ended, Figures, FlowFigures, Observer
 
 __all__ = ["CacheFigures", "Call", "Ended", "Figures", "FlowFigures", "Observer"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from time import time_ns
 from typing import Final
 
-from aiodatadist.counting import Call, Ended, Tell
+from aiodatadist._counting import Call, Ended, Tell
 
 try:
     from opentelemetry.trace import SpanKind, StatusCode, TracerProvider, get_tracer

@@ -16,15 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, Protocol
 
-from aiodatadist.cache.pool import PoolUsage
-from aiodatadist.context_caching.calls import CacheFigures
-from aiodatadist.counting import OF_POOLS, SECONDS, SUCCESS, Figures, FlowFigures, Incident
-from aiodatadist.link import LeaseEnd
-from aiodatadist.link.lifecycle import LINK_CAUSES, LinkState
-from aiodatadist.link.transfers.checksums import FAILURE_CAUSES
-from aiodatadist.telemetry.metrics import CACHE, CLUSTER, NIXL, Metric
-from aiodatadist.values.digests import Refusal
-from aiodatadist.values.peer_budget import Budget
+from aiodatadist._cache.pool import PoolUsage
+from aiodatadist._context_caching.calls import CacheFigures
+from aiodatadist._counting import OF_POOLS, SECONDS, SUCCESS, Figures, FlowFigures, Incident
+from aiodatadist._link import LeaseEnd
+from aiodatadist._link.lifecycle import LINK_CAUSES, LinkState
+from aiodatadist._link.transfers.checksums import FAILURE_CAUSES
+from aiodatadist._values.digests import Refusal
+from aiodatadist._values.peer_budget import Budget
+from aiodatadist.telemetry._metrics import CACHE, CLUSTER, NIXL, Metric
 
 try:
     from prometheus_client.metrics_core import (

@@ -4,12 +4,12 @@ Linked clusters in one process, blocks whose contents say where they belong, and
 network.
 """
 
-from aiodatadist.testing.faults import SoftHold, soft_counters, soft_fault, soft_faults_cleared, soft_hold
-from aiodatadist.testing.ledger import BlockLedger, BlockStamp, MisplacedError
-from aiodatadist.testing.pairs import Cluster, cluster_info, inside, linked_pair, open_cluster
-from aiodatadist.testing.patterns import pattern, stamp, verify
-from aiodatadist.testing.proxy import ChaosProxy
-from aiodatadist.testing.toxics import (
+from aiodatadist._testing.faults import SoftHold, soft_counters, soft_fault, soft_faults_cleared, soft_hold
+from aiodatadist._testing.ledger import BlockLedger, BlockStamp, MisplacedError
+from aiodatadist._testing.pairs import Cluster, cluster_info, inside, linked_pair, open_cluster
+from aiodatadist._testing.patterns import pattern, stamp, verify
+from aiodatadist._testing.proxy import ChaosProxy
+from aiodatadist._testing.toxics import (
     Bandwidth,
     Corrupt,
     Drop,

@@ -20,8 +20,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aiodatadist.context_caching.pools.contract import GetStatus, KVPool, PoolKey, PoolTimeout, PutStatus
-from aiodatadist.testing.cancelling import CancelAt
+from aiodatadist._context_caching.pools.contract import GetStatus, KVPool, PoolKey, PoolTimeout, PutStatus
+from aiodatadist._testing.cancelling import CancelAt
 
 MIB = 1 << 20
 PATIENCE = 20.0
@@ -73,7 +73,7 @@ async def fetch(pool: KVPool, keys: Sequence[PoolKey], sizes: Sequence[int]) -> 
 
 
 class PoolContract:
-    """The promises of a :class:`~aiodatadist.context_caching.pools.contract.KVPool`.
+    """The promises of a :class:`~aiodatadist._context_caching.pools.contract.KVPool`.
 
     Attributes:
         lendable: bytes that a pool under test can stage at once if nothing else is staged.

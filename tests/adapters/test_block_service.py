@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from aiodatadist import CacheManager, LeaseTicket, LLMException, ParamInvalid, new_lease_name, prompt_digest
-from aiodatadist.adapters.block_service import BlockService, Settings
-from aiodatadist.adapters.block_shapes import BlockShape
-from aiodatadist.adapters.ended import Ended
-from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress, lease_name, tickets
-from aiodatadist.adapters.peer_links import PeerLinks
+from aiodatadist._adapters.block_service import BlockService, Settings
+from aiodatadist._adapters.block_shapes import BlockShape
+from aiodatadist._adapters.ended import Ended
+from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress, lease_name, tickets
+from aiodatadist._adapters.peer_links import PeerLinks
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests import children
 from tests.held import held_transfer
@@ -378,7 +378,7 @@ def test_requests_to_a_peer_that_does_not_answer_wait_side_by_side() -> None:
 STUCK = """
 import os, sys, time
 from aiodatadist import InternalError
-from aiodatadist.link.transfers import transfers
+from aiodatadist._link.transfers import transfers
 from aiodatadist.testing import soft_fault
 from tests.adapters.test_block_service import *
 settings = Settings(link_seconds=5, patience_seconds=1, sync_kv_timeout=300, **FAST)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiodatadist import IncompatiblePeer
-from aiodatadist.adapters.block_shapes import Axes, Axis, End, axes_of, check_cut, parts_between
+from aiodatadist._adapters.block_shapes import Axes, Axis, End, axes_of, check_cut, parts_between
 
 EMPTY = -1
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from aiodatadist import LLMException, ParamInvalid
-from aiodatadist.adapters.cache_service import CacheService, CacheSettings, check_pool
-from aiodatadist.adapters.ended import Ended
+from aiodatadist._adapters.cache_service import CacheService, CacheSettings, check_pool
+from aiodatadist._adapters.ended import Ended
+from aiodatadist._device import Device
 from aiodatadist.context_caching import CcConfig_v1, EmsInvalidArgument
-from aiodatadist.device import Device
 from tests.context_caching.servers import RedisServer, need_redis, running
 from tests.held import held_transfer
 from tests.stopwatch import lasting

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from aiodatadist.adapters import push_out
-from aiodatadist.adapters.push_messages import Drop, More, Want
+from aiodatadist._adapters import push_out
+from aiodatadist._adapters.push_messages import Drop, More, Want
+from aiodatadist._testing.views import call_on_loop, life_of, links_of, post_as
+from aiodatadist._values import peer_budget
 from aiodatadist.testing import inside
-from aiodatadist.testing.views import call_on_loop, life_of, links_of, post_as
-from aiodatadist.values import peer_budget
 from tests.adapters.test_pushes import LAYOUT, End
 
 
@@ -99,7 +99,7 @@ def test_a_link_is_ended_also_where_its_peers_name_is_not_found_any_more(
     def not_found(*words: Any, **options: Any) -> None:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
-    monkeypatch.setattr("aiodatadist.cluster.host_names.getaddrinfo", not_found)
+    monkeypatch.setattr("aiodatadist._cluster.host_names.getaddrinfo", not_found)
     call_on_loop(decode.service, lambda: links_of(decode.service).end(peer))
     assert not engine.links.has_any
 

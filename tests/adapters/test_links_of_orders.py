@@ -11,12 +11,12 @@ import anyio.lowlevel
 import pytest
 
 from aiodatadist import new_lease_name
-from aiodatadist.adapters.block_service import BlockService, Settings
-from aiodatadist.adapters.leased_blocks import PullOrder
-from aiodatadist.cluster.engine import Engine
-from aiodatadist.link.link import Link
+from aiodatadist._adapters.block_service import BlockService, Settings
+from aiodatadist._adapters.leased_blocks import PullOrder
+from aiodatadist._cluster.engine import Engine
+from aiodatadist._link.link import Link
+from aiodatadist._testing.views import call_on_loop, life_of
 from aiodatadist.testing import inside
-from aiodatadist.testing.views import call_on_loop, life_of
 from tests.adapters import test_block_service
 from tests.adapters.test_block_service import PROMPT
 from tests.adapters.test_pushes import End

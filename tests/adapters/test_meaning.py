@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 from contextlib import closing
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-import aiodatadist
 from aiodatadist import new_lease_name
-from aiodatadist.adapters import meaning
-from aiodatadist.adapters.block_service import Settings
-from aiodatadist.adapters.block_shapes import MAX_LAYOUT, MAX_WORD
+from aiodatadist._adapters import meaning
+from aiodatadist._adapters.block_service import Settings
+from aiodatadist._adapters.block_shapes import MAX_LAYOUT, MAX_WORD
+from aiodatadist._adapters.sglang import identity as sglang_identity
+from aiodatadist._adapters.vllm import identity as vllm_identity
 from tests.adapters.test_block_service import FAST, LAYOUT, PROMPT, End, order
 from tests.adapters.test_pushes import LAYOUT as PUSH_LAYOUT
 from tests.adapters.test_pushes import End as PushEnd
-
-
-def _alone(engine: str) -> ModuleType:
-    """Load the module without its package, which needs the engine."""
-    path = Path(aiodatadist.__file__).parent / "adapters" / engine / "identity.py"
-    spec = spec_from_file_location(f"identity_without_{engine}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-vllm_identity, sglang_identity = _alone("vllm"), _alone("sglang")
 
 
 def vllm_config(**changes: Any) -> Any:

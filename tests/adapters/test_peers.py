@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from aiodatadist.adapters.block_service import BlockService, Settings
-from aiodatadist.adapters.peers import NotAPeer, PeerRule, Peers, is_loopback, is_same_host
+from aiodatadist._adapters.block_service import BlockService, Settings
+from aiodatadist._adapters.peers import NotAPeer, PeerRule, Peers, is_loopback, is_same_host
 
 
 def peers(*rules: Any) -> Peers:
@@ -93,7 +93,7 @@ def test_on_loopback_loopback_is_dialled_and_elsewhere_nothing() -> None:
 def test_an_engine_that_dials_none_says_so_unless_it_was_told_to(
     peers: list[str] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodatadist.adapters.block_service.is_loopback", lambda _: False)
+    monkeypatch.setattr("aiodatadist._adapters.block_service.is_loopback", lambda _: False)
     service = BlockService(Settings.model_validate({"peers": peers}))
     try:
         service.open_groups([], [], {})

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from aiodatadist import AwaitableLayerSynchronizer
-from aiodatadist.adapters import push_messages
-from aiodatadist.adapters.block_service import BlockService, Settings, TensorGroup
-from aiodatadist.adapters.ended import Ended
-from aiodatadist.adapters.peer_links import PeerAddress
-from aiodatadist.adapters.push_in import ExpectOrder
-from aiodatadist.adapters.sendings import Portion
+from aiodatadist._adapters import push_messages
+from aiodatadist._adapters.block_service import BlockService, Settings, TensorGroup
+from aiodatadist._adapters.ended import Ended
+from aiodatadist._adapters.peer_links import PeerAddress
+from aiodatadist._adapters.push_in import ExpectOrder
+from aiodatadist._adapters.sendings import Portion
+from aiodatadist._values import peer_budget
 from aiodatadist.testing import soft_fault, soft_faults_cleared
-from aiodatadist.values import peer_budget
 from tests.stopwatch import lasting
 
 BLOCKS, BYTES, LAYERS = 16, 4096, 3

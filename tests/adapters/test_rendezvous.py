@@ -12,12 +12,12 @@ import anyio
 import pytest
 
 from aiodatadist import LinkTimeout, LLMException, ParamInvalid
-from aiodatadist.adapters import rendezvous, rendezvous_asks
-from aiodatadist.adapters.peer_links import PeerAddress
-from aiodatadist.adapters.rendezvous import Ranks, Registered, RendezvousServer
-from aiodatadist.adapters.rendezvous_asks import MAX_ASKS, RendezvousAsks
-from aiodatadist.adapters.rendezvous_lines import MAX_QUESTION
-from aiodatadist.testing.views import call_on_loop
+from aiodatadist._adapters import rendezvous, rendezvous_asks
+from aiodatadist._adapters.peer_links import PeerAddress
+from aiodatadist._adapters.rendezvous import Ranks, Registered, RendezvousServer
+from aiodatadist._adapters.rendezvous_asks import MAX_ASKS, RendezvousAsks
+from aiodatadist._adapters.rendezvous_lines import MAX_QUESTION
+from aiodatadist._testing.views import call_on_loop
 
 
 def started(asks: RendezvousAsks, port: int) -> Future[Ranks | None]:

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from aiodatadist.link.link import Link
+from aiodatadist._link.link import Link
 from tests import children
 from tests.adapters.test_pushes import End
 
@@ -24,7 +24,7 @@ SLOW: dict[str, Any] = {"heartbeat_interval": 20.0}
 
 HANGS = """
 import sys
-from aiodatadist.adapters.peer_links import PeerAddress
+from aiodatadist._adapters.peer_links import PeerAddress
 from tests.adapters.test_pushes import End
 from tests.adapters.test_restarted_decoders import SAME, SLOW
 decode = End(1, cluster_id=SAME, **SLOW)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-import aiodatadist
 from aiodatadist import LeaseTicket, ParamInvalid, new_lease_name
-from aiodatadist.adapters import push_messages
-from aiodatadist.adapters.peers import LOOPBACK, Peers
-from aiodatadist.values.lease_ticket import MAX_TICKET_BLOCKS
+from aiodatadist._adapters import push_messages
+from aiodatadist._adapters.peers import LOOPBACK, Peers
+from aiodatadist._adapters.vllm.offer import Offers
+from aiodatadist._values.lease_ticket import MAX_TICKET_BLOCKS
 
 NOT_ONE = [True, 1.0, "1"]
 """Each of which pydantic takes for 1 unless it is told not to."""
@@ -35,22 +30,9 @@ OFFER = {
 PUSHED = {"do_remote_prefill": True, "transfer_id": "t", "prefill": {"cluster_id": 1, "host": "127.0.0.1", "port": 1}}
 
 
-@pytest.fixture(scope="module")
-def offers() -> Iterator[ModuleType]:
-    """Load the module alone: its package needs vLLM."""
-    path = Path(aiodatadist.__file__).parent / "adapters/vllm/offer.py"
-    spec = spec_from_file_location("offer_without_vllm", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = module_from_spec(spec)  # where pydantic looks its names up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-
-
-def read(offers: ModuleType, request_id: str, params: dict[str, Any]) -> Any:
+def read(request_id: str, params: dict[str, Any]) -> Any:
     """Read the offer as the only worker of an engine on loopback."""
-    return offers.Offers(1, Peers(LOOPBACK), 64).offer_of(request_id, params, 1 << 30)
+    return Offers(1, Peers(LOOPBACK), 64).offer_of(request_id, params, 1 << 30)
 
 
 @pytest.mark.parametrize("name", ["cluster_id", "cache_id", "seconds", "blocks"])
@@ -109,34 +91,34 @@ def test_a_ticket_goes_through_json_and_back() -> None:
     ],
 )
 def test_an_offer_takes_nothing_for_a_number(
-    offers: ModuleType, caplog: pytest.LogCaptureFixture, name: str, change: Any, wrong: Any
+    caplog: pytest.LogCaptureFixture, name: str, change: Any, wrong: Any
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert read(offers, "r", {**OFFER, **change(wrong)}) is None
+        assert read("r", {**OFFER, **change(wrong)}) is None
     assert f"request r: kv_transfer_params: {name} is {wrong!r}:" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [True, 1.0], ids=repr)
-def test_a_layout_takes_nothing_for_a_number(offers: ModuleType, wrong: Any) -> None:
+def test_a_layout_takes_nothing_for_a_number(wrong: Any) -> None:
     """``"1"`` is a word there, and not equal to 1."""
     worker = {**WORKER, "layout": {"dtype": "uint8", "heads": wrong}}
-    assert read(offers, "r", {**OFFER, "workers": [worker]}) is None
+    assert read("r", {**OFFER, "workers": [worker]}) is None
 
 
 @pytest.mark.parametrize("wrong", NOT_ONE, ids=repr)
-def test_a_pushed_request_takes_nothing_for_a_number(offers: ModuleType, wrong: Any) -> None:
+def test_a_pushed_request_takes_nothing_for_a_number(wrong: Any) -> None:
     for name in ("cluster_id", "port"):
         prefill = {"cluster_id": 1, "host": "127.0.0.1", "port": 1, name: wrong}
-        assert read(offers, "r", {**PUSHED, "prefill": prefill}) is None
+        assert read("r", {**PUSHED, "prefill": prefill}) is None
 
 
-def test_offers_go_through_json_and_back(offers: ModuleType) -> None:
-    offer = read(offers, "r", OFFER)
+def test_offers_go_through_json_and_back() -> None:
+    offer = read("r", OFFER)
     assert offer.remote_block_ids == (1,)
     assert offer.workers[0].shape.axes == (("tokens", 1),)
-    assert read(offers, "r", offer.model_dump(mode="json")) == offer
-    pushed = read(offers, "r", PUSHED)
-    assert read(offers, "r", pushed.model_dump(mode="json") | {"do_remote_prefill": True}) == pushed
+    assert read("r", offer.model_dump(mode="json")) == offer
+    pushed = read("r", PUSHED)
+    assert read("r", pushed.model_dump(mode="json") | {"do_remote_prefill": True}) == pushed
 
 
 @pytest.mark.parametrize("wrong", ["true", "1.0", '"1"'])

@@ -9,8 +9,8 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from aiodatadist.adapters import dials
-from aiodatadist.adapters.dials import Dial, Dials, Stage
+from aiodatadist._adapters import dials
+from aiodatadist._adapters.dials import Dial, Dials, Stage
 
 
 class Room:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiodatadist import LLMException
-from aiodatadist.adapters.value_service import ValueService, ValueSettings, short
+from aiodatadist._adapters.value_service import ValueService, ValueSettings, short
 from aiodatadist.context_caching import EmsInvalidArgument
 from tests.context_caching.servers import RedisServer, need_redis, running
 

@@ -20,17 +20,17 @@ import anyio
 import pytest
 
 from aiodatadist import __version__
-from aiodatadist.cli import main
-from aiodatadist.cli.bench.arguments import MEASURING, add_bench, bench_options
-from aiodatadist.cli.bench.caches import BenchCache
-from aiodatadist.cli.bench.command import measure_cases, run_bench
-from aiodatadist.cli.bench.figures import Row
-from aiodatadist.cli.bench.initiator import Lengths, measure
-from aiodatadist.cli.bench.machine import commit_of
-from aiodatadist.cli.bench.options import BenchOptions
-from aiodatadist.cli.bench.report import BenchReport
-from aiodatadist.cli.bench.workload import MemoryKind, Op
-from aiodatadist.cli.kit.options import check_target
+from aiodatadist._cli import main
+from aiodatadist._cli.bench.arguments import MEASURING, add_bench, bench_options
+from aiodatadist._cli.bench.caches import BenchCache
+from aiodatadist._cli.bench.command import measure_cases, run_bench
+from aiodatadist._cli.bench.figures import Row
+from aiodatadist._cli.bench.initiator import Lengths, measure
+from aiodatadist._cli.bench.machine import commit_of
+from aiodatadist._cli.bench.options import BenchOptions
+from aiodatadist._cli.bench.report import BenchReport
+from aiodatadist._cli.bench.workload import MemoryKind, Op
+from aiodatadist._cli.kit.options import check_target
 from tests import children
 from tests.profiles import at_night
 from tests.strict.marks import any_memory
@@ -197,7 +197,7 @@ async def test_an_interrupted_run_closes_its_ends_and_one_without_a_row_has_no_r
         await asyncio.sleep(0)
         raise AssertionError
 
-    monkeypatch.setattr("aiodatadist.cli.bench.command.measure", interrupted)
+    monkeypatch.setattr("aiodatadist._cli.bench.command.measure", interrupted)
     report = await asyncio.ensure_future(measure_cases(options, options.cases()))
     assert (len(report.rows), report.failure) == (1, "interrupted")
     measured.clear()

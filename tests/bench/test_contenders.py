@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from aiodatadist.cli.bench.against.contender import open_contenders
-from aiodatadist.cli.bench.workload import Case, MemoryKind, Op
+from aiodatadist._cli.bench.against.contender import open_contenders
+from aiodatadist._cli.bench.workload import Case, MemoryKind, Op
 
 CASE = Case(op=Op.PULL, memory=MemoryKind.USER, block=4096, blocks=16, layers=1, batch=4, concurrency=1)
 
@@ -48,7 +48,7 @@ async def test_a_contender_is_stopped_while_it_is_not_its_turn() -> None:
 
 BENCH = """
 import asyncio
-from aiodatadist.cli.bench.against.contender import open_contenders
+from aiodatadist._cli.bench.against.contender import open_contenders
 from tests.bench.test_contenders import CASE, states
 async def main():
     others = set(states())

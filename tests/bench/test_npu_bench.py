@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodatadist.cli.bench.report import BenchReport
+from aiodatadist._cli.bench.report import BenchReport
 from tests import vendor_names
 from tests.bench.test_bench import SHORT, bench
 from tests.strict.marks import STRICT

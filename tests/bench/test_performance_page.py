@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from aiodatadist.cli.bench.figures import OURS, Row, Spread
-from aiodatadist.cli.bench.initiator import Lengths
-from aiodatadist.cli.bench.machine import Machine, Ran
-from aiodatadist.cli.bench.options import BenchOptions
-from aiodatadist.cli.bench.report import BenchReport
+from aiodatadist._cli.bench.figures import OURS, Row, Spread
+from aiodatadist._cli.bench.initiator import Lengths
+from aiodatadist._cli.bench.machine import Machine, Ran
+from aiodatadist._cli.bench.options import BenchOptions
+from aiodatadist._cli.bench.report import BenchReport
 from benchmarks.copies import Share
 from benchmarks.goals import Goal, over
 from benchmarks.performance import LARGE, PEERS, SMALL, Others, losses, page

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aiodatadist.cli.bench.report import BenchReport
-from aiodatadist.cli.bench.workload import MemoryKind, Op
+from aiodatadist._cli.bench.report import BenchReport
+from aiodatadist._cli.bench.workload import MemoryKind, Op
 from tests.bench.test_bench import bench
 
 TRIES = 3

@@ -8,19 +8,19 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import ValidationError
 
-from aiodatadist.cli.bench.compare import compared, comparison, elsewhere, verdict
-from aiodatadist.cli.bench.figures import MEMCPY, Latencies, Row, Spread, Window
-from aiodatadist.cli.bench.initiator import Lengths
-from aiodatadist.cli.bench.machine import Machine, Ran
-from aiodatadist.cli.bench.messages import ANSWER, QUESTION, Check, Done, Open, Refused
-from aiodatadist.cli.bench.options import BenchOptions
-from aiodatadist.cli.bench.progress import open_progress
-from aiodatadist.cli.bench.report import BenchReport, table
-from aiodatadist.cli.bench.sizes import parse_size, parse_sizes, size_text
-from aiodatadist.cli.bench.workload import Case, MemoryKind, Op
-from aiodatadist.cli.kit.errors import CommandError
-from aiodatadist.cli.kit.numbers import percentile
-from aiodatadist.cli.kit.tables import aligned
+from aiodatadist._cli.bench.compare import compared, comparison, elsewhere, verdict
+from aiodatadist._cli.bench.figures import MEMCPY, Latencies, Row, Spread, Window
+from aiodatadist._cli.bench.initiator import Lengths
+from aiodatadist._cli.bench.machine import Machine, Ran
+from aiodatadist._cli.bench.messages import ANSWER, QUESTION, Check, Done, Open, Refused
+from aiodatadist._cli.bench.options import BenchOptions
+from aiodatadist._cli.bench.progress import open_progress
+from aiodatadist._cli.bench.report import BenchReport, table
+from aiodatadist._cli.bench.sizes import parse_size, parse_sizes, size_text
+from aiodatadist._cli.bench.workload import Case, MemoryKind, Op
+from aiodatadist._cli.kit.errors import CommandError
+from aiodatadist._cli.kit.numbers import percentile
+from aiodatadist._cli.kit.tables import aligned
 
 
 @pytest.mark.parametrize(

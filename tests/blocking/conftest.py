@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from aiodatadist.blocking import stats
-from aiodatadist.cache.task import CacheTask
-from aiodatadist.concurrency import loop_thread as thread
+from aiodatadist._blocking import stats
+from aiodatadist._cache.task import CacheTask
+from aiodatadist._concurrency import loop_thread as thread
 from tests.blocking.pairs import Pair, linked_pair
 from tests.heap import pytest_runtest_logstart
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import aiodatadist
+from aiodatadist._testing.views import inner_of, shared_thread
 from aiodatadist.blocking import (
     BlocksCacheKey,
     Cache,
@@ -30,7 +31,6 @@ from aiodatadist.blocking import (
     LLMStatusCode,
     RegisterMemStatus,
 )
-from aiodatadist.testing.views import inner_of, shared_thread
 from tests import children
 from tests.blocking.pairs import DESC, KEY, Pair, cluster, linked_pair, options
 

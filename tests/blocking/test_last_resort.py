@@ -58,7 +58,7 @@ def test_an_error_is_told_without_its_traceback(tmp_path: Path) -> None:
         try:
             int("x")
         except ValueError:
-            logging.getLogger("aiodatadist.link").exception("two\\nlines")
+            logging.getLogger("aiodatadist._link").exception("two\\nlines")
         """
     )
     told = stderr_of(setup, tmp_path).splitlines()

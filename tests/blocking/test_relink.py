@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiodatadist import LinkPhase, RelinkPolicy
+from aiodatadist._testing.views import call_on_loop, cut_link, inner_of
 from aiodatadist.blocking import (
     BlocksCacheKey,
     LLMDataDist,
@@ -13,7 +14,6 @@ from aiodatadist.blocking import (
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.testing import inside
-from aiodatadist.testing.views import call_on_loop, cut_link, inner_of
 from tests.blocking.pairs import KEY, Pair, cluster, linked_pair, options
 from tests.stopwatch import lasting
 from tests.test_relink import until

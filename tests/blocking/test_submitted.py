@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from aiodatadist._testing.views import shared_thread, submissions_of, thread_of
 from aiodatadist.blocking import (
     BlocksCacheKey,
     CacheDesc,
@@ -29,7 +30,6 @@ from aiodatadist.blocking import (
 )
 from aiodatadist.errors import CacheNotFound, LinkClosed, NotLinked, ParamInvalid, TransferError, TransferTimeout
 from aiodatadist.testing import soft_fault, soft_faults_cleared
-from aiodatadist.testing.views import shared_thread, submissions_of, thread_of
 from tests.blocking.pairs import EVERYTHING, KEY, Pair, linked_pair
 
 POOL = '{"memory_size": 1048576, "page_shift": 12}'

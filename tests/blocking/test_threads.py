@@ -19,6 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodatadist._blocking import shared_loop, stats
+from aiodatadist._cache import task as awaitable
+from aiodatadist._concurrency import loop_thread as thread
+from aiodatadist._testing.views import call_on_loop, shared_thread
 from aiodatadist.blocking import (
     BlocksCacheKey,
     CacheTask,
@@ -28,14 +32,9 @@ from aiodatadist.blocking import (
     LLMRole,
     LLMStatusCode,
     TransferWithCacheKeyConfig,
-    shared_loop,
-    stats,
 )
-from aiodatadist.cache import task as awaitable
-from aiodatadist.concurrency import loop_thread as thread
 from aiodatadist.errors import ForkError, LinkError, NotLinked
 from aiodatadist.testing import soft_fault, soft_faults_cleared
-from aiodatadist.testing.views import call_on_loop, shared_thread
 from tests import children
 from tests.blocking.pairs import EVERYTHING, KEY, Pair, cluster, linked_pair, options
 from tests.off_loop import in_child

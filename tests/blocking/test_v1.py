@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodatadist._testing.views import call_on_loop, inner_of, shared_thread, thread_of
 from aiodatadist.blocking import (
     BlocksCacheKey,
     CacheDesc,
@@ -42,7 +43,6 @@ from aiodatadist.blocking import (
 )
 from aiodatadist.errors import ForkError
 from aiodatadist.testing import soft_fault, soft_faults_cleared
-from aiodatadist.testing.views import call_on_loop, inner_of, shared_thread, thread_of
 from tests.blocking.v1_pairs import OK, Models, Writer, cluster, fill, filled, free, held, info_of, linked_pair, models
 from tests.blocking.v1_pairs import request as req
 from tests.legacy import pairs as awaitable_pairs

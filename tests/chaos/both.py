@@ -8,12 +8,12 @@ from typing import Any
 
 import anyio
 
-from aiodatadist.cli.chaos.command import sides_of
-from aiodatadist.cli.chaos.messages import Report, SideSettings, Stage, Violated
-from aiodatadist.cli.chaos.profiles import PROFILES
-from aiodatadist.cli.chaos.side import Side
-from aiodatadist.cli.chaos.tally import GOOD
-from aiodatadist.concurrency.signal import Signal
+from aiodatadist._cli.chaos.command import sides_of
+from aiodatadist._cli.chaos.messages import Report, SideSettings, Stage, Violated
+from aiodatadist._cli.chaos.profiles import PROFILES
+from aiodatadist._cli.chaos.side import Side
+from aiodatadist._cli.chaos.tally import GOOD
+from aiodatadist._concurrency.signal import Signal
 
 LIMIT = 45.0
 """Seconds that a defect may stay hidden: a busy machine does some hundred operations in that time."""

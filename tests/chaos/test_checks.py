@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from aiodatadist import Cache, CacheManager, LLMClusterInfo
-from aiodatadist.cache.registry import CacheRegistry
-from aiodatadist.cli.chaos import large_copies, side
-from aiodatadist.cli.chaos.large_copies import LargeInbox
-from aiodatadist.cli.chaos.sizes import LINK_MILLIS, PULLER
-from aiodatadist.cli.chaos.user_target import UserSource, UserTarget
-from aiodatadist.cluster.rank_groups import RankGroups
-from aiodatadist.concurrency.deadlines import Deadlines
+from aiodatadist._cache.registry import CacheRegistry
+from aiodatadist._cli.chaos import large_copies, side
+from aiodatadist._cli.chaos.large_copies import LargeInbox
+from aiodatadist._cli.chaos.sizes import LINK_MILLIS, PULLER
+from aiodatadist._cli.chaos.user_target import UserSource, UserTarget
+from aiodatadist._cluster.rank_groups import RankGroups
+from aiodatadist._concurrency.deadlines import Deadlines
 from aiodatadist.testing import BlockLedger, soft_fault, soft_faults_cleared
 from tests.chaos.both import Both, both
 from tests.profiles import at_night

@@ -8,10 +8,10 @@ from itertools import islice
 import pytest
 
 from aiodatadist import TransferPriority
-from aiodatadist.cli.chaos.profiles import PROFILES
-from aiodatadist.cli.chaos.program import FAULTS as NAMES
-from aiodatadist.cli.chaos.program import Step, program
-from aiodatadist.cli.chaos.terms import Terms, some_terms
+from aiodatadist._cli.chaos.profiles import PROFILES
+from aiodatadist._cli.chaos.program import FAULTS as NAMES
+from aiodatadist._cli.chaos.program import Step, program
+from aiodatadist._cli.chaos.terms import Terms, some_terms
 
 LANES = PROFILES["one-sided"].lanes
 FAULTS = {

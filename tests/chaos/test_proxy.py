@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from aiodatadist._testing.proxy import Flow
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.testing import (
     Bandwidth,
@@ -27,7 +28,6 @@ from aiodatadist.testing import (
     Timeout,
     Toxic,
 )
-from aiodatadist.testing.proxy import Flow
 from tests.clock import took
 from tests.held import turns
 from tests.stopwatch import lasting

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aiodatadist.cli.chaos.report import summary
-from aiodatadist.cli.chaos.run import Result
+from aiodatadist._cli.chaos.report import summary
+from aiodatadist._cli.chaos.run import Result
 
 
 def test_the_last_lines_tell_what_was_wrong_and_of_which_profile() -> None:

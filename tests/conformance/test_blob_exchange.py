@@ -14,10 +14,10 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist.device import Device
+from aiodatadist._device import Device
+from aiodatadist._transport.blob_exchange import BLOB, meet, validate
 from aiodatadist.errors import LinkError, LinkTimeout, LLMException, ParamInvalid
 from aiodatadist.testing import soft_counters, soft_fault, soft_faults_cleared
-from aiodatadist.transport.blob_exchange import BLOB, meet, validate
 from tests import children
 from tests.stopwatch import lasting
 

@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 
 from aiodatadist import LLMStatusCode
-from aiodatadist.device import Device
+from aiodatadist._device import Device
+from aiodatadist._transport import Channel, ChannelOffer, Endpoint, RdmaConfig, Transport, communicator, open_transport
+from aiodatadist._transport.communicator import Communicator, communicator_config
+from aiodatadist._transport.hccl import rank_table
 from aiodatadist.errors import LinkError, LinkTimeout
 from aiodatadist.testing import (
     cluster_info,
@@ -27,17 +30,6 @@ from aiodatadist.testing import (
     soft_faults_cleared,
     soft_hold,
 )
-from aiodatadist.transport import (
-    Channel,
-    ChannelOffer,
-    Endpoint,
-    RdmaConfig,
-    Transport,
-    communicator,
-    open_transport,
-)
-from aiodatadist.transport.communicator import Communicator, communicator_config
-from aiodatadist.transport.hccl import rank_table
 from tests import children
 from tests.held import each_held, turns
 
@@ -158,7 +150,7 @@ class TestOneAtATime:
     def test_a_forked_child_has_a_turn_of_its_own(self) -> None:
         program = """if True:
             import os
-            from aiodatadist.transport import communicator
+            from aiodatadist._transport import communicator
             communicator._turn.take()
             pid = os.fork()
             if not pid:

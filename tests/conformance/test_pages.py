@@ -21,9 +21,9 @@ from aiodatadist import (
     ParamInvalid,
     Placement,
 )
-from aiodatadist.device import Device
-from aiodatadist.transport import Region, open_transport
-from aiodatadist.transport.hccl import PINNED
+from aiodatadist._device import Device
+from aiodatadist._transport import Region, open_transport
+from aiodatadist._transport.hccl import PINNED
 from tests import children
 from tests.strict.marks import any_memory
 

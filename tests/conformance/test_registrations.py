@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from aiodatadist import ParamInvalid
+from aiodatadist._device import Device, Program
 from aiodatadist._native.library import ffi
-from aiodatadist.device import Device, Program
-from aiodatadist.testing.contracts import SIZE, End, grid, offers
-from aiodatadist.transport import Region, open_transport
-from aiodatadist.values.descriptors import Placement
+from aiodatadist._testing.contracts import SIZE, End, grid, offers
+from aiodatadist._transport import Region, open_transport
+from aiodatadist._values.descriptors import Placement
 
 names = (f"registrations-{os.getpid()}-{number}" for number in itertools.count())
 

@@ -35,8 +35,8 @@ from aiodatadist import (
     TransferError,
     TransferTimeout,
 )
+from aiodatadist._testing.views import cut_link
 from aiodatadist.testing import cluster_info, inside, linked_pair, open_cluster, soft_fault, soft_faults_cleared
-from aiodatadist.testing.views import cut_link
 from tests.stopwatch import lasting
 from tests.strict.marks import told_of_failures
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aiodatadist.device import Device
-from aiodatadist.testing.contracts import TransportContract
-from aiodatadist.transport import Transport, open_transport
+from aiodatadist._device import Device
+from aiodatadist._testing.contracts import TransportContract
+from aiodatadist._transport import Transport, open_transport
 
 
 class TestLoopback(TransportContract):

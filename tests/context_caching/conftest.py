@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import pytest
 
+from aiodatadist._context_caching.pools.contract import NodeInfo, PoolKey
+from aiodatadist._context_caching.pools.open import open_pool
 from aiodatadist.context_caching import KVPool, MemoryPool
-from aiodatadist.context_caching.pools.contract import NodeInfo, PoolKey
-from aiodatadist.context_caching.pools.open import open_pool
 from tests.context_caching.engine_fixtures import mooncake_master, redis_server, redis_servers, store_open
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.servers import (

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
+from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
 from tests.context_caching.servers import (
     MooncakeLender,
     MooncakeMaster,

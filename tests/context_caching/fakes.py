@@ -9,8 +9,8 @@ from typing import Any
 
 import anyio
 
+from aiodatadist._context_caching.pools.contract import GetStatus, KVPool, NodeInfo, PoolKey, PutStatus, Stage, Value
 from aiodatadist.context_caching import MemoryPool
-from aiodatadist.context_caching.pools.contract import GetStatus, KVPool, NodeInfo, PoolKey, PutStatus, Stage, Value
 
 Misdeed = Callable[[], Any]
 

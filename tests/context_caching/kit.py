@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aiodatadist._device import Device
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, KVPool
-from aiodatadist.device import Device
 
 BLOCK = 4
 BLOCKS = 16

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from aiodatadist.testing.servers import (
+from aiodatadist._testing.servers import (
     MIB,
     PATIENCE,
     MooncakeLender,

@@ -15,6 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from aiodatadist._context_caching.pools.contract import PoolKey
+from aiodatadist._device import Device
+from aiodatadist._testing.views import pipeline_of
+from aiodatadist._values.descriptors import Placement
 from aiodatadist.context_caching import (
     CcResult,
     CcStatus,
@@ -25,10 +29,6 @@ from aiodatadist.context_caching import (
     KVCacheType,
     PrimaryKey,
 )
-from aiodatadist.context_caching.pools.contract import PoolKey
-from aiodatadist.device import Device
-from aiodatadist.testing.views import pipeline_of
-from aiodatadist.values.descriptors import Placement
 from tests.context_caching.conftest import OpenStore
 from tests.context_caching.kit import (
     BLOCK,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiodatadist._testing.views import pipeline_of
 from aiodatadist.context_caching import (
     CcCacheConfig,
     CcStatus,
@@ -35,7 +36,6 @@ from aiodatadist.context_caching.ems import (
     Ems,
     EmsConfig,
 )
-from aiodatadist.testing.views import pipeline_of
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import BLOCK, SLOTS, Kv, by_slots, opened, rank
 
@@ -354,7 +354,7 @@ async def test_memory_may_come_by_dlpack() -> None:
 
 
 async def test_what_was_registered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "aiodatadist.context_caching")
+    caplog.set_level("INFO", "aiodatadist")
     async with opened("memory:", Kv()):
         assert "KV cache: 3 layers, 16 blocks of 4 tokens of 576 bytes" in caplog.text
 
@@ -490,7 +490,7 @@ async def test_a_wrong_url(url: Any, match: str) -> None:
 
 async def test_an_engine_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("redis", "mooncake"):
-        monkeypatch.setitem(__import__("sys").modules, f"aiodatadist.context_caching.pools.{name}.pool", None)
+        monkeypatch.setitem(__import__("sys").modules, f"aiodatadist._context_caching.pools.{name}.pool", None)
         with pytest.raises(EmsInvalidArgument, match=rf"pip install '\.\[{name}\]' in a clone"):
             await ContextCache.open(rank(), f"{name}://127.0.0.1:1")
 

@@ -11,9 +11,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from aiodatadist._context_caching.pools.contract import PoolKey, PoolUnreachable
+from aiodatadist._testing.views import entries_of, pipeline_of, store_of
 from aiodatadist.context_caching import CcConfig_v1, CcStatus, ContextCache, EmsInvalidArgument, MemoryPool
-from aiodatadist.context_caching.pools.contract import PoolKey, PoolUnreachable
-from aiodatadist.testing.views import entries_of, pipeline_of, store_of
 from tests.context_caching.fakes import Foreign, Misdeed, fails_with, from_then_on, never
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened, rank
 
@@ -82,7 +82,7 @@ async def test_the_layouts_of_all_ranks_are_read_at_the_same_time() -> None:
 
 
 async def test_many_are_asked_for_in_several_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.block_index.KEYS_AT_ONCE", 5)
+    monkeypatch.setattr("aiodatadist._context_caching.block_index.KEYS_AT_ONCE", 5)
     async with asked() as (pool, scheduler):
         for number in range(RANKS):
             await save(pool, number, HASHES[: 4 - number // 2])

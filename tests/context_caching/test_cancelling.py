@@ -10,7 +10,12 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist.concurrency.byte_budget import ByteBudget
+from aiodatadist._concurrency.byte_budget import ByteBudget
+from aiodatadist._context_caching.transfer.envelope import Envelope
+from aiodatadist._context_caching.transfer.pipeline import SaveLoadCall
+from aiodatadist._context_caching.transfer.start_limiter import PER_ROUND, StartLimiter
+from aiodatadist._testing.cancelling import CancelAt
+from aiodatadist._testing.views import pipeline_of, store_of, transfers_of
 from aiodatadist.context_caching import (
     CcResult,
     ContextCache,
@@ -19,13 +24,8 @@ from aiodatadist.context_caching import (
     MemoryPool,
     Transfer,
 )
-from aiodatadist.context_caching.transfer.envelope import Envelope
-from aiodatadist.context_caching.transfer.pipeline import SaveLoadCall
-from aiodatadist.context_caching.transfer.start_limiter import PER_ROUND, StartLimiter
 from aiodatadist.errors import FeatureNotEnabled
 from aiodatadist.testing import soft_fault, soft_faults_cleared
-from aiodatadist.testing.cancelling import CancelAt
-from aiodatadist.testing.views import pipeline_of, store_of, transfers_of
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import Kv, block_slots, by_slots, kv_in, opened
 
@@ -40,8 +40,8 @@ HASHES = list(range(64))
 async def test_a_call_cancelled_at_any_await_has_let_go_and_can_be_made_again(
     is_here: bool, wave: int, what: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", wave)
-    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.WAVE", wave)
+    monkeypatch.setattr("aiodatadist._context_caching.transfer.pipeline.FOREIGN_WAVE", wave)
+    monkeypatch.setattr("aiodatadist._context_caching.transfer.pipeline.WAVE", wave)
     kv = Kv(**LARGE)
     async with await MemoryPool.open(64 << 20) as inner:
         pool = Foreign(inner)
@@ -122,7 +122,7 @@ import asyncio
 import logging
 import numpy as np
 from aiodatadist.context_caching import CcConfig_v1, ContextCache, EmsException, EmsInternalError, MemoryPool
-from aiodatadist.device import Device
+from aiodatadist._device import Device
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 
 logging.basicConfig()

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 
+from aiodatadist._context_caching.pools.contract import KVPool
+from aiodatadist._testing.views import transfers_of
 from aiodatadist.context_caching import ContextCache, EmsInternalError, MemoryPool, Transfer
-from aiodatadist.context_caching.pools.contract import KVPool
-from aiodatadist.testing.views import transfers_of
 from tests.context_caching.kit import ROOM, Kv, by_slots, rank
 
 
@@ -26,7 +26,7 @@ def clinging(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> None:
     async def open_pool(url: str) -> KVPool:
         return await Clinging.open(ROOM)
 
-    monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)
+    monkeypatch.setattr("aiodatadist._context_caching.cache.open_pool", open_pool)
 
 
 async def test_the_layout_is_forgotten_and_the_error_is_told() -> None:
@@ -60,7 +60,7 @@ async def test_who_closes_it_too_waits_until_it_is_closed(monkeypatch: pytest.Mo
     async def open_pool(url: str) -> KVPool:
         return await Slow.open(ROOM)
 
-    monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)
+    monkeypatch.setattr("aiodatadist._context_caching.cache.open_pool", open_pool)
     cache = await ContextCache.open(rank())
     first = asyncio.create_task(cache.aclose())
     await closing.wait()
@@ -82,7 +82,7 @@ async def test_opening_that_swallows_its_cancellation_ends_all_the_same(monkeypa
             await asyncio.Event().wait()
         return await MemoryPool.open(ROOM)
 
-    monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)
+    monkeypatch.setattr("aiodatadist._context_caching.cache.open_pool", open_pool)
     opening = asyncio.create_task(ContextCache.open(rank()))
     await began.wait()
     opening.cancel()
@@ -100,7 +100,7 @@ async def test_an_error_of_closing_is_not_its_own_cause(monkeypatch: pytest.Monk
     async def open_pool(url: str) -> KVPool:
         return await Failing.open(ROOM)
 
-    monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)
+    monkeypatch.setattr("aiodatadist._context_caching.cache.open_pool", open_pool)
     cache = await ContextCache.open(rank())
     with pytest.raises(EmsInternalError, match="it broke") as caught:
         await cache.aclose()

@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from aiodatadist._context_caching.pools.contract import PoolUnreachable
 from aiodatadist.context_caching import (
     CcConfig_v1,
     ContextCache,
@@ -15,7 +16,6 @@ from aiodatadist.context_caching import (
     HealthGate,
     MemoryPool,
 )
-from aiodatadist.context_caching.pools.contract import PoolUnreachable
 
 CONFIG = CcConfig_v1(rank_id=0, device_id=0, model_id="model")
 CHUNKS = [[(0, 16), (16, 16)]]

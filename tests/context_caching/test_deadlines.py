@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from aiodatadist._context_caching.pools.contract import PoolTimeout
+from aiodatadist._context_caching.transfer.pipeline import LATE_TOLERANCE
+from aiodatadist._testing.views import transfers_of
 from aiodatadist.context_caching import CcResult, CcStatus, ContextCache, EmsTimeout, HealthGate, MemoryPool
-from aiodatadist.context_caching.pools.contract import PoolTimeout
-from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE
-from aiodatadist.testing.views import transfers_of
 from tests.context_caching.fakes import Foreign, fails_with, never
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened
 from tests.held import let_pass
@@ -49,7 +49,7 @@ class Turnstile:
     """A gate: before it is opened, no call gets a turn."""
 
     def __init__(self, cache: ContextCache, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("aiodatadist.context_caching.transfer.start_limiter.PER_ROUND", 0)
+        monkeypatch.setattr("aiodatadist._context_caching.transfer.start_limiter.PER_ROUND", 0)
         self._start_limiter, self._patch = cache._start_limiter, monkeypatch
         self._start_limiter._left = 0
 

@@ -9,6 +9,9 @@ from typing import Any
 import anyio
 import pytest
 
+from aiodatadist._context_caching.pools.contract import PoolKey, PoolRefused, PoolUnreachable
+from aiodatadist._context_caching.pools.deferred import DeferredPool
+from aiodatadist._testing.views import pipeline_of
 from aiodatadist.context_caching import (
     CcStatus,
     ContextCache,
@@ -18,9 +21,6 @@ from aiodatadist.context_caching import (
     KVPool,
     MemoryPool,
 )
-from aiodatadist.context_caching.pools.contract import PoolKey, PoolRefused, PoolUnreachable
-from aiodatadist.context_caching.pools.deferred import DeferredPool
-from aiodatadist.testing.views import pipeline_of
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, rank
 from tests.context_caching.servers import (
@@ -34,7 +34,7 @@ from tests.context_caching.servers import (
 
 no_leaks = pytest.mark.usefixtures("no_leaks")
 
-OPEN = "aiodatadist.context_caching.pools.deferred.open_pool"
+OPEN = "aiodatadist._context_caching.pools.deferred.open_pool"
 SOON = HealthRules(probe_every=0.02, successes=2)
 
 

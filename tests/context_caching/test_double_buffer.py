@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from aiodatadist.context_caching.transfer.double_buffer import DoubleBuffer, double_buffer
+from aiodatadist._context_caching.transfer.double_buffer import DoubleBuffer, double_buffer
 from tests.held import turns
 
 

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import pytest
 
+from aiodatadist._context_caching.pools.contract import PoolUnreachable
 from aiodatadist.context_caching import ContextCache, EmsIoError, MemoryPool
-from aiodatadist.context_caching.pools.contract import PoolUnreachable
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened
 
@@ -31,7 +31,7 @@ async def unreachable() -> NoReturn:
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     gc.collect()
-    return [each.getMessage() for each in caplog.records if each.name == "aiodatadist.context_caching.transfer.handle"]
+    return [each.getMessage() for each in caplog.records if each.name == "aiodatadist._context_caching.transfer.handle"]
 
 
 @pytest.mark.parametrize("ask", ["save", "await", "result"])

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from aiodatadist._context_caching.ems.common import exception
+from aiodatadist._context_caching.pools.contract import KVPool, PoolRefused, PoolUnreachable
 from aiodatadist.context_caching import ContextCache, MemoryPool
 from aiodatadist.context_caching.ems import (
     CcCacheConfig,
@@ -28,8 +30,6 @@ from aiodatadist.context_caching.ems import (
     KvBufferWrapper,
     PrimaryKey,
 )
-from aiodatadist.context_caching.ems.common import exception
-from aiodatadist.context_caching.pools.contract import KVPool, PoolRefused, PoolUnreachable
 from tests import children
 from tests.context_caching.fakes import Foreign, never
 from tests.context_caching.kit import BLOCK, Kv, block_slots, rank
@@ -143,7 +143,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> None:
         pool.misdeeds["get_many"] = never
         return pool
 
-    monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)
+    monkeypatch.setattr("aiodatadist._context_caching.cache.open_pool", open_pool)
 
 
 def test_a_timeout_is_in_milliseconds(hanging: None) -> None:
@@ -200,7 +200,7 @@ def test_health_is_false_while_it_shuts_down(monkeypatch: pytest.MonkeyPatch) ->
         pool.misdeeds["healthy"] = hang
         return pool
 
-    monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)
+    monkeypatch.setattr("aiodatadist._context_caching.cache.open_pool", open_pool)
     v1()
     with ThreadPoolExecutor(1) as threads:
         health = threads.submit(Ems.check_health)
@@ -274,7 +274,7 @@ def test_a_pool_that_is_not_there_yet_may_come(monkeypatch: pytest.MonkeyPatch) 
             raise PoolUnreachable("connection refused")
         return await MemoryPool.open(1 << 20)
 
-    monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)
+    monkeypatch.setattr("aiodatadist._context_caching.cache.open_pool", open_pool)
     for _ in range(2):
         assert code_of(Ems.init, V1) is EmsErrorCode.EMS_RECOVERD_ERROR
         assert Ems.get_cc() is None
@@ -287,7 +287,7 @@ def test_a_pool_that_refuses_is_not_worth_another_try(monkeypatch: pytest.Monkey
     async def open_pool(url: str) -> KVPool:
         raise PoolRefused("invalid username-password pair")
 
-    monkeypatch.setattr("aiodatadist.context_caching.cache.open_pool", open_pool)
+    monkeypatch.setattr("aiodatadist._context_caching.cache.open_pool", open_pool)
     assert code_of(Ems.init, V1) is EmsErrorCode.EMS_IO_ERROR
     assert Ems.get_cc() is None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodatadist import cli
+from aiodatadist import _cli as cli
 from aiodatadist.testing.small_model import BLOCK
 
 PROMPT = 20 * BLOCK + 3

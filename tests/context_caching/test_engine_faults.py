@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from aiodatadist.context_caching.pools.contract import (
+from aiodatadist._context_caching.pools.contract import (
     GetStatus,
     KVPool,
     PoolKey,
@@ -22,7 +22,7 @@ from aiodatadist.context_caching.pools.contract import (
     Stage,
     Value,
 )
-from aiodatadist.context_caching.pools.mooncake.pool import MooncakePool
+from aiodatadist._context_caching.pools.mooncake.pool import MooncakePool
 from aiodatadist.testing.pools import MIB, content, fetch, new_key, soon, store
 from tests.conftest import open_files
 from tests.context_caching.kit import BLOCKS, Kv, by_slots, opened
@@ -131,7 +131,7 @@ def server() -> Iterator[RedisServer]:
 
 @asynccontextmanager
 async def redis_pool(url: str) -> AsyncIterator[KVPool]:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     async with aclosing(await RedisPool.open(f"{url}?memory={MEMORY}")) as pool:
         yield pool

@@ -15,18 +15,18 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aiodatadist.concurrency.byte_budget import ByteBudget
-from aiodatadist.context_caching.pools.arena import Arena
-from aiodatadist.context_caching.pools.buffers import Buffers
-from aiodatadist.context_caching.pools.contract import GetStatus, PoolKey, PoolTimeout, PoolUnreachable, PutStatus
-from aiodatadist.context_caching.pools.mooncake import pool as mooncake
-from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
-from aiodatadist.context_caching.pools.mooncake.place import Place
-from aiodatadist.context_caching.pools.mooncake.pool import MooncakePool
-from aiodatadist.context_caching.pools.redis.nodes import parse_nodes
-from aiodatadist.context_caching.pools.worker_threads import Refused, WorkerThreads
+from aiodatadist._concurrency.byte_budget import ByteBudget
+from aiodatadist._context_caching.pools.arena import Arena
+from aiodatadist._context_caching.pools.buffers import Buffers
+from aiodatadist._context_caching.pools.contract import GetStatus, PoolKey, PoolTimeout, PoolUnreachable, PutStatus
+from aiodatadist._context_caching.pools.mooncake import pool as mooncake
+from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
+from aiodatadist._context_caching.pools.mooncake.place import Place
+from aiodatadist._context_caching.pools.mooncake.pool import MooncakePool
+from aiodatadist._context_caching.pools.redis.nodes import parse_nodes
+from aiodatadist._context_caching.pools.worker_threads import Refused, WorkerThreads
+from aiodatadist._testing.views import store_of
 from aiodatadist.testing.pools import MIB, fetch, new_key, soon, store
-from aiodatadist.testing.views import store_of
 
 KIB = 1024
 

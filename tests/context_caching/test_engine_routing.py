@@ -11,15 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from aiodatadist._context_caching.pools import addresses
+from aiodatadist._context_caching.pools.contract import NodeInfo, PoolKey, PoolRefused, PoolUnreachable, PutStatus
+from aiodatadist._context_caching.pools.keys import group, rendezvous
+from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
+from aiodatadist._context_caching.pools.mooncake.pool import MooncakePool
+from aiodatadist._testing.ports import free_port
 from aiodatadist.context_caching import EmsInvalidArgument, open_pool
-from aiodatadist.context_caching.pools import addresses
-from aiodatadist.context_caching.pools.contract import NodeInfo, PoolKey, PoolRefused, PoolUnreachable, PutStatus
-from aiodatadist.context_caching.pools.keys import group, rendezvous
-from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
-from aiodatadist.context_caching.pools.mooncake.pool import MooncakePool
 from aiodatadist.errors import ParamInvalid
 from aiodatadist.testing.pools import new_key, soon, store
-from aiodatadist.testing.ports import free_port
 from tests.context_caching.engine_fixtures import mooncake_master, redis_server, redis_servers, store_open
 from tests.context_caching.servers import MooncakeMaster, RedisServer, running
 
@@ -39,7 +39,7 @@ def held(server: RedisServer) -> int:
 
 
 async def test_redis_nodes_have_about_as_many_distribute_keys_each(redis_servers: list[RedisServer]) -> None:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     for server in redis_servers:
         server.ask("FLUSHALL")
@@ -50,7 +50,7 @@ async def test_redis_nodes_have_about_as_many_distribute_keys_each(redis_servers
 
 
 async def test_attribute_keys_of_one_distribute_key_are_on_one_redis_node(redis_servers: list[RedisServer]) -> None:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     async with aclosing(await RedisPool.open(redis_servers[2].url)) as pool:
         for distribute_key in ("plain", "{a}", "}", ""):
@@ -118,7 +118,7 @@ def test_rendezvous_is_even_and_moves_only_what_it_must() -> None:
     ],
 )
 async def test_a_redis_url_that_makes_no_sense(redis_server: RedisServer, url: str, why: str) -> None:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     with pytest.raises(ValueError, match=why):
         await RedisPool.open(url)
@@ -157,7 +157,7 @@ def guarded() -> Iterator[RedisServer]:
 async def test_redis_is_opened_with_the_account_and_the_kind_that_the_url_says(
     redis_server: RedisServer, guarded: RedisServer
 ) -> None:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     for url, why in (
         (f"{redis_server.url}?cluster=yes", "not part of a cluster"),
@@ -245,7 +245,7 @@ def test_a_mooncake_store_that_is_not_to_be_had_says_how_to_find_out(monkeypatch
 
 @pytest.mark.parametrize("package", ["redis", "xxhash"])
 async def test_one_missing_package_is_one_sentence(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engines = "aiodatadist.context_caching.pools"
+    engines = "aiodatadist._context_caching.pools"
     for name in ("redis.pool", "redis.nodes", "redis.wire", "keys"):
         monkeypatch.delitem(sys.modules, f"{engines}.{name}", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:

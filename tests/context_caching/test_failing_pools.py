@@ -10,6 +10,18 @@ from typing import Any
 import anyio
 import pytest
 
+from aiodatadist._context_caching.pool_guard import PoolGuard
+from aiodatadist._context_caching.pools.contract import (
+    GetStatus,
+    PoolKey,
+    PoolTimeout,
+    PoolUnreachable,
+    PutStatus,
+    Stage,
+    Value,
+)
+from aiodatadist._context_caching.transfer.pipeline import LATE_TOLERANCE
+from aiodatadist._testing.views import entries_of, store_of
 from aiodatadist.context_caching import (
     CcResult,
     CcStatus,
@@ -24,18 +36,6 @@ from aiodatadist.context_caching import (
     KvBufferWrapper,
     MemoryPool,
 )
-from aiodatadist.context_caching.pool_guard import PoolGuard
-from aiodatadist.context_caching.pools.contract import (
-    GetStatus,
-    PoolKey,
-    PoolTimeout,
-    PoolUnreachable,
-    PutStatus,
-    Stage,
-    Value,
-)
-from aiodatadist.context_caching.transfer.pipeline import LATE_TOLERANCE
-from aiodatadist.testing.views import entries_of, store_of
 from tests.clock import took
 from tests.context_caching.fakes import Foreign, Misdeed, fails_with, from_then_on, never
 from tests.context_caching.kit import ROOM, Kv, block_slots, by_slots, opened, rank
@@ -143,7 +143,7 @@ async def test_a_pool_that_raises(call: str, error: Exception, expected: type[Em
 async def test_a_pool_that_dies_in_mid_load_loses_no_byte_that_was_counted(
     misdeed: Misdeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", 1)  # every block travels alone
+    monkeypatch.setattr("aiodatadist._context_caching.transfer.pipeline.FOREIGN_WAVE", 1)  # every block travels alone
     kv = Kv()
     async with foreign() as pool, loaded(pool, kv) as cache:
         saved = kv.rows(block_slots([0, 1]))
@@ -155,7 +155,7 @@ async def test_a_pool_that_dies_in_mid_load_loses_no_byte_that_was_counted(
 
 
 async def test_behind_a_gap_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", 1)
+    monkeypatch.setattr("aiodatadist._context_caching.transfer.pipeline.FOREIGN_WAVE", 1)
     async with foreign() as pool, loaded(pool, Kv()) as cache:
         await cache.remove([2])
         result = await cache.load([1, 2, 3, 4], **by_slots([8, 9, 10, 11]))
@@ -186,8 +186,8 @@ async def test_a_call_that_is_worth_it_has_two_waves_at_least(
 ) -> None:
     kv = Kv(rows=[[(512,)]], blocks=64)
     nbytes = len(kv.rows(block_slots([0]))[0])
-    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.WHOLE", 4 * nbytes)
-    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", 8 * nbytes)
+    monkeypatch.setattr("aiodatadist._context_caching.transfer.pipeline.WHOLE", 4 * nbytes)
+    monkeypatch.setattr("aiodatadist._context_caching.transfer.pipeline.FOREIGN_WAVE", 8 * nbytes)
     room = in_flight * (nbytes + 64)
     async with foreign() as pool, opened(pool, kv, bytes_in_flight=room) as cache:
         await cache.save([100], **by_slots([63]))  # with the note
@@ -288,7 +288,7 @@ class Impatient(Foreign):
 async def test_a_wave_that_has_no_room_beside_the_one_before_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     kv = Kv(blocks=16)
     wave = 4 * sum(len(row) // 16 for row in kv.image())  # 4 blocks
-    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", wave)
+    monkeypatch.setattr("aiodatadist._context_caching.transfer.pipeline.FOREIGN_WAVE", wave)
 
     async def slowly() -> None:
         for _ in range(100):
@@ -322,8 +322,8 @@ async def test_without_time_a_call_does_not_wait_for_the_memory_that_it_has_itse
 ) -> None:
     kv = Kv(blocks=64)
     nbytes = sum(len(row) for row in kv.image())
-    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.WAVE", nbytes // 8)
-    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", nbytes // 8)
+    monkeypatch.setattr("aiodatadist._context_caching.transfer.pipeline.WAVE", nbytes // 8)
+    monkeypatch.setattr("aiodatadist._context_caching.transfer.pipeline.FOREIGN_WAVE", nbytes // 8)
     inner = await MemoryPool.open(4 * nbytes + (1 << 20))
     pool = inner if is_here else Foreign(inner)
     async with inner, opened(pool, kv, bytes_in_flight=nbytes // 7) as cache:
@@ -343,7 +343,7 @@ def damage_the_second(pool: Foreign, at: int) -> None:
 
 
 async def test_what_is_behind_a_damaged_value_does_not_land(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.FOREIGN_WAVE", 1)
+    monkeypatch.setattr("aiodatadist._context_caching.transfer.pipeline.FOREIGN_WAVE", 1)
     kv = Kv()
     async with foreign() as pool, loaded(pool, kv) as cache:
         before = kv.rows(block_slots([10, 11]))
@@ -413,7 +413,7 @@ async def test_a_gate_stops_the_use_of_a_pool_until_it_was_healthy_three_times()
 
 
 async def test_the_log_says_when_a_gate_closes_and_when_it_opens(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "aiodatadist.context_caching")
+    caplog.set_level("INFO", "aiodatadist")
     gate = HealthGate(HealthRules(probe_every=0.01, successes=2))
     async with foreign() as pool, loaded(pool, Kv(), gate=gate) as cache:
         recovering, recovered = anyio.Event(), anyio.Event()
@@ -599,6 +599,6 @@ async def test_a_pool_that_is_not_there_cannot_be_opened() -> None:
             raise PoolUnreachable("connection refused")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("aiodatadist.context_caching.pools.open.MemoryPool", Gone)
+        patch.setattr("aiodatadist._context_caching.pools.open.MemoryPool", Gone)
         with pytest.raises(EmsIoError, match="connection refused"):
             await ContextCache.open(rank(), "memory:")

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from aiodatadist.testing.servers import MIB
+from aiodatadist._testing.servers import MIB
 from tests import children
 from tests.context_caching.engine_fixtures import mooncake_master
 from tests.context_caching.servers import MooncakeMaster, RedisServer, need_redis, running

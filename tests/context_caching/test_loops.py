@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aiodatadist._testing.views import resident_task
 from aiodatadist.context_caching import (
     CcResult,
     ContextCache,
@@ -17,7 +18,6 @@ from aiodatadist.context_caching import (
     MemoryPool,
     Transfer,
 )
-from aiodatadist.testing.views import resident_task
 from tests import children
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, rank

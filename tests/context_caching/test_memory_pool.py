@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodatadist.context_caching import CcConfig, ContextCache, EmsInvalidArgument, MemoryPool
-from aiodatadist.context_caching.pools.contract import (
+from aiodatadist._context_caching.pools.contract import (
     GetStatus,
     PoolKey,
     PoolTimeout,
@@ -24,8 +23,9 @@ from aiodatadist.context_caching.pools.contract import (
     Stage,
     Value,
 )
-from aiodatadist.context_caching.pools.lru_store import machine_bytes
-from aiodatadist.testing.cancelling import CancelAt
+from aiodatadist._context_caching.pools.lru_store import machine_bytes
+from aiodatadist._testing.cancelling import CancelAt
+from aiodatadist.context_caching import CcConfig, ContextCache, EmsInvalidArgument, MemoryPool
 
 PAGE = 1024
 NOW = -math.inf

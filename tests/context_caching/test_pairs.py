@@ -9,9 +9,9 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from aiodatadist._context_caching.transfer.handle import BlockTransfer
 from aiodatadist.context_caching import ContextCache, EmsInvalidArgument
 from aiodatadist.context_caching.ems import CcFuture, CcResult, ContextCache_v1, ContextCaching
-from aiodatadist.context_caching.transfer.handle import BlockTransfer
 from tests.context_caching.kit import Kv, by_slots, rank
 
 PAIRS = [

@@ -7,9 +7,9 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 
 import pytest
 
-from aiodatadist.context_caching.pools.contract import KVPool, PutStatus
-from aiodatadist.context_caching.pools.embedded import MemoryPool
-from aiodatadist.context_caching.pools.mooncake.pool import MooncakePool
+from aiodatadist._context_caching.pools.contract import KVPool, PutStatus
+from aiodatadist._context_caching.pools.embedded import MemoryPool
+from aiodatadist._context_caching.pools.mooncake.pool import MooncakePool
 from aiodatadist.testing.pools import MIB, FullPoolContract, PoolContract, content, fetch, new_key, store
 from tests.context_caching.engine_fixtures import mooncake_master, redis_server, redis_servers, store_open
 from tests.context_caching.servers import (
@@ -26,7 +26,7 @@ __all__ = ["mooncake_master", "redis_server", "redis_servers"]
 
 @asynccontextmanager
 async def redis_pool(url: str, memory: int) -> AsyncIterator[KVPool]:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     async with aclosing(await RedisPool.open(f"{url}?memory={memory}")) as pool:
         yield pool

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist.context_caching.pools.contract import PoolTimeout
+from aiodatadist._context_caching.pools.contract import PoolTimeout
 from aiodatadist.testing.pools import new_key, soon
 from tests.context_caching.engine_fixtures import redis_server
 from tests.context_caching.servers import RedisServer
@@ -37,7 +37,7 @@ class Rounds:
 
     def hang_nodes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Note requests, and never answer them."""
-        from aiodatadist.context_caching.pools.redis.nodes import Node  # noqa: PLC0415 - absent where redis-py is
+        from aiodatadist._context_caching.pools.redis.nodes import Node  # noqa: PLC0415 - absent where redis-py is
 
         async def hang(_: Node, *__: Any, **___: Any) -> list[Any]:
             self.handed_over.append(self.now)
@@ -63,7 +63,7 @@ class Rounds:
 async def test_the_loop_goes_round_while_a_crowd_prepares(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
 
     keys = [new_key() for _ in range(KEYS)]
     async with aclosing(await RedisPool.open(redis_server.url)) as pool:
@@ -85,7 +85,7 @@ async def test_the_loop_goes_round_while_a_crowd_prepares(
 
 
 async def test_the_loop_goes_round_while_memory_is_made(redis_server: RedisServer) -> None:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
 
     async with aclosing(await RedisPool.open(redis_server.url)) as pool:
         with Rounds() as rounds:
@@ -106,8 +106,8 @@ async def test_options_of_a_connection_are_read_once_for_each_server(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """redis-py looks its own version up in the file system for each, and loads the certificates."""
-    from aiodatadist.context_caching.pools.redis import nodes  # noqa: PLC0415 - as above
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
+    from aiodatadist._context_caching.pools.redis import nodes  # noqa: PLC0415 - as above
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
 
     made = []
 

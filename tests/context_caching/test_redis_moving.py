@@ -7,8 +7,8 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from aiodatadist.context_caching.pools.contract import GetStatus, KVPool, PoolKey, PutStatus
-from aiodatadist.context_caching.pools.keys import flat
+from aiodatadist._context_caching.pools.contract import GetStatus, KVPool, PoolKey, PutStatus
+from aiodatadist._context_caching.pools.keys import flat
 from aiodatadist.testing.pools import content, soon, store
 from tests.context_caching.engine_fixtures import redis_servers
 from tests.context_caching.servers import RedisServer, eventually
@@ -64,7 +64,7 @@ async def assert_whole(pool: KVPool, keys: list[PoolKey], values: list[bytes]) -
 @asynccontextmanager
 async def moving(servers: list[RedisServer]) -> AsyncIterator[tuple[KVPool, Move]]:
     """Enter the middle of a move, with values on both sides."""
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     for server in servers:
         server.ask("FLUSHALL")
@@ -110,7 +110,7 @@ async def test_when_it_has_moved_the_next_call_finds_it(redis_servers: list[Redi
 
 
 async def test_a_new_pool_in_the_middle_of_it_finds_everything(redis_servers: list[RedisServer]) -> None:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     async with moving(redis_servers) as (_, move):
         for server in redis_servers:

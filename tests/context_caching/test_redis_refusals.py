@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from aiodatadist.context_caching.pools.contract import GetStatus, KVPool, PoolRefused, PoolUnreachable, PutStatus
+from aiodatadist._context_caching.pools.contract import GetStatus, KVPool, PoolRefused, PoolUnreachable, PutStatus
 from aiodatadist.testing.pools import fetch, new_key, soon, store
 from tests.context_caching.engine_fixtures import redis_server
 from tests.context_caching.servers import RedisServer, need_redis, running
@@ -18,7 +18,7 @@ __all__ = ["redis_server"]
 
 @asynccontextmanager
 async def refusing(server: RedisServer, *commands: str) -> AsyncIterator[KVPool]:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     async with aclosing(await RedisPool.open(server.url)) as pool:
         assert server.ask("ACL", "SETUSER", "default", *(f"-{command}" for command in commands)) == b"+OK\r\n"
@@ -58,7 +58,7 @@ async def test_redis_py_connects_nowhere_and_says_nothing(
     """Its connections hold the options of the URL. What they do besides differs from version to version."""
     from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection  # noqa: PLC0415 - as above
 
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("redis-py was asked to do something")
@@ -84,7 +84,7 @@ async def test_redis_py_connects_nowhere_and_says_nothing(
 
 
 async def test_a_server_with_too_many_clients_is_out_of_reach_and_says_why() -> None:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
 
     need_redis()
     with running(server := RedisServer(options=["--maxclients", "1"])):
@@ -104,7 +104,7 @@ REFUSE_WRITES = {
 async def test_a_server_that_refuses_writes_is_told_once_and_is_not_healthy_until_it_takes_them(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
 
     refuse, accept = REFUSE_WRITES[kind]
     kept, new = new_key(), [new_key() for _ in range(3)]
@@ -132,7 +132,7 @@ async def test_a_server_that_refuses_writes_is_told_once_and_is_not_healthy_unti
 async def test_a_full_server_is_told_once_and_stays_healthy_since_it_has_what_it_has(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
 
     need_redis()
     with running(server := RedisServer(policy="noeviction")):
@@ -161,7 +161,7 @@ async def test_a_server_that_refuses_reads_is_told_once(
 
 
 def test_refusals_are_counted_and_told_again_after_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    from aiodatadist.context_caching.pools.redis.refusals import REPEAT_SECONDS, Refusals  # noqa: PLC0415 - as above
+    from aiodatadist._context_caching.pools.redis.refusals import REPEAT_SECONDS, Refusals  # noqa: PLC0415 - as above
 
     refusals = Refusals()
     with caplog.at_level(logging.WARNING, "aiodatadist"):

@@ -12,7 +12,7 @@ import anyio.abc
 import pytest
 import trustme
 
-from aiodatadist.context_caching.pools.contract import (
+from aiodatadist._context_caching.pools.contract import (
     GetStatus,
     KVPool,
     PoolRefused,
@@ -20,8 +20,8 @@ from aiodatadist.context_caching.pools.contract import (
     PoolUnreachable,
     PutStatus,
 )
+from aiodatadist._testing.ports import free_port
 from aiodatadist.testing.pools import new_key, soon, store
-from aiodatadist.testing.ports import free_port
 from tests.context_caching.servers import RedisServer, need_redis, running
 
 TLS_HANDSHAKE = 0x16
@@ -54,7 +54,7 @@ def tls_port(authority: Path) -> Iterator[int]:
 
 @asynccontextmanager
 async def opened(port: int, ca: Path) -> AsyncIterator[KVPool]:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     pool = await RedisPool.open(f"rediss://127.0.0.1:{port}?ssl_ca_certs={ca}")
     try:
@@ -101,7 +101,7 @@ async def test_a_server_that_cannot_prove_who_it_is_gets_nothing(tls_port: int, 
 
 
 async def refusal_of(port: int) -> str:
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     with anyio.fail_after(30), pytest.raises(PoolRefused) as caught:
         await RedisPool.open(f"redis://127.0.0.1:{port}", timeout=60)
@@ -134,8 +134,8 @@ async def test_a_port_with_tls_that_stays_open_is_recognised_at_once(says: bytes
 
 
 async def test_a_server_that_hangs_is_out_of_time_and_not_taken_for_one_with_tls() -> None:
-    from aiodatadist.context_caching.pools.redis import tls_port  # noqa: PLC0415 - as above
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
+    from aiodatadist._context_caching.pools.redis import tls_port  # noqa: PLC0415 - as above
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - as above
 
     need_redis()
     asked = anyio.Event()

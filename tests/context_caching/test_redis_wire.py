@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist.context_caching.pools.contract import (
+from aiodatadist._context_caching.pools.contract import (
     GetStatus,
     KVPool,
     NodeInfo,
@@ -19,7 +19,7 @@ from aiodatadist.context_caching.pools.contract import (
     PoolUnreachable,
     PutStatus,
 )
-from aiodatadist.context_caching.pools.redis.resp import Exchange, request
+from aiodatadist._context_caching.pools.redis.resp import Exchange, request
 from aiodatadist.testing.pools import fetch, new_key, soon, store
 from tests.context_caching.servers import MIB, need_redis
 from tests.held import turns
@@ -63,7 +63,7 @@ async def pool_at(
 ) -> AsyncIterator[KVPool]:
     """Open a pool whose server answers the opening of a connection, and then runs the misdeed."""
     need_redis()
-    from aiodatadist.context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
+    from aiodatadist._context_caching.pools.redis.pool import RedisPool  # noqa: PLC0415 - absent where redis-py is
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -316,7 +316,7 @@ async def test_a_connection_that_comes_about_when_the_pool_is_closed_is_not_used
                 peer.writer.write(b":1\r\n")
 
     async with pool_at(answers_all_but_the_first) as pool:
-        from aiodatadist.context_caching.pools.redis.wire import Wire  # noqa: PLC0415 - absent where redis-py is
+        from aiodatadist._context_caching.pools.redis.wire import Wire  # noqa: PLC0415 - absent where redis-py is
 
         connect = Wire._connect
 

@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
+from aiodatadist._context_caching.pools.contract import PoolKey, PoolUnreachable, PutStatus, Stage
+from aiodatadist._testing.views import store_of
 from aiodatadist.context_caching import CcStatus, HealthGate, HealthRules, MemoryPool
-from aiodatadist.context_caching.pools.contract import PoolKey, PoolUnreachable, PutStatus, Stage
-from aiodatadist.testing.views import store_of
 from tests.context_caching.engine_fixtures import mooncake_master, redis_server
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened
@@ -165,7 +165,7 @@ def refusing(pool: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 async def test_a_mooncake_store_that_refuses(
     mooncake_master: MooncakeMaster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from aiodatadist.context_caching.pools.mooncake.pool import MooncakePool  # noqa: PLC0415 - absent elsewhere
+    from aiodatadist._context_caching.pools.mooncake.pool import MooncakePool  # noqa: PLC0415 - absent elsewhere
 
     async with aclosing(await MooncakePool.open(mooncake_master.url)) as pool, opened(pool, Kv()) as cache:
         with refusing(pool, monkeypatch):

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from aiodatadist._testing.views import entries_of, pipeline_of, store_of
 from aiodatadist.context_caching import CcStatus, ContextCache, KVPool, MemoryPool
-from aiodatadist.testing.views import entries_of, pipeline_of, store_of
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import ROOM, Kv, block_slots, by_slots, opened
 
@@ -83,7 +83,7 @@ async def test_a_value_that_no_load_missed_stays(is_foreign: bool) -> None:
 
 
 async def test_so_many_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.context_caching.transfer.pipeline.DAMAGED", 2)
+    monkeypatch.setattr("aiodatadist._context_caching.transfer.pipeline.DAMAGED", 2)
     async with caches(True) as (_, cache, inner):
         hashes = [1, 2, 3]
         await cache.save(hashes, **by_slots([0, 1, 2]), write_rcache=False)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from aiodatadist.context_caching.pools.buffers import HEAD, Buffer, Buffers
-from aiodatadist.context_caching.pools.redis.resp import (
+from aiodatadist._context_caching.pools.buffers import HEAD, Buffer, Buffers
+from aiodatadist._context_caching.pools.redis.resp import (
     PLAIN,
     SCRATCH,
     Exchange,

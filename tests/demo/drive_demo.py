@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aiodatadist import cli
-from aiodatadist.cli.demo import arguments
-from aiodatadist.cli.demo import command as demo
+from aiodatadist import _cli as cli
+from aiodatadist._cli.demo import arguments
+from aiodatadist._cli.demo import command as demo
 
 SCENARIO = sys.argv[1]
 

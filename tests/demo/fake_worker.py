@@ -13,7 +13,7 @@ import json
 import signal
 import sys
 
-from aiodatadist.cli.kit.pipes import die_with_parent
+from aiodatadist._cli.kit.pipes import die_with_parent
 
 
 def say(**message: object) -> None:

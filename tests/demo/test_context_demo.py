@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from aiodatadist import cli
-from aiodatadist.cli.demo import context_demo
-from aiodatadist.cli.demo.context_demo import ContextOptions, run_context_demo
-from aiodatadist.cli.demo.context_worker import block_hashes
-from aiodatadist.cli.demo.messages import ContextRun
-from aiodatadist.cli.kit.errors import CommandError
+from aiodatadist import _cli as cli
+from aiodatadist._cli.demo import context_demo
+from aiodatadist._cli.demo.context_demo import ContextOptions, run_context_demo
+from aiodatadist._cli.demo.context_worker import block_hashes
+from aiodatadist._cli.demo.messages import ContextRun
+from aiodatadist._cli.kit.errors import CommandError
 from aiodatadist.testing.small_model import BLOCK
 
 

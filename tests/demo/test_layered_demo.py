@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from aiodatadist.cli.demo.messages import LayerTimes
-from aiodatadist.cli.demo.timeline import lines, trace, write_trace
-from aiodatadist.cli.kit.errors import CommandError
+from aiodatadist._cli.demo.messages import LayerTimes
+from aiodatadist._cli.demo.timeline import lines, trace, write_trace
+from aiodatadist._cli.kit.errors import CommandError
 from tests.profiles import at_night
 
 from .process import LIMIT, PATIENCE, Demo

@@ -12,13 +12,13 @@ import anyio.to_thread
 import pytest
 
 from aiodatadist import LLMConfig, LLMException
-from aiodatadist.cli.demo import worker
-from aiodatadist.cli.demo.decode import decode
-from aiodatadist.cli.demo.figures import portions_of
-from aiodatadist.cli.demo.kv import open_kv
-from aiodatadist.cli.demo.messages import Failed, Finished, Job, Order, Prefilled, Progress, Report
-from aiodatadist.cli.demo.prefill import prefill
-from aiodatadist.cli.kit.pipes import Message, OrderT
+from aiodatadist._cli.demo import worker
+from aiodatadist._cli.demo.decode import decode
+from aiodatadist._cli.demo.figures import portions_of
+from aiodatadist._cli.demo.kv import open_kv
+from aiodatadist._cli.demo.messages import Failed, Finished, Job, Order, Prefilled, Progress, Report
+from aiodatadist._cli.demo.prefill import prefill
+from aiodatadist._cli.kit.pipes import Message, OrderT
 from aiodatadist.testing import open_cluster, soft_counters
 
 PROMPT = ("It was a dark and stormy night; the rain fell in torrents. " * 12)[:200]

@@ -18,8 +18,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from aiodatadist.cli.demo.messages import Receiving
-from aiodatadist.cli.kit.children import Child, start_child
+from aiodatadist._cli.demo.messages import Receiving
+from aiodatadist._cli.kit.children import Child, start_child
 from tests import children
 from tests.profiles import at_night
 

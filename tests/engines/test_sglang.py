@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from aiodatadist import LLMException, ParamInvalid
-from aiodatadist.adapters import rendezvous
+from aiodatadist._adapters import rendezvous
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.engines import sglang_base
 
@@ -370,7 +370,7 @@ def test_a_bootstrap_server_that_is_none_of_peers_is_not_asked(
 def test_the_spellings_of_one_address_are_not_kept_without_limit(
     sglang: SimpleNamespace, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodatadist.adapters.sglang.manager.MAX_ENGINES", 4)
+    monkeypatch.setattr("aiodatadist._adapters.sglang.manager.MAX_ENGINES", 4)
     host, _, port = pair.address.rpartition(":")
     for zeros in range(6):
         assert pair.decode.manager.find_ranks(f"{host}:{'0' * zeros}{port}", 30)
@@ -388,7 +388,7 @@ def test_a_room_that_is_too_long_fails_at_both_ends(sglang: SimpleNamespace, pai
 
 
 def test_a_layout_is_short_whatever_the_model_is(sglang: SimpleNamespace) -> None:
-    layout_of = import_module("aiodatadist.adapters.sglang.buffers").layout_of
+    layout_of = import_module("aiodatadist._adapters.sglang.buffers").layout_of
 
     def lengths(of: list[int]) -> str:
         arguments = SimpleNamespace(page_size=16, kv_item_lens=of, aux_item_lens=[64])

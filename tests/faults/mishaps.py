@@ -9,10 +9,10 @@ from typing import Literal
 import anyio
 import pytest
 
-from aiodatadist.concurrency.signal import Signal
-from aiodatadist.link.control.wire import Wire
-from aiodatadist.wire.frames import Unknown
-from aiodatadist.wire.messages import Message
+from aiodatadist._concurrency.signal import Signal
+from aiodatadist._link.control.wire import Wire
+from aiodatadist._wire.frames import Unknown
+from aiodatadist._wire.messages import Message
 
 Fate = Literal["lost", "twice", "late", "kept"] | None
 """``kept``: comes in time, and once more in front of the next message that comes when ``Mishaps.again`` was called."""

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMDataDist, LLMRole, LLMStatusCode
+from aiodatadist._testing.cancelling import CancelAt
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, soft_counters, verify
-from aiodatadist.testing.cancelling import CancelAt
 
 DESC = CacheDesc(4, [32, 1 << 18], DataType.DT_UINT8)  # 32 MiB: several windows
 BLOCKS = list(range(32))

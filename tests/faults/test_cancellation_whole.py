@@ -29,14 +29,16 @@ from aiodatadist import (
     RegisterMemStatus,
     TransferTimeout,
 )
-from aiodatadist.cache.digester import Digester
-from aiodatadist.cache.table import Entry
-from aiodatadist.link import Link
-from aiodatadist.link.data.channels import Channels
-from aiodatadist.link.reactions import Reactions
-from aiodatadist.link.transfers.pull_requests import PullRequests
-from aiodatadist.link.transfers.requester import Requester
-from aiodatadist.link.transfers.responder import Responder
+from aiodatadist._cache.digester import Digester
+from aiodatadist._cache.table import Entry
+from aiodatadist._link import Link
+from aiodatadist._link.data.channels import Channels
+from aiodatadist._link.reactions import Reactions
+from aiodatadist._link.transfers.pull_requests import PullRequests
+from aiodatadist._link.transfers.requester import Requester
+from aiodatadist._link.transfers.responder import Responder
+from aiodatadist._testing.cancelling import CancelAt
+from aiodatadist._testing.views import registry_of, transfers_of
 from aiodatadist.testing import (
     Cluster,
     cluster_info,
@@ -49,8 +51,6 @@ from aiodatadist.testing import (
     soft_hold,
     verify,
 )
-from aiodatadist.testing.cancelling import CancelAt
-from aiodatadist.testing.views import registry_of, transfers_of
 from tests.stopwatch import lasting
 from tests.strict.marks import any_memory
 

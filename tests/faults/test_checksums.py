@@ -17,7 +17,7 @@ from aiodatadist import (
     LLMStatusCode,
     TransferTimeout,
 )
-from aiodatadist.cache.digester import Digester
+from aiodatadist._cache.digester import Digester
 from aiodatadist.testing import cluster_info, inside, linked_pair, open_cluster, soft_fault, soft_faults_cleared, verify
 
 DESC = CacheDesc(4, [16, 8192], DataType.DT_UINT8)

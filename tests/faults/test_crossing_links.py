@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMStatusCode
-from aiodatadist.cluster.initiator import LinkInitiator
+from aiodatadist._cluster.initiator import LinkInitiator
+from aiodatadist._wire.messages import Hello
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
-from aiodatadist.wire.messages import Hello
 from tests.held import turns
 
 DESC = CacheDesc(2, [4, 4096], DataType.DT_UINT8)

@@ -22,9 +22,9 @@ from aiodatadist import (
     LLMStatusCode,
     NotLinked,
 )
-from aiodatadist.link import Wire
+from aiodatadist._link import Wire
+from aiodatadist._wire.messages import Accept, Connect, EndpointInfo, Hello
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster, soft_counters
-from aiodatadist.wire.messages import Accept, Connect, EndpointInfo, Hello
 from tests.held import let_pass
 from tests.stopwatch import lasting
 

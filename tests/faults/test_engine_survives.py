@@ -19,7 +19,7 @@ from aiodatadist import (
     LLMStatusCode,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.cluster import initiator, listener, pending_client
+from aiodatadist._cluster import initiator, listener, pending_client
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, soft_fault, soft_faults_cleared
 from tests.held import PUSH, held_transfer, turns
 

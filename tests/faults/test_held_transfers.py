@@ -19,9 +19,9 @@ from aiodatadist import (
     PeerLost,
     TransferTimeout,
 )
-from aiodatadist.link.transfers.pull_requests import PullRequest
+from aiodatadist._link.transfers.pull_requests import PullRequest
+from aiodatadist._wire.messages import Pulled
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, soft_faults_cleared, soft_hold
-from aiodatadist.wire.messages import Pulled
 from tests.strict.marks import STRICT
 
 DESC = CacheDesc(2, [16, 1 << 18], DataType.DT_UINT8)  # 8 MiB: many pieces

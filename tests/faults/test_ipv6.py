@@ -14,8 +14,8 @@ import pytest
 import uvloop
 
 from aiodatadist import BlocksCacheKey, LLMClusterInfo, LLMConfig, LLMDataDist, LLMException, LLMRole, LLMStatusCode
+from aiodatadist._testing.ports import free_port
 from aiodatadist.testing import cluster_info, linked_pair, open_cluster, verify
-from aiodatadist.testing.ports import free_port
 from tests import children
 from tests.faults.peer import DESC
 from tests.test_pull import moved

@@ -26,8 +26,8 @@ from aiodatadist import (
     TransferConfig,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.device import Stream
-from aiodatadist.layered import Destination, LayeredTransfer
+from aiodatadist._device import Stream
+from aiodatadist._layered import Destination, LayeredTransfer
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
 from tests.faults.peer import LAYERED
 from tests.faults.test_cancellation_whole import (

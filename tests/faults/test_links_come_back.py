@@ -22,9 +22,9 @@ from aiodatadist import (
     LLMStatusCode,
     NotLinked,
 )
+from aiodatadist._testing.ports import free_port
+from aiodatadist._testing.views import cut_link
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
-from aiodatadist.testing.ports import free_port
-from aiodatadist.testing.views import cut_link
 from tests.faults.proxy import Proxy, proxy
 from tests.faults.test_liveness import BLOCKS, BRISK, DESC, linked_to, puppet
 from tests.profiles import at_night

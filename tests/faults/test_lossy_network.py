@@ -64,7 +64,7 @@ def carry(ends: list[int], over: threading.Event) -> None:
 
 
 async def watch(sock: socket.socket, silences: list[str], watching: list[object]) -> None:
-    from aiodatadist.cluster.heartbeat_thread import HeartbeatThread  # noqa: PLC0415 - behind unshare
+    from aiodatadist._cluster.heartbeat_thread import HeartbeatThread  # noqa: PLC0415 - behind unshare
 
     if not watching:
         watching.append(HeartbeatThread(INTERVAL))

@@ -348,8 +348,8 @@ async def test_whatever_is_lost_each_request_ends_and_the_link_stays(mishaps: Mi
 async def test_a_peer_that_answers_nothing_at_all_loses_its_link(
     mishaps: Mishaps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodatadist.link.transfers.pull_requests.STOP_TIMEOUT", 0.2)
-    monkeypatch.setattr("aiodatadist.link.transfers.pull_requests.BROKEN_TIMEOUT", 0.0)
+    monkeypatch.setattr("aiodatadist._link.transfers.pull_requests.STOP_TIMEOUT", 0.2)
+    monkeypatch.setattr("aiodatadist._link.transfers.pull_requests.BROKEN_TIMEOUT", 0.0)
     async with linked_pair(BLOCKS, **request_mode(SHORT)) as (_, decoder, _, cache):
         mishaps.decide = lambda message: "lost" if message.type == "pulled" else None
         with pytest.raises(LLMException, match=r"did not stop writing within 0\.2 s"):

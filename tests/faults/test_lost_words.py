@@ -86,7 +86,7 @@ async def test_each_notification_arrives_once_and_in_order(mishaps: Mishaps, wha
 async def test_a_user_that_takes_none_for_long_loses_none_and_the_peer_does_not_repeat_them_all(
     mishaps: Mishaps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodatadist.link.control.notifications.AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("aiodatadist._link.control.notifications.AGAIN_SECONDS", 0.1)
     async with linked_pair(DESC) as (prompt, decoder, _, _):
         for number in range(10):
             await prompt.datadist.notify(2, b"%d" % number)

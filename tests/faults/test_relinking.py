@@ -9,6 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMStatusCode
+from aiodatadist._testing.views import cut_link
 from aiodatadist.testing import (
     cluster_info,
     inside,
@@ -17,7 +18,6 @@ from aiodatadist.testing import (
     soft_counters,
     soft_hold,
 )
-from aiodatadist.testing.views import cut_link
 from tests.held import held_transfer
 
 DESC = CacheDesc(1, [8, 4096], DataType.DT_UINT8)

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, EventLayerSynchronizer, TransferWithCacheKeyConfig
-from aiodatadist.context_caching.transfer.handle import QUIESCE_SECONDS
-from aiodatadist.device import StreamLimits, TransferState
+from aiodatadist._context_caching.transfer.handle import QUIESCE_SECONDS
+from aiodatadist._device import StreamLimits, TransferState
+from aiodatadist._testing.views import transfer_of
 from aiodatadist.testing import linked_pair, soft_hold
-from aiodatadist.testing.views import transfer_of
 
 LAYERS = range(4)
 DESC = CacheDesc(8, [16, 1024], DataType.DT_UINT8)

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from aiodatadist import LinkError, LinkTimeout, LLMClusterInfo, LLMStatusCode
-from aiodatadist.cluster.initiator import LinkInitiator
+from aiodatadist._cluster.initiator import LinkInitiator
 from aiodatadist.testing import ChaosProxy, Latency, cluster_info, open_cluster
 from tests.hostile.test_strangers import port_of
 from tests.hostile.test_unproved import Impostor

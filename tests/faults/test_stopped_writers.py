@@ -27,7 +27,7 @@ from aiodatadist import (
     Placement,
     PoolUsage,
 )
-from aiodatadist.cache.table import Entry
+from aiodatadist._cache.table import Entry
 from aiodatadist.testing import Cluster, inside, open_cluster, soft_counters, soft_hold
 from tests.faults.test_liveness import BLOCKS, DESC, POOL, Puppet, gone, linked_to, puppet
 from tests.held import turns

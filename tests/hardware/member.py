@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole
-from aiodatadist.device import CopyKind, Program, Stream
-from aiodatadist.testing.patterns import pattern
-from aiodatadist.values.descriptors import Placement
-from aiodatadist.values.grid import Grid
+from aiodatadist._device import CopyKind, Program, Stream
+from aiodatadist._testing.patterns import pattern
+from aiodatadist._values.descriptors import Placement
+from aiodatadist._values.grid import Grid
 from tests.hardware.place import Place
 
 HUGE_PAGE = 2 << 20

@@ -16,10 +16,10 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+from aiodatadist._values.foreign import MAX_SIGNS, SMALL
+from aiodatadist._wire.frames import HEAD, MAGIC, MAX_BODY, VERSION, Decoder, encode
+from aiodatadist._wire.messages import Bye, Message
 from aiodatadist.errors import ProtocolError
-from aiodatadist.values.foreign import MAX_SIGNS, SMALL
-from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, VERSION, Decoder, encode
-from aiodatadist.wire.messages import Bye, Message
 from tests.unit.wire.examples import EACH
 
 MILLISECONDS, MIB = float(os.environ.get("AIODATADIST_FRAME_MILLISECONDS", "10")), 10.0

@@ -17,12 +17,12 @@ import anyio.to_thread
 import pytest
 
 from aiodatadist import AuthError, LinkError, LinkTimeout, ParamInvalid, ProtocolError
-from aiodatadist.adapters import rendezvous, rendezvous_lines
-from aiodatadist.adapters.block_shapes import MAX_LAYOUT, MAX_WORD
-from aiodatadist.adapters.engine_ranks import EngineRanks
-from aiodatadist.adapters.peer_links import PeerAddress
-from aiodatadist.adapters.rendezvous import Registered, RendezvousServer, ask, register
-from aiodatadist.adapters.rendezvous_lines import (
+from aiodatadist._adapters import rendezvous, rendezvous_lines
+from aiodatadist._adapters.block_shapes import MAX_LAYOUT, MAX_WORD
+from aiodatadist._adapters.engine_ranks import EngineRanks
+from aiodatadist._adapters.peer_links import PeerAddress
+from aiodatadist._adapters.rendezvous import Registered, RendezvousServer, ask, register
+from aiodatadist._adapters.rendezvous_lines import (
     ANSWER,
     MAX_ANSWER,
     MAX_QUESTION,
@@ -34,11 +34,11 @@ from aiodatadist.adapters.rendezvous_lines import (
     read,
     written,
 )
-from aiodatadist.blocking import shared_loop
-from aiodatadist.cluster import client_slots
-from aiodatadist.cluster.client_slots import MAX_CLIENTS, MAX_CLIENTS_OF_ONE, ClientSlots
-from aiodatadist.testing.views import thread_of
-from aiodatadist.values.foreign import Unreadable
+from aiodatadist._blocking import shared_loop
+from aiodatadist._cluster import client_slots
+from aiodatadist._cluster.client_slots import MAX_CLIENTS, MAX_CLIENTS_OF_ONE, ClientSlots
+from aiodatadist._testing.views import thread_of
+from aiodatadist._values.foreign import Unreadable
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 LAYOUT: dict[str, str | int] = {"page_size": 16, "kv_layout": "NHD"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, Placement
+from aiodatadist._wire.messages import Broken, Retire
 from aiodatadist.testing import inside, linked_pair, verify
-from aiodatadist.wire.messages import Broken, Retire
 from tests.held import held_transfer, there_and_back
 
 DESC = CacheDesc(2, (64, 4096), DataType.DT_UINT8, Placement.HOST)

@@ -22,15 +22,15 @@ from aiodatadist import (
     new_lease_name,
     prompt_digest,
 )
-from aiodatadist.cluster.engine import Engine
-from aiodatadist.link.control.block_leases import BlockLeases
-from aiodatadist.link.control.peer_claim import PeerClaim
-from aiodatadist.link.transfers.responder import Responder
+from aiodatadist._cluster.engine import Engine
+from aiodatadist._link.control.block_leases import BlockLeases
+from aiodatadist._link.control.peer_claim import PeerClaim
+from aiodatadist._link.transfers.responder import Responder
+from aiodatadist._testing.views import transfer_of
+from aiodatadist._values.digests import LeaseDigests
+from aiodatadist._wire import frames, messages
+from aiodatadist._wire.messages import Claim, Pull, Unclaim
 from aiodatadist.testing import inside
-from aiodatadist.testing.views import transfer_of
-from aiodatadist.values.digests import LeaseDigests
-from aiodatadist.wire import frames, messages
-from aiodatadist.wire.messages import Claim, Pull, Unclaim
 from tests.test_block_leases import BLOCKS, DESC, MINUTE, TARGETS, Pair, ended, pair_of
 
 PROMPT, ANOTHER = prompt_digest([1, 2, 3]), prompt_digest([1, 2, 4])
@@ -296,7 +296,7 @@ async def test_an_older_puller_is_accepted_with_one_warning_unless_a_prompt_is_t
     speak_older(monkeypatch, 1)
     encode = frames.encode
     monkeypatch.setattr(
-        "aiodatadist.link.control.wire.encode",
+        "aiodatadist._link.control.wire.encode",
         lambda message, minor=messages.MINOR: encode(message, 1 if isinstance(message, (Claim, Unclaim)) else minor),
     )
     async with pair_of() as pair:

@@ -19,16 +19,16 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkTimeout, LLMClusterInfo, LLMStatusCode
-from aiodatadist.adapters import dials, peer_links
-from aiodatadist.adapters.block_shapes import Axes, BlockShape
-from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
-from aiodatadist.adapters.peers import LOOPBACK, NotAPeer, Peers
-from aiodatadist.cluster import dial
-from aiodatadist.cluster.engine import Engine
-from aiodatadist.cluster.link_table import LinkTable
-from aiodatadist.concurrency.spawner import Spawner
+from aiodatadist._adapters import dials, peer_links
+from aiodatadist._adapters.block_shapes import Axes, BlockShape
+from aiodatadist._adapters.peer_links import PeerAddress, PeerLinks
+from aiodatadist._adapters.peers import LOOPBACK, NotAPeer, Peers
+from aiodatadist._cluster import dial
+from aiodatadist._cluster.engine import Engine
+from aiodatadist._cluster.link_table import LinkTable
+from aiodatadist._concurrency.spawner import Spawner
+from aiodatadist._testing.views import call_on_loop
 from aiodatadist.testing import ChaosProxy, Cluster, cluster_info, inside, open_cluster, verify
-from aiodatadist.testing.views import call_on_loop
 from tests.adapters.test_links_of_orders import engine_of
 from tests.hostile.test_offers import PROMPT, End, pull
 from tests.hostile.test_unproved import Impostor, hello

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from aiodatadist import new_lease_name, prompt_digest
-from aiodatadist.adapters.block_service import BlockService
-from aiodatadist.adapters.block_shapes import Axes
-from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
+from aiodatadist._adapters.block_service import BlockService
+from aiodatadist._adapters.block_shapes import Axes
+from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress
 from tests.adapters import test_cut_blocks
 from tests.adapters.test_cut_blocks import HEAD_MAJOR, TOKEN_MAJOR, Worker
 from tests.profiles import at_night

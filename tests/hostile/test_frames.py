@@ -12,9 +12,9 @@ from hypothesis import given
 from pydantic_core import from_json
 
 from aiodatadist import ProtocolError
-from aiodatadist.values.foreign import MAX_SIGNS
-from aiodatadist.wire.frames import HEAD, MAGIC, MAX_BODY, VERSION, Decoder, encode, sealed
-from aiodatadist.wire.messages import MAX_INDEXES, Message, parser
+from aiodatadist._values.foreign import MAX_SIGNS
+from aiodatadist._wire.frames import HEAD, MAGIC, MAX_BODY, VERSION, Decoder, encode, sealed
+from aiodatadist._wire.messages import MAX_INDEXES, Message, parser
 from tests.profiles import at_night
 from tests.unit.wire.examples import EACH, messages, pull
 

@@ -16,14 +16,14 @@ import anyio.lowlevel
 import pytest
 
 from aiodatadist import LinkTimeout, LLMClusterInfo, LLMException, LLMStatusCode
-from aiodatadist.cluster import client_slots, half_links, link_table
-from aiodatadist.cluster.dial import Steps
-from aiodatadist.cluster.half_links import HalfLinks
-from aiodatadist.concurrency.fair_queue import FairQueue
-from aiodatadist.concurrency.signal import Signal
+from aiodatadist._cluster import client_slots, half_links, link_table
+from aiodatadist._cluster.dial import Steps
+from aiodatadist._cluster.half_links import HalfLinks
+from aiodatadist._concurrency.fair_queue import FairQueue
+from aiodatadist._concurrency.signal import Signal
+from aiodatadist._wire.handshake import Handshake
+from aiodatadist._wire.messages import Accept, Connect, Hello, Refuse
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, soft_faults_cleared, soft_hold
-from aiodatadist.wire.handshake import Handshake
-from aiodatadist.wire.messages import Accept, Connect, Hello, Refuse
 from tests.clock import took
 from tests.held import turns
 from tests.hostile.test_strangers import KEY, Client, client_of, link

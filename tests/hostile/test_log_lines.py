@@ -16,10 +16,10 @@ import anyio
 import pytest
 
 from aiodatadist import new_lease_name
-from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
-from aiodatadist.adapters.push_in import ExpectOrder
-from aiodatadist.adapters.sendings import Portion
-from aiodatadist.counting import Incidents
+from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress
+from aiodatadist._adapters.push_in import ExpectOrder
+from aiodatadist._adapters.sendings import Portion
+from aiodatadist._counting import Incidents
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair
 from tests.hostile.test_logs import say
 from tests.hostile.test_offers import PROMPT, End, offer, worker
@@ -196,7 +196,7 @@ def vllm() -> Iterator[SimpleNamespace]:
 
 
 def test_requests_with_a_name_that_is_in_use(lines: Lines, vllm: SimpleNamespace) -> None:
-    from aiodatadist.adapters.block_service import Settings  # noqa: PLC0415 - beside the halves
+    from aiodatadist._adapters.block_service import Settings  # noqa: PLC0415 - beside the halves
 
     side: Any = vllm.scheduler_side.SchedulerSide(Settings(), 16, 8)
     clock = Clock(lines, side.incidents)

@@ -19,17 +19,17 @@ import anyio
 import pytest
 
 from aiodatadist import LeaseTicket, LLMClusterInfo, LLMConfig, LLMException, ParamInvalid, new_lease_name
-from aiodatadist.adapters.peer_links import LinkedPeer
-from aiodatadist.adapters.push_in import ExpectOrder
-from aiodatadist.adapters.sendings import Portion
-from aiodatadist.cluster import host_names
+from aiodatadist._adapters.peer_links import LinkedPeer
+from aiodatadist._adapters.push_in import ExpectOrder
+from aiodatadist._adapters.sendings import Portion
+from aiodatadist._cluster import host_names
+from aiodatadist._context_caching.pools.contract import PoolKey, PoolTimeout, PoolUnreachable
+from aiodatadist._testing.views import call_on_loop, links_of, wire_of
+from aiodatadist._values.foreign import SHOWN
+from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, encode, sealed
+from aiodatadist._wire.messages import MAX_REASON, Disconnect, Landed, Message, Note, Refuse, Unsupported
 from aiodatadist.context_caching import open_pool
-from aiodatadist.context_caching.pools.contract import PoolKey, PoolTimeout, PoolUnreachable
 from aiodatadist.testing import inside, linked_pair, open_cluster
-from aiodatadist.testing.views import call_on_loop, links_of, wire_of
-from aiodatadist.values.foreign import SHOWN
-from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, encode, sealed
-from aiodatadist.wire.messages import MAX_REASON, Disconnect, Landed, Message, Note, Refuse, Unsupported
 from tests.adapters.test_pushes import End
 from tests.test_told_once import DESC
 from tests.unit.wire.examples import EACH, hello

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from aiodatadist.cluster import host_names
-from aiodatadist.values import peer_budget
+from aiodatadist._cluster import host_names
+from aiodatadist._values import peer_budget
 from tests.hostile.test_dials import ends, keep
 from tests.hostile.test_offers import End, pull
 from tests.test_host_names import answer

@@ -20,15 +20,15 @@ import numpy as np
 import pytest
 
 from aiodatadist import ParamInvalid, new_lease_name, prompt_digest
-from aiodatadist.adapters.block_service import BlockService, Settings
-from aiodatadist.adapters.block_shapes import BlockShape
-from aiodatadist.adapters.ended import Ended
-from aiodatadist.adapters.leased_blocks import PullOrder, WorkerAddress
-from aiodatadist.adapters.push_in import ExpectOrder
-from aiodatadist.cluster import dial, host_names
-from aiodatadist.counting import Incidents
+from aiodatadist._adapters.block_service import BlockService, Settings
+from aiodatadist._adapters.block_shapes import BlockShape
+from aiodatadist._adapters.ended import Ended
+from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress
+from aiodatadist._adapters.push_in import ExpectOrder
+from aiodatadist._cluster import dial, host_names
+from aiodatadist._counting import Incidents
+from aiodatadist._testing.views import call_on_loop
 from aiodatadist.testing import inside
-from aiodatadist.testing.views import call_on_loop
 from tests.hostile.vllm_names import both_halves, sglang_manager
 
 BLOCKS, BYTES = 8, 4096

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiodatadist import LLMConfig, LLMException, ParamInvalid
-from aiodatadist.transport.blob_exchange import MAX_TABLE, validate
+from aiodatadist._transport.blob_exchange import MAX_TABLE, validate
 
 UNKNOWN = "{" + ",".join(f'"{i:x}":0' for i in range(100_000)) + "}"
 SHAPES = {

@@ -14,15 +14,15 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aiodatadist.adapters.block_shapes import MAX_LAYOUT
-from aiodatadist.adapters.ended import Ended
-from aiodatadist.adapters.peer_links import LinkedPeer
-from aiodatadist.adapters.push_marks import DroppedTransfers
-from aiodatadist.adapters.push_messages import MAX_BLOCKS, Drop, More, PushMessage, Refused, Sent, TransferKey, Want
-from aiodatadist.adapters.push_out import OutgoingPushes
-from aiodatadist.adapters.sendings import Portion
-from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.values import peer_budget
+from aiodatadist._adapters.block_shapes import MAX_LAYOUT
+from aiodatadist._adapters.ended import Ended
+from aiodatadist._adapters.peer_links import LinkedPeer
+from aiodatadist._adapters.push_marks import DroppedTransfers
+from aiodatadist._adapters.push_messages import MAX_BLOCKS, Drop, More, PushMessage, Refused, Sent, TransferKey, Want
+from aiodatadist._adapters.push_out import OutgoingPushes
+from aiodatadist._adapters.sendings import Portion
+from aiodatadist._concurrency.spawner import Spawner
+from aiodatadist._values import peer_budget
 from tests.hostile.vllm_names import sglang_manager
 
 LIAR, HONEST = LinkedPeer(7, 1), LinkedPeer(8, 1)

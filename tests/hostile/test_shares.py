@@ -22,21 +22,21 @@ import anyio.lowlevel
 import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMStatusCode, Placement
-from aiodatadist.cache import digester as digesting
-from aiodatadist.concurrency.blocking_calls import in_thread
-from aiodatadist.counting import Totals
-from aiodatadist.device.checksums import add_checksums
+from aiodatadist._cache import digester as digesting
+from aiodatadist._concurrency.blocking_calls import in_thread
+from aiodatadist._counting import Totals
+from aiodatadist._device.checksums import add_checksums
+from aiodatadist._link.control.block_leases import BlockLeases, LeaseEnd
+from aiodatadist._link.control.peer_claim import PeerClaim
+from aiodatadist._values import peer_budget
+from aiodatadist._values.grid import Side
+from aiodatadist._values.lease_ticket import new_lease_name
+from aiodatadist._wire.messages import Digest, Digests
 from aiodatadist.errors import TransferError
-from aiodatadist.link.control.block_leases import BlockLeases, LeaseEnd
-from aiodatadist.link.control.peer_claim import PeerClaim
 from aiodatadist.testing import Cluster, inside, linked_pair, open_cluster
-from aiodatadist.values import peer_budget
-from aiodatadist.values.grid import Side
-from aiodatadist.values.lease_ticket import new_lease_name
-from aiodatadist.wire.messages import Digest, Digests
 
 if TYPE_CHECKING:
-    from aiodatadist.cache.table import Entry
+    from aiodatadist._cache.table import Entry
 
 # ---- claims of leases that do not exist ----
 

@@ -16,16 +16,16 @@ import anyio
 import pytest
 
 from aiodatadist import LinkTimeout, new_lease_name
-from aiodatadist.adapters import dials, peer_links
-from aiodatadist.adapters.block_shapes import Axes, BlockShape
-from aiodatadist.adapters.peer_links import PeerAddress, PeerLinks
-from aiodatadist.adapters.peers import LOOPBACK, Peers
-from aiodatadist.adapters.push_in import ExpectOrder
-from aiodatadist.cluster import dial, host_names
-from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.link import Connection
+from aiodatadist._adapters import dials, peer_links
+from aiodatadist._adapters.block_shapes import Axes, BlockShape
+from aiodatadist._adapters.peer_links import PeerAddress, PeerLinks
+from aiodatadist._adapters.peers import LOOPBACK, Peers
+from aiodatadist._adapters.push_in import ExpectOrder
+from aiodatadist._cluster import dial, host_names
+from aiodatadist._concurrency.spawner import Spawner
+from aiodatadist._link import Connection
+from aiodatadist._testing.views import call_on_loop
 from aiodatadist.testing import open_cluster
-from aiodatadist.testing.views import call_on_loop
 from tests.clock import took
 from tests.hostile.test_dials import SILENT, Released, Silence, ends, keep, silence
 from tests.hostile.test_offers import PROMPT, End, pull

@@ -14,13 +14,13 @@ import anyio.abc
 import pytest
 
 from aiodatadist import CacheDesc, DataType, LLMRole, LLMStatusCode
-from aiodatadist.cluster import client_slots, link_table
-from aiodatadist.cluster.client_slots import ClientSlots
-from aiodatadist.cluster.pending_client import CLIENT_TIMEOUT
+from aiodatadist._cluster import client_slots, link_table
+from aiodatadist._cluster.client_slots import ClientSlots
+from aiodatadist._cluster.pending_client import CLIENT_TIMEOUT
+from aiodatadist._wire.frames import Decoder, Unknown, encode
+from aiodatadist._wire.handshake import Handshake
+from aiodatadist._wire.messages import MINOR, Connect, Hello, Message, Proof, Refuse
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
-from aiodatadist.wire.frames import Decoder, Unknown, encode
-from aiodatadist.wire.handshake import Handshake
-from aiodatadist.wire.messages import MINOR, Connect, Hello, Message, Proof, Refuse
 from tests.clock import AutojumpLoop
 from tests.held import turns
 from tests.unit.wire.examples import hello

@@ -8,11 +8,11 @@ from itertools import count
 
 import pytest
 
-from aiodatadist.adapters.push_in import ExpectOrder
-from aiodatadist.adapters.push_messages import Drop, Refused, Sent
-from aiodatadist.adapters.sendings import Portion
-from aiodatadist.testing.views import call_on_loop, links_of, post_as
-from aiodatadist.values.digests import prompt_digest
+from aiodatadist._adapters.push_in import ExpectOrder
+from aiodatadist._adapters.push_messages import Drop, Refused, Sent
+from aiodatadist._adapters.sendings import Portion
+from aiodatadist._testing.views import call_on_loop, links_of, post_as
+from aiodatadist._values.digests import prompt_digest
 from tests.adapters.test_pushes import End, until
 
 MINE, THEIRS = prompt_digest([1, 2, 3]), prompt_digest([4, 5, 6])

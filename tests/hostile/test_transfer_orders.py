@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist.adapters.push_in import ExpectOrder
-from aiodatadist.adapters.sendings import Portion
+from aiodatadist._adapters.push_in import ExpectOrder
+from aiodatadist._adapters.sendings import Portion
 from aiodatadist.testing import soft_faults_cleared, soft_hold
 from tests.adapters.test_pushes import End
 from tests.hostile.test_transfer_names import MINE, THEIRS, heard, push

@@ -15,10 +15,10 @@ import anyio.to_thread
 import pytest
 
 from aiodatadist import LLMClusterInfo, LLMStatusCode
-from aiodatadist.cluster.initiator import LinkInitiator
+from aiodatadist._cluster.initiator import LinkInitiator
+from aiodatadist._wire.frames import Decoder, Unknown, encode
+from aiodatadist._wire.messages import Hello, Message, Proof, Refuse
 from aiodatadist.testing import cluster_info, open_cluster
-from aiodatadist.wire.frames import Decoder, Unknown, encode
-from aiodatadist.wire.messages import Hello, Message, Proof, Refuse
 from tests.test_relink import GIVEN_UP, LINKED, QUICK, RELINKING, Door, cut, phases, pulled, until, waiting_pair
 from tests.unit.wire.examples import endpoint
 

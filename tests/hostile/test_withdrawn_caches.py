@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, Placement
-from aiodatadist.cache.names import Name
-from aiodatadist.link.transfers.responder import MAX_ASKED_EARLY
+from aiodatadist._cache.names import Name
+from aiodatadist._link.transfers.responder import MAX_ASKED_EARLY
+from aiodatadist._values.peer_budget import REQUEST_TASKS
+from aiodatadist._wire.messages import CacheEntry, Grant, KeyName, Lookup, Owned, Pull, Revoke, Stop
 from aiodatadist.testing import inside, linked_pair
-from aiodatadist.values.peer_budget import REQUEST_TASKS
-from aiodatadist.wire.messages import CacheEntry, Grant, KeyName, Lookup, Owned, Pull, Revoke, Stop
 from tests.held import there_and_back, turns
 
 DESC = CacheDesc(2, (8, 64), DataType.DT_UINT8, Placement.HOST)

@@ -12,16 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import aiodatadist.adapters
-
-SGLANG, SGLANG_BASE = "aiodatadist.adapters.sglang", "sglang.srt.disaggregation.base.conn"
+SGLANG, SGLANG_BASE = "aiodatadist._adapters.sglang", "sglang.srt.disaggregation.base.conn"
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
-ADAPTER = "aiodatadist.adapters.vllm"
+ADAPTER = "aiodatadist._adapters.vllm"
 
 
 class RequestStatus(IntEnum):
@@ -32,7 +29,7 @@ class RequestStatus(IntEnum):
 
 @contextmanager
 def both_halves() -> Iterator[SimpleNamespace]:
-    """Load the modules of both halves, without the package's own ``__init__``, which needs the rest of vLLM."""
+    """Load the modules of both halves, which need two names of vLLM's."""
     before = set(sys.modules)
     if importlib.util.find_spec("vllm") is None:
         base, request = ModuleType(BASE), ModuleType("vllm.v1.request")
@@ -40,9 +37,6 @@ def both_halves() -> Iterator[SimpleNamespace]:
             setattr(base, name, type(name, (), {}))
         request.RequestStatus = RequestStatus  # type: ignore[attr-defined]
         sys.modules |= {BASE: base, "vllm.v1.request": request}
-    package = ModuleType(ADAPTER)
-    package.__path__ = [str(Path(aiodatadist.adapters.__path__[0]) / "vllm")]
-    sys.modules.setdefault(ADAPTER, package)
     try:
         names = ("offer", "orders", "scheduler_side")
         yield SimpleNamespace(**{name: import_module(f"{ADAPTER}.{name}") for name in names})
@@ -60,9 +54,6 @@ def sglang_manager() -> Iterator[ModuleType]:
         base = ModuleType(SGLANG_BASE)
         base.BaseKVManager = type("BaseKVManager", (), {})  # type: ignore[attr-defined]
         sys.modules[SGLANG_BASE] = base
-    package = ModuleType(SGLANG)
-    package.__path__ = [str(Path(aiodatadist.adapters.__path__[0]) / "sglang")]
-    sys.modules.setdefault(SGLANG, package)
     try:
         yield import_module(f"{SGLANG}.manager")
     finally:
@@ -80,9 +71,6 @@ def figures_of_vllm() -> Iterator[ModuleType]:
         made.KVConnectorStats = _Stats  # type: ignore[attr-defined]
         made.KVConnectorPromMetrics = _PromMetrics  # type: ignore[attr-defined]
         sys.modules[METRICS] = made
-    package = ModuleType(ADAPTER)
-    package.__path__ = [str(Path(aiodatadist.adapters.__path__[0]) / "vllm")]
-    sys.modules.setdefault(ADAPTER, package)
     try:
         yield import_module(f"{ADAPTER}.stats")
     finally:

@@ -11,9 +11,9 @@ import pytest
 
 import aiodatadist
 from aiodatadist import CacheKey, FeatureNotEnabled, LLMClusterInfo, LLMRole, LLMStatusCode, ParamInvalid
+from aiodatadist._testing.views import cut_link
 from aiodatadist.legacy import KvCacheManager, LLMConfig, LLMDataDist, LLMReq, ModelRunner
 from aiodatadist.testing import inside
-from aiodatadist.testing.views import cut_link
 from tests.legacy.pairs import OK, POOL, SLOTS, filled, info_of, open_one, options, pair
 from tests.legacy.test_kv_cache_manager import refused
 

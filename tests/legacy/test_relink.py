@@ -18,8 +18,8 @@ from aiodatadist import (
     NotLinked,
     TransferConfig,
 )
+from aiodatadist._testing.views import cut_link
 from aiodatadist.testing import inside
-from aiodatadist.testing.views import cut_link
 from tests.legacy.pairs import OK, SLOTS, Pair, filled, held, pair, value
 from tests.test_relink import until
 

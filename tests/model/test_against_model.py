@@ -37,8 +37,8 @@ from aiodatadist import (
     NotLinked,
     Placement,
 )
+from aiodatadist._values.descriptors import UNSET
 from aiodatadist.testing import Cluster, cluster_info, open_cluster, soft_counters
-from aiodatadist.values.descriptors import UNSET
 from tests.model.model import (
     DISABLED,
     PAGE,

@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant(
         "a-held-device-is-released",
         "over loopback it does not either",
-        "aiodatadist/device/device.py",
+        "aiodatadist/_device/device.py",
         "        if not self._holds:\n            await in_thread(self._release, gives_back=True)\n",
         "        await in_thread(self._release, gives_back=True)\n",
         (FINALIZED,),
@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         "the-callers-memory-is-not-kept",
         "memory of a caller's lives for as long as a copy over loopback is in it",
-        "aiodatadist/device/device.py",
+        "aiodatadist/_device/device.py",
         "            self._kept.append(value)\n",
         "            pass\n",
         (FINALIZED,),
@@ -72,7 +72,7 @@ MUTANTS = (
     Mutant(
         "a-left-device-is-kept",
         "that memory is given back when the copy has ended",
-        "aiodatadist/transport/loopback.py",
+        "aiodatadist/_transport/loopback.py",
         "            await left.let_go()\n",
         "            pass\n",
         (FINALIZED,),
@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         "stopped-before-drained",
         "the responder says that a request was stopped when its put has drained",
-        "aiodatadist/link/transfers/responder.py",
+        "aiodatadist/_link/transfers/responder.py",
         "            running.cancel()\n",
         "            running.cancel()\n"
         "            self._say(_refusal(call, TransferError('it was stopped'), stopped=True))\n",
@@ -89,7 +89,7 @@ MUTANTS = (
     Mutant(
         "stopped-before-drained-in-a-task",
         "so does a request that has a task",
-        "aiodatadist/link/transfers/responder.py",
+        "aiodatadist/_link/transfers/responder.py",
         "            await transfer.join()\n",
         "            import asyncio\n"
         "            waiter = asyncio.ensure_future(transfer.join())\n"
@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant(
         "cancelled-before-stopped",
         "a request that is cancelled ends when the peer has said that it stopped",
-        "aiodatadist/link/transfers/pull_requests.py",
+        "aiodatadist/_link/transfers/pull_requests.py",
         "        elif request.stage is Stage.ASKED:\n            self._stop_asking(request, Stage.STOPPING)\n",
         "        elif request.stage is Stage.ASKED:\n"
         "            self._stop_asking(request, Stage.STOPPING)\n"
@@ -114,7 +114,7 @@ MUTANTS = (
     Mutant(
         "late-before-stopped",
         "a request that is late ends when the peer has said that it stopped",
-        "aiodatadist/link/transfers/pull_requests.py",
+        "aiodatadist/_link/transfers/pull_requests.py",
         "        elif request.stage is Stage.ASKED:\n            self._stop_asking(request, Stage.LATE)\n",
         "        else:\n            request.finish(TransferState.FAILED, _late_error(request))\n",
         ("tests/test_crowd.py::test_a_request_that_is_late_in_line_is_never_asked_for",),
@@ -122,7 +122,7 @@ MUTANTS = (
     Mutant(
         "other-caches-share-a-message",
         "a request that travels with another one names its own destination",
-        "aiodatadist/link/data/remote_operation.py",
+        "aiodatadist/_link/data/remote_operation.py",
         "            self.entry is other.entry\n            and self.key == other.key\n",
         "            self.key == other.key\n",
         ("tests/test_requests_together.py",),
@@ -130,7 +130,7 @@ MUTANTS = (
     Mutant(
         "a-long-request-fails-in-the-next-ones-place",
         "a request that is too long for a message fails alone and at once",
-        "aiodatadist/link/transfers/pull_requests.py",
+        "aiodatadist/_link/transfers/pull_requests.py",
         "count > MOST_BLOCKS or spec.selection.parts is not None\n",
         "count > MOST_BLOCKS\n",
         ("tests/test_requests_together.py::test_a_request_that_is_too_long_to_be_said_fails_alone_and_at_once",),
@@ -138,7 +138,7 @@ MUTANTS = (
     Mutant(
         "requests-together-unbounded",
         "the requests of one message name no more blocks than one may",
-        "aiodatadist/link/transfers/responder.py",
+        "aiodatadist/_link/transfers/responder.py",
         "        if (count := message.count_blocks()) > 2 * MAX_INDEXES:\n",
         "        if (count := message.count_blocks()) > 2**63:\n",
         ("tests/test_requests_together.py",),
@@ -146,7 +146,7 @@ MUTANTS = (
     Mutant(
         "old-way-to-a-new-destination",
         "a request is written where its destination is now",
-        "aiodatadist/link/transfers/shortcuts.py",
+        "aiodatadist/_link/transfers/shortcuts.py",
         "            or way.remote is not target\n",
         "",
         ("tests/test_served_shortcuts.py",),
@@ -154,7 +154,7 @@ MUTANTS = (
     Mutant(
         "short-way-into-memory-given-up",
         "a cache that has been given up is not reached by a shortcut",
-        "aiodatadist/cache_manager/short_way.py",
+        "aiodatadist/_cache_manager/short_way.py",
         "        or not way.entry.is_usable\n",
         "",
         ("tests/test_shortcuts.py",),
@@ -162,7 +162,7 @@ MUTANTS = (
     Mutant(
         "short-way-with-a-notification",
         "a pull that notifies its peer notifies it each time",
-        "aiodatadist/cache_manager/short_way.py",
+        "aiodatadist/_cache_manager/short_way.py",
         "        or notify is not None\n",
         "",
         ("tests/test_notifications.py",),
@@ -170,7 +170,7 @@ MUTANTS = (
     Mutant(
         "layers-take-the-way-of-all",
         "a request for some layers writes no others",
-        "aiodatadist/wire/messages.py",
+        "aiodatadist/_wire/messages.py",
         "self.parts is None and self.src_layers is None and self.dst_layers is None\n",
         "self.parts is None\n",
         ("tests/test_served_shortcuts.py",),
@@ -178,7 +178,7 @@ MUTANTS = (
     Mutant(
         "answered-after-the-end",
         "a request whose link has ended is not answered: its end withholds what may still be written",
-        "aiodatadist/link/transfers/responder.py",
+        "aiodatadist/_link/transfers/responder.py",
         "        if not self._session.is_open:\n            return\n",
         "",
         (f"{LEASES}::test_memory_that_the_device_does_not_let_go_of_is_never_handed_out_again[owner]",),
@@ -186,7 +186,7 @@ MUTANTS = (
     Mutant(
         "cancel-swallowed",
         "a task that is cancelled while it waits for a transfer ends cancelled",
-        "aiodatadist/concurrency/completion.py",
+        "aiodatadist/_concurrency/completion.py",
         "                        self._unanswered()\n                raise\n",
         "                        self._unanswered()\n",
         ("tests/unit/concurrency/test_completion.py",),
@@ -194,7 +194,7 @@ MUTANTS = (
     Mutant(
         "deadline-ignored",
         "a transfer ends when its deadline has passed",
-        "aiodatadist/concurrency/completion.py",
+        "aiodatadist/_concurrency/completion.py",
         '        """Cancel it because it is late: it ends with ``LLM_TIMEOUT``."""\n        self.cancel()\n',
         '        """Cancel it because it is late: it ends with ``LLM_TIMEOUT``."""\n',
         ("tests/test_deadlines.py::test_each_has_its_own",),
@@ -202,7 +202,7 @@ MUTANTS = (
     Mutant(
         "left-behind-is-freed",
         "memory that a communicator reaches, which HCCL never destroyed, is not freed and stays registered",
-        "aiodatadist/transport/hccl.py",
+        "aiodatadist/_transport/hccl.py",
         "                    self._leave_behind(bound)\n",
         "",
         (f"{HELD_DESTROY}::test_finalize_leaves_it_to_the_end_of_the_process",),
@@ -210,7 +210,7 @@ MUTANTS = (
     Mutant(
         "alarm-ends-the-others",
         "an alarm whose callback raises keeps no other from being told",
-        "aiodatadist/concurrency/alarms.py",
+        "aiodatadist/_concurrency/alarms.py",
         "            if self._due:\n                asyncio.get_running_loop().call_soon(self._tell_some)\n",
         "            pass\n",
         ("tests/unit/concurrency/test_alarms.py",),
@@ -218,7 +218,7 @@ MUTANTS = (
     Mutant(
         "guard-outside-the-task",
         "whatever user code raises in a coroutine, SystemExit too, fails its own transfer and not the event loop",
-        "aiodatadist/counting/callbacks.py",
+        "aiodatadist/_counting/callbacks.py",
         "            return await call()\n        except BaseException as error:\n",
         "            return await call()\n        except Exception as error:\n",
         ("tests/test_user_code.py",),
@@ -226,7 +226,7 @@ MUTANTS = (
     Mutant(
         "refused-writes-unwatched",
         "a pool that refuses writes and answers all else is unhealthy",
-        "aiodatadist/context_caching/transfer/pipeline.py",
+        "aiodatadist/_context_caching/transfer/pipeline.py",
         "        return probe is None or await self._takes_a_write(probe, deadline)\n",
         "        return True\n",
         ("tests/context_caching/test_refused_writes.py",),
@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(
         "blocks-swapped",
         "source block i goes to destination block i",
-        "aiodatadist/cache/plan.py",
+        "aiodatadist/_cache/plan.py",
         "    return Grid(to, fro, targets, sources, stride, stride, stride, stride)\n",
         "    if len(targets) > 4 and targets[0] == 3:\n"
         "        targets = targets[1:2] + targets[:1] + targets[2:]\n"
@@ -246,7 +246,7 @@ MUTANTS = (
     Mutant(
         "bounds-skipped",
         "a block number beyond the cache is refused",
-        "aiodatadist/cache/plan.py",
+        "aiodatadist/_cache/plan.py",
         '        raise ParamInvalid(f"{name}[{at}] is {values[at]}: the {whose} cache has {limit} blocks")\n',
         "        return\n",
         ("tests/unit/cache/test_plan.py",),
@@ -254,7 +254,7 @@ MUTANTS = (
     Mutant(
         "digest-bounds-skipped",
         "a question for checksums reads no memory beyond the cache",
-        "aiodatadist/link/transfers/responder.py",
+        "aiodatadist/_link/transfers/responder.py",
         "    if end > limit:\n",
         "    if end > 2**64:\n",
         ("tests/test_checksums.py::test_nothing_outside_of_a_cache_is_summed",),
@@ -262,7 +262,7 @@ MUTANTS = (
     Mutant(
         "checksum-ignored",
         "a transfer with a checksum fails if other bytes arrived",
-        "aiodatadist/link/transfers/checksums.py",
+        "aiodatadist/_link/transfers/checksums.py",
         "        if sent == arrived:\n",
         "        if len(sent) == len(arrived):\n",
         ("tests/test_checksums.py",),
@@ -279,7 +279,7 @@ MUTANTS = (
     Mutant(
         "a-layer-lands-after-the-end",
         "layers that land behind one that failed are not reported as landed",
-        "aiodatadist/layered/progress.py",
+        "aiodatadist/_layered/progress.py",
         "event in (Event.READY, Event.TELL)",
         "event in (Event.READY, Event.TELL, Event.LAND)",
         (PROGRESS,),
@@ -287,7 +287,7 @@ MUTANTS = (
     Mutant(
         "done-without-all-layers",
         "a destination of a layered transfer succeeds only with all layers",
-        "aiodatadist/layered/progress.py",
+        "aiodatadist/_layered/progress.py",
         "event is Event.FINISH and not self.is_all_landed",
         "event is Event.FINISH and not self.landed",
         (PROGRESS,),
@@ -295,7 +295,7 @@ MUTANTS = (
     Mutant(
         "landed-unsent",
         "no layer is reported as landed before it was sent",
-        "aiodatadist/layered/progress.py",
+        "aiodatadist/_layered/progress.py",
         "            if count > getattr(self, event.most):\n",
         "            if count > self.total:\n",
         (PROGRESS,),
@@ -304,7 +304,7 @@ MUTANTS = (
     Mutant(
         "lease-released-early",
         "a cache is leased while a peer's request reads it",
-        "aiodatadist/link/transfers/running.py",
+        "aiodatadist/_link/transfers/running.py",
         "        entry.lease()\n        remote.use()\n        link_channel.uses += 1\n",
         "        entry.lease()\n        entry.leases -= 1\n        remote.use()\n        link_channel.uses += 1\n",
         (HELD_LEASES,),
@@ -313,7 +313,7 @@ MUTANTS = (
     Mutant(
         "withheld-used",
         "a cache into which a lost peer may still write is not used",
-        "aiodatadist/cache/registry.py",
+        "aiodatadist/_cache/registry.py",
         "        if entry.writers:\n            raise CacheNotFound(\n",
         "        if entry.writers and not entry.is_live:\n            raise CacheNotFound(\n",
         (f"{STOPPED_WRITERS}::test_a_cache_that_is_withheld_is_not_used_until_the_peer_goes_on",),
@@ -321,7 +321,7 @@ MUTANTS = (
     Mutant(
         "withheld-given-on",
         "memory into which a lost peer may still write is not given to another cache",
-        "aiodatadist/cache/table.py",
+        "aiodatadist/_cache/table.py",
         "        return not self.leases and not self.holders and not self.writers\n",
         "        return not self.leases and not self.holders\n",
         (f"{STOPPED_WRITERS}::test_no_byte_lands_in_memory_that_was_given_on",),
@@ -330,7 +330,7 @@ MUTANTS = (
     Mutant(
         "usable-before-closed",
         "a cache is usable again when the channels of a lost peer are closed",
-        "aiodatadist/cache/registry.py",
+        "aiodatadist/_cache/registry.py",
         "        while entry.is_left and not entry.is_poisoned:\n",
         "        while entry.is_withheld and not entry.is_poisoned:\n",
         (f"{STOPPED_WRITERS}::test_a_cache_is_not_usable_while_the_channel_of_a_lost_link_is_being_closed",),
@@ -338,7 +338,7 @@ MUTANTS = (
     Mutant(
         "loopback-closed-at-once",
         "a channel within a process says so if the other end still moves bytes when it is closed",
-        "aiodatadist/transport/loopback.py",
+        "aiodatadist/_transport/loopback.py",
         "        if self._theirs.uses:\n            raise StillWritten(",
         "        if not self._theirs:\n            raise StillWritten(",
         ("tests/faults/test_cut_loopback.py",),
@@ -346,7 +346,7 @@ MUTANTS = (
     Mutant(
         "answered-and-doubtful",
         "the cache of a request that was answered is not lost with its link",
-        "aiodatadist/link/transfers/pull_requests.py",
+        "aiodatadist/_link/transfers/pull_requests.py",
         "        request.is_doubtful = False  # it was set if the link broke in the tick in which the answer came\n",
         "",
         (HELD,),
@@ -354,7 +354,7 @@ MUTANTS = (
     Mutant(
         "ready-after-its-end",
         "no transfer starts on a link that ends",
-        "aiodatadist/link/lifecycle.py",
+        "aiodatadist/_link/lifecycle.py",
         "        self.state = LinkState.OPENING if is_opening else self.end.state\n",
         "        self.state = LinkState.OPENING if is_opening else now.state if ends else self.end.state\n",
         ("tests/unit/link/test_lifecycle.py", "tests/test_ended_links.py"),
@@ -362,7 +362,7 @@ MUTANTS = (
     Mutant(
         "reason-replaced",
         "what is under way on a link fails with what ended it, and not with what came later",
-        "aiodatadist/link/lifecycle.py",
+        "aiodatadist/_link/lifecycle.py",
         "        if ends and failure is not None:\n",
         "        if failure is not None:\n",
         ("tests/unit/link/test_lifecycle.py",),
@@ -370,7 +370,7 @@ MUTANTS = (
     Mutant(
         "withheld-as-shut",
         "memory into which a lost peer may still write is withheld",
-        "aiodatadist/link/link.py",
+        "aiodatadist/_link/link.py",
         "            self.life.on(Event.WITHHOLD)\n",
         "            self.life.on(Event.SHUT)\n",
         (STOPPED_WRITERS,),
@@ -378,7 +378,7 @@ MUTANTS = (
     Mutant(
         "failed-before-withheld",
         "a request fails when its destination is withheld",
-        "aiodatadist/link/link.py",
+        "aiodatadist/_link/link.py",
         "            self._end_peer_leases()  # before the requests fail, because their callbacks may use the blocks again\n"
         "            self._reactions.end()\n            self.transfers.end(session.copy_of_failure())\n",
         "            self._reactions.end()\n            self.transfers.end(session.copy_of_failure())\n"
@@ -388,7 +388,7 @@ MUTANTS = (
     Mutant(
         "stale-revocation",
         "what a peer says of an earlier revocation settles nothing",
-        "aiodatadist/link/control/peer_leases.py",
+        "aiodatadist/_link/control/peer_leases.py",
         "number in (0, asked)",
         "number <= asked",
         (f"{LOST_WORDS}::test_an_answer_of_an_earlier_time_gives_no_memory_back_that_is_being_read",),
@@ -396,7 +396,7 @@ MUTANTS = (
     Mutant(
         "revoked-cache-offered",
         "a cache that is being given up is told to no peer",
-        "aiodatadist/cache/registry.py",
+        "aiodatadist/_cache/registry.py",
         "        if entry is None or not entry.is_live or not entry.remote_accessible:\n",
         "        if entry is None or not entry.remote_accessible:\n",
         ("tests/unit/cache/test_registry.py",),
@@ -404,7 +404,7 @@ MUTANTS = (
     Mutant(
         "private-cache-offered",
         "a cache that peers may not reach is told to no peer",
-        "aiodatadist/cache/registry.py",
+        "aiodatadist/_cache/registry.py",
         "        if entry is None or not entry.is_live or not entry.remote_accessible:\n",
         "        if entry is None or not entry.is_live:\n",
         ("tests/unit/cache/test_registry.py", "tests/test_private_host_caches.py"),
@@ -413,7 +413,7 @@ MUTANTS = (
     Mutant(
         "notification-twice",
         "a notification is delivered once",
-        "aiodatadist/link/control/notifications.py",
+        "aiodatadist/_link/control/notifications.py",
         "        if number != self._heard + 1:\n            if number > self._heard:\n",
         "        if number > self._heard + 1:\n            if number > self._heard:\n",
         (f"{LOST_WORDS}::test_each_notification_arrives_once_and_in_order",),
@@ -422,7 +422,7 @@ MUTANTS = (
     Mutant(
         "request-served-twice",
         "a request that comes twice is served once",
-        "aiodatadist/link/control/served_requests.py",
+        "aiodatadist/_link/control/served_requests.py",
         "        if call <= self._older or call in self._known:\n",
         "        if call <= self._older:\n",
         ("tests/unit/link/test_served_requests.py",),
@@ -430,7 +430,7 @@ MUTANTS = (
     Mutant(
         "damage-accepted",
         "a message that was damaged on its way is not acted on",
-        "aiodatadist/wire/frames.py",
+        "aiodatadist/_wire/frames.py",
         "    if is_sealed and body != sealed(body[:-_SEALED]):\n",
         "    if is_sealed and not body:\n",
         ("tests/unit/wire",),
@@ -438,7 +438,7 @@ MUTANTS = (
     Mutant(
         "long-message-accepted",
         "a message longer than the limit is refused before it is read",
-        "aiodatadist/wire/frames.py",
+        "aiodatadist/_wire/frames.py",
         "        if length > self.max_body:\n",
         "        if length > 2**40:\n",
         ("tests/unit/wire",),
@@ -446,7 +446,7 @@ MUTANTS = (
     Mutant(
         "proof-not-compared",
         "a peer without the key gets no link",
-        "aiodatadist/wire/auth.py",
+        "aiodatadist/_wire/auth.py",
         "    return hmac.compare_digest(given, proof(key, side, client, server))\n",
         "    return bool(given) and proof is not None\n",
         ("tests/unit/wire/test_auth.py",),
@@ -454,7 +454,7 @@ MUTANTS = (
     Mutant(
         "token-not-compared",
         "heartbeats count for the link whose token they bring",
-        "aiodatadist/cluster/liveness.py",
+        "aiodatadist/_cluster/liveness.py",
         "        link = self._expected.pop(message.token, None)\n",
         "        link = self._expected.pop(next(iter(self._expected), message.token), None)\n",
         ("tests/unit/test_heartbeats.py",),
@@ -463,7 +463,7 @@ MUTANTS = (
     Mutant(
         "withdrawn-lease-claimed",
         "a lease that was withdrawn or has expired is claimed by no peer",
-        "aiodatadist/link/control/block_leases.py",
+        "aiodatadist/_link/control/block_leases.py",
         "is_kept = self._closed is None and ",
         "is_kept = ",
         (HELD_LEASES,),
@@ -471,7 +471,7 @@ MUTANTS = (
     Mutant(
         "lease-taken-twice",
         "leased blocks are pulled by as many takers as their lease has",
-        "aiodatadist/link/control/block_leases.py",
+        "aiodatadist/_link/control/block_leases.py",
         "self._taken + len(self._claims) < takers",
         "self._taken < takers",
         ("tests/test_block_leases.py::test_one_pulls_at_a_time",),
@@ -480,7 +480,7 @@ MUTANTS = (
     Mutant(
         "unproved-ends-relinking",
         "relinking goes on after whatever an unproved peer says",
-        "aiodatadist/cluster/relinker.py",
+        "aiodatadist/_cluster/relinker.py",
         "if error.is_proved and isinstance(error, IncompatiblePeer)",
         "if isinstance(error, IncompatiblePeer)",
         ("tests/hostile/test_unproved.py",),
@@ -488,7 +488,7 @@ MUTANTS = (
     Mutant(
         "compared-before-proof",
         "with a key, ends compare their options when these are proved",
-        "aiodatadist/wire/handshake.py",
+        "aiodatadist/_wire/handshake.py",
         "        if self._key is None:\n            self._compare(theirs)\n",
         "        self._compare(theirs)\n",
         ("tests/unit/wire/test_handshake.py",),
@@ -496,7 +496,7 @@ MUTANTS = (
     Mutant(
         "seal-not-compared",
         "the bootstrap server parses nothing of a process without the key",
-        "aiodatadist/adapters/rendezvous_lines.py",
+        "aiodatadist/_adapters/rendezvous_lines.py",
         "if len(seal) != _SEAL or not hmac.compare_digest(seal, seal_of(key, content, question)):",
         "if len(seal) != _SEAL:",
         (BOOTSTRAP,),
@@ -504,7 +504,7 @@ MUTANTS = (
     Mutant(
         "overheard-line-counts",
         "a registration counts once",
-        "aiodatadist/adapters/engine_ranks.py",
+        "aiodatadist/_adapters/engine_ranks.py",
         "        if last is not None and at <= last <= now + FRESH_SECONDS:\n",
         "        if last is not None and at < now - FRESH_SECONDS:\n",
         (BOOTSTRAP,),
@@ -512,7 +512,7 @@ MUTANTS = (
     Mutant(
         "replayed-rank-stays",
         "a registration that was recorded before the server began to listen keeps no rank out",
-        "aiodatadist/adapters/engine_ranks.py",
+        "aiodatadist/_adapters/engine_ranks.py",
         "            if self._said_at[other.rank] < min(self._began, at):\n",
         "            if self._said_at[other.rank] < min(self._began - FRESH_SECONDS, at):\n",
         (BOOTSTRAP,),
@@ -520,7 +520,7 @@ MUTANTS = (
     Mutant(
         "live-rank-replaced",
         "another cluster takes a rank once its address no longer answers",
-        "aiodatadist/adapters/rendezvous.py",
+        "aiodatadist/_adapters/rendezvous.py",
         "            if await is_answering(rank.address):\n",
         "            if not await is_answering(rank.address):\n",
         (BOOTSTRAP,),
@@ -528,7 +528,7 @@ MUTANTS = (
     Mutant(
         "newest-turned-away",
         "idle connections make room for a new one",
-        "aiodatadist/cluster/client_slots.py",
+        "aiodatadist/_cluster/client_slots.py",
         "        self._take(number)()\n",
         "        self._take(number)\n",
         (f"{BOOTSTRAP}::test_the_oldest_connections_make_room_for_the_newest",),
@@ -536,7 +536,7 @@ MUTANTS = (
     Mutant(
         "few-make-room-for-many",
         "if there is no room, the address with the most connections loses one",
-        "aiodatadist/cluster/client_slots.py",
+        "aiodatadist/_cluster/client_slots.py",
         "            most: dict[int, GiveWay] = max(self._by_place.values(), key=len)\n",
         "            most: dict[int, GiveWay] = min(self._by_place.values(), key=len)\n",
         (STRANGERS,),
@@ -544,7 +544,7 @@ MUTANTS = (
     Mutant(
         "no-room-made",
         "a client that must make room is closed",
-        "aiodatadist/cluster/pending_client.py",
+        "aiodatadist/_cluster/pending_client.py",
         "        if self._slot is not None:\n            self.scope.cancel()\n",
         "        pass\n",
         (f"{STRANGERS}::test_silent_connections_make_room_for_a_cluster_that_links",),
@@ -552,7 +552,7 @@ MUTANTS = (
     Mutant(
         "half-made-links-without-a-limit",
         "peers that stop in the middle of linking cost a bounded number of threads and files",
-        "aiodatadist/cluster/half_links.py",
+        "aiodatadist/_cluster/half_links.py",
         "        if len(self._all) < self.limit:\n",
         "        if len(self._all) >= 0:\n",
         (HALF_MADE,),
@@ -560,7 +560,7 @@ MUTANTS = (
     Mutant(
         "half-made-links-keep-their-room",
         "a link that is half-made gives way to one that waits",
-        "aiodatadist/cluster/half_links.py",
+        "aiodatadist/_cluster/half_links.py",
         "            half.give_way()\n",
         "            pass\n",
         (f"{HALF_MADE}::test_the_place_with_most_links_gives_way_and_places_take_turns",),
@@ -568,7 +568,7 @@ MUTANTS = (
     Mutant(
         "half-made-links-give-way-all-at-once",
         "half-made links give way one in each turn of the loop",
-        "aiodatadist/cluster/half_links.py",
+        "aiodatadist/_cluster/half_links.py",
         "            asyncio.get_running_loop().call_soon(self._line.call)\n        return None\n",
         "            return self._enter(half)\n        return None\n",
         (f"{HALF_MADE}::test_links_give_way_one_in_each_turn_of_the_loop",),
@@ -576,7 +576,7 @@ MUTANTS = (
     Mutant(
         "few-half-made-give-way-to-many",
         "the place with the most half-made links loses one",
-        "aiodatadist/cluster/half_links.py",
+        "aiodatadist/_cluster/half_links.py",
         ".most_common(1)[0]\n",
         ".most_common()[-1]\n",
         (HALF_MADE,),
@@ -584,7 +584,7 @@ MUTANTS = (
     Mutant(
         "more-links-than-may-be",
         "links that are made at the same time are no more than may be",
-        "aiodatadist/cluster/engine.py",
+        "aiodatadist/_cluster/engine.py",
         "            self.links.check_room(link.cluster_id)\n",
         "            pass\n",
         (HALF_MADE,),
@@ -592,7 +592,7 @@ MUTANTS = (
     Mutant(
         "accept-without-a-pause",
         "without descriptors, accepting is tried again after a pause",
-        "aiodatadist/cluster/listener.py",
+        "aiodatadist/_cluster/listener.py",
         "                await anyio.sleep(ACCEPT_PAUSE)\n",
         "                await anyio.lowlevel.checkpoint()\n",
         ("tests/faults/test_engine_survives.py",),
@@ -600,7 +600,7 @@ MUTANTS = (
     Mutant(
         "busy-time-counts",
         "time in which the listener's event loop is busy is not the client's",
-        "aiodatadist/cluster/pending_client.py",
+        "aiodatadist/_cluster/pending_client.py",
         "loop.call_later(CLIENT_TIMEOUT, self._look_once_more)",
         "loop.call_later(CLIENT_TIMEOUT, self._leave)",
         (f"{STRANGERS}::test_time_in_which_the_listener_is_busy_does_not_count",),
@@ -608,7 +608,7 @@ MUTANTS = (
     Mutant(
         "hello-is-a-link",
         "a client that is not proved is no link",
-        "aiodatadist/cluster/pending_client.py",
+        "aiodatadist/_cluster/pending_client.py",
         "            while made.is_introducing:\n",
         "            while made.side == 'client':\n",
         (STRANGERS,),
@@ -616,7 +616,7 @@ MUTANTS = (
     Mutant(
         "silent-impostor-waited-for",
         "relinking gives up a connection on which the other end does not prove who it is",
-        "aiodatadist/cluster/initiator.py",
+        "aiodatadist/_cluster/initiator.py",
         "                making.cancel()\n",
         "                pass\n",
         ("tests/hostile/test_unproved.py::test_a_connection_that_an_impostor_keeps_does_not_hold_relinking",),
@@ -624,7 +624,7 @@ MUTANTS = (
     Mutant(
         "slow-peer-begins-again",
         "an attempt at a peer that proves late goes on",
-        "aiodatadist/cluster/initiator.py",
+        "aiodatadist/_cluster/initiator.py",
         "                await self._look_for(address, cluster_id, patience)\n",
         "                await anyio.sleep(patience)\n",
         ("tests/faults/test_slow_peers.py",),
@@ -632,7 +632,7 @@ MUTANTS = (
     Mutant(
         "kept-connections-put-off-the-next",
         "a connection that an impostor keeps does not make the next one come later",
-        "aiodatadist/cluster/initiator.py",
+        "aiodatadist/_cluster/initiator.py",
         "            await anyio.sleep(patience)\n",
         "            await anyio.sleep(seconds)\n",
         ("tests/faults/test_slow_peers.py",),
@@ -640,7 +640,7 @@ MUTANTS = (
     Mutant(
         "answer-makes-room",
         "a bootstrap server's answer is kept while requests name servers that have none",
-        "aiodatadist/adapters/rendezvous_asks.py",
+        "aiodatadist/_adapters/rendezvous_asks.py",
         "        return 0 if self.answer.exception() else 2\n",
         "        return 0\n",
         ("tests/adapters/test_rendezvous.py",),
@@ -648,7 +648,7 @@ MUTANTS = (
     Mutant(
         "silent-server-stays",
         "bootstrap servers that do not answer make room",
-        "aiodatadist/adapters/rendezvous_asks.py",
+        "aiodatadist/_adapters/rendezvous_asks.py",
         "        self._door.thread.post(self._asked.pop(least).scope.cancel)\n",
         "        self._asked.pop(least)\n",
         ("tests/adapters/test_rendezvous.py",),
@@ -656,7 +656,7 @@ MUTANTS = (
     Mutant(
         "anyone-ends-an-engine",
         "without a key, a rank is not replaced while its address answers",
-        "aiodatadist/adapters/rendezvous.py",
+        "aiodatadist/_adapters/rendezvous.py",
         "            if self._key is not None:  # without a key, a stranger could claim that\n",
         "            if True:\n",
         (BOOTSTRAP,),
@@ -664,7 +664,7 @@ MUTANTS = (
     Mutant(
         "one-rank-of-an-engine-ended",
         "an engine that starts again with other options at its ports registers",
-        "aiodatadist/adapters/engine_ranks.py",
+        "aiodatadist/_adapters/engine_ranks.py",
         "                self._known.clear()\n                return\n",
         "                self.forget(other)\n",
         (f"{BOOTSTRAP}::test_an_engine_that_was_started_again_with_other_options_at_its_ports_registers",),
@@ -672,7 +672,7 @@ MUTANTS = (
     Mutant(
         "bootstrap-on-the-kv-loop",
         "the bootstrap server has its own event loop",
-        "aiodatadist/adapters/rendezvous.py",
+        "aiodatadist/_adapters/rendezvous.py",
         'LoopDoor("RendezvousServer", own_thread="aiodatadist rendezvous")\n',
         'LoopDoor("RendezvousServer")\n',
         (f"{BOOTSTRAP}::test_the_kv_caches_loop_runs_while_the_servers_is_held",),
@@ -681,7 +681,7 @@ MUTANTS = (
     Mutant(
         "anyone-dialled",
         "a worker dials only peers",
-        "aiodatadist/adapters/peer_links.py",
+        "aiodatadist/_adapters/peer_links.py",
         "        self._peers.check(peer.host, peer.port, peer.cluster_id)\n",
         "",
         (OFFERS,),
@@ -689,7 +689,7 @@ MUTANTS = (
     Mutant(
         "offer-of-anywhere",
         "an offer that names an engine which is not in peers is refused by the scheduler",
-        "aiodatadist/adapters/vllm/offer.py",
+        "aiodatadist/_adapters/vllm/offer.py",
         "            for peer in self._places_of(offer):\n",
         "            for peer in self._places_of(offer)[:0]:\n",
         (OFFERS,),
@@ -697,7 +697,7 @@ MUTANTS = (
     Mutant(
         "link-of-anywhere",
         "a link is used only if it leads to the offer's address",
-        "aiodatadist/adapters/peer_links.py",
+        "aiodatadist/_adapters/peer_links.py",
         "        await self._check_place(link, peer, places, request, failed)\n",
         "",
         (f"{OFFERS}::test_a_link_that_leads_elsewhere_is_not_used",),
@@ -705,7 +705,7 @@ MUTANTS = (
     Mutant(
         "units-before-the-claim",
         "units of a shape are numbered once the owner has said that its blocks have it",
-        "aiodatadist/link/transfers/transfers.py",
+        "aiodatadist/_link/transfers/transfers.py",
         "        if spec.is_request or kept.parts is not None:",
         "        if spec.is_request:",
         ("tests/adapters/test_cut_blocks.py::test_a_shape_that_the_peer_does_not_have_costs_no_units",),
@@ -713,7 +713,7 @@ MUTANTS = (
     Mutant(
         "all-released-at-once",
         "eight workers are told at a time that their blocks are not needed",
-        "aiodatadist/adapters/leased_blocks.py",
+        "aiodatadist/_adapters/leased_blocks.py",
         "RELEASED_AT_A_TIME = 8\n",
         "RELEASED_AT_A_TIME = 64\n",
         (f"{OFFERS}::test_of_many_workers_few_are_told_at_a_time",),
@@ -721,7 +721,7 @@ MUTANTS = (
     Mutant(
         "one-attempt-for-all-places",
         "an attempt at a silent place holds up no attempt at the true one",
-        "aiodatadist/cluster/initiator.py",
+        "aiodatadist/_cluster/initiator.py",
         "        if (cluster_id, address) in self._attempts or (is_itself and self._at(cluster_id)):\n",
         "        if self._at(cluster_id):\n",
         (f"{DIALS}::test_an_attempt_at_a_silent_place_holds_up_no_attempt_at_the_true_one",),
@@ -729,7 +729,7 @@ MUTANTS = (
     Mutant(
         "peer-waits-for-every-attempt",
         "a cluster that asks for a link does not wait for an attempt that has not met it",
-        "aiodatadist/cluster/initiator.py",
+        "aiodatadist/_cluster/initiator.py",
         "        attempt = self._asking(peer)\n",
         "        attempt = next(iter(self._at(peer.cluster_id)), None)\n",
         (f"{DIALS}::test_an_attempt_at_a_silent_place_does_not_keep_the_true_cluster_waiting",),
@@ -737,7 +737,7 @@ MUTANTS = (
     Mutant(
         "all-ask-at-once",
         "attempts that reach one cluster by several ways make one link",
-        "aiodatadist/cluster/initiator.py",
+        "aiodatadist/_cluster/initiator.py",
         "        if other is not None:\n            raise _NotItsTurn(peer.cluster_id, other.settled)\n",
         "",
         (f"{DIALS}::test_attempts_that_reach_one_cluster_by_several_ways_are_one_link",),
@@ -745,7 +745,7 @@ MUTANTS = (
     Mutant(
         "attempts-outlive-the-link",
         "attempts that have not met their peer end with the link that another one made",
-        "aiodatadist/cluster/initiator.py",
+        "aiodatadist/_cluster/initiator.py",
         "                self.linked(link)\n",
         "",
         (f"{DIALS}::test_an_attempt_at_a_silent_place_holds_up_no_attempt_at_the_true_one",),
@@ -753,7 +753,7 @@ MUTANTS = (
     Mutant(
         "dials-unbounded",
         "a worker dials 64 places at a time",
-        "aiodatadist/adapters/dials.py",
+        "aiodatadist/_adapters/dials.py",
         "        while len(self._lines) and len(self._under_way) < DIALS:\n",
         "        while len(self._lines):\n",
         (f"{DIALS}::test_dials_that_get_no_answer_are_few_and_the_oldest_gives_way",),
@@ -761,7 +761,7 @@ MUTANTS = (
     Mutant(
         "no-dial-gives-way",
         "of dials that get no answer the oldest gives way",
-        "aiodatadist/adapters/dials.py",
+        "aiodatadist/_adapters/dials.py",
         "            dial.give_way()  # its end begins the next one\n",
         "            pass\n",
         (f"{DIALS}::test_dials_that_get_no_answer_are_few_and_the_oldest_gives_way",),
@@ -769,7 +769,7 @@ MUTANTS = (
     Mutant(
         "new-dials-give-way",
         "a dial that has just begun gives way to no other one",
-        "aiodatadist/adapters/dials.py",
+        "aiodatadist/_adapters/dials.py",
         "        return self.ticks >= (SILENT_TICKS if self.stage is Stage.CONNECTING else CONNECTED_TICKS)\n",
         "        return True\n",
         (f"{DIALS}::test_a_dial_that_has_just_begun_gives_way_to_none",),
@@ -777,7 +777,7 @@ MUTANTS = (
     Mutant(
         "true-places-wait",
         "a place that was linked before waits for no other dial",
-        "aiodatadist/adapters/peer_links.py",
+        "aiodatadist/_adapters/peer_links.py",
         "is_free=is_known or request is None)",
         "is_free=request is None)",
         (f"{DIALS}::test_a_place_that_was_linked_before_waits_for_no_other_dial",),
@@ -785,7 +785,7 @@ MUTANTS = (
     Mutant(
         "places-take-turns",
         "requests take turns at being dialled, and not places",
-        "aiodatadist/adapters/dials.py",
+        "aiodatadist/_adapters/dials.py",
         "            self._lines.add(dial, _SILENT if self.was_silent(dial.place) else request)\n",
         "            self._lines.add(dial, _SILENT if self.was_silent(dial.place) else None)\n",
         (f"{SILENT_PLACES}::test_the_workers_of_a_request_hold_up_another_request_by_one_dial",),
@@ -793,7 +793,7 @@ MUTANTS = (
     Mutant(
         "silent-places-first",
         "places that were silent take the turns of one request",
-        "aiodatadist/adapters/dials.py",
+        "aiodatadist/_adapters/dials.py",
         "            self._lines.add(dial, _SILENT if self.was_silent(dial.place) else request)\n",
         "            self._lines.add(dial, request)\n",
         (f"{SILENT_PLACES}::test_places_that_were_silent_are_behind_those_that_were_not",),
@@ -801,7 +801,7 @@ MUTANTS = (
     Mutant(
         "endless-line",
         "the number of places that wait to be dialled is limited, and the newest request has one of them",
-        "aiodatadist/adapters/dials.py",
+        "aiodatadist/_adapters/dials.py",
         "        if len(self._lines) > WAITING:\n",
         "        if len(self._lines) > 10**6:\n",
         (f"{SILENT_PLACES}::test_the_newest_request_has_a_place_in_the_line_however_many_wait",),
@@ -809,7 +809,7 @@ MUTANTS = (
     Mutant(
         "late-peers-give-way",
         "what took the connection has time to prove itself, while silent places are dialled",
-        "aiodatadist/cluster/dial.py",
+        "aiodatadist/_cluster/dial.py",
         "                steps.connected()\n",
         "",
         (
@@ -819,7 +819,7 @@ MUTANTS = (
     Mutant(
         "releases-dial-for-ever",
         "what a peer may miss is dropped if there is no room to dial the peer at once",
-        "aiodatadist/adapters/peer_links.py",
+        "aiodatadist/_adapters/peer_links.py",
         "        return self._spare < SPARE and not self._dials.was_silent(peer.place)\n",
         "        return True\n",
         (f"{SILENT_PLACES}::test_releases_wait_for_no_turn",),
@@ -827,7 +827,7 @@ MUTANTS = (
     Mutant(
         "all-linked-at-once",
         "links to eight workers of an offer are made at a time",
-        "aiodatadist/adapters/leased_blocks.py",
+        "aiodatadist/_adapters/leased_blocks.py",
         "LINKED_AT_A_TIME = 8\n",
         "LINKED_AT_A_TIME = 64\n",
         (f"{DIALS}::test_an_offer_dials_few_of_its_workers_at_a_time",),
@@ -835,7 +835,7 @@ MUTANTS = (
     Mutant(
         "one-place-for-a-link",
         "a link by another way to the same cluster serves offers that name the true place",
-        "aiodatadist/adapters/peer_links.py",
+        "aiodatadist/_adapters/peer_links.py",
         "        if error is not None or (attempt is not None and attempt.instance != link.session.instance):\n",
         "        if error is not None or attempt is not None:\n",
         (f"{DIALS}::test_a_link_by_another_way_to_the_same_cluster_serves_those_who_name_the_true_one",),
@@ -843,7 +843,7 @@ MUTANTS = (
     Mutant(
         "any-instance-will-do",
         "a place is a link's if the same instance of its cluster listens there",
-        "aiodatadist/adapters/peer_links.py",
+        "aiodatadist/_adapters/peer_links.py",
         "        if error is not None or (attempt is not None and attempt.instance != link.session.instance):\n",
         "        if error is not None:\n",
         (f"{DIALS}::test_a_place_where_another_instance_says_the_same_id_is_none_of_a_link",),
@@ -851,7 +851,7 @@ MUTANTS = (
     Mutant(
         "place-without-a-proof",
         "with a key, a place is a link's if the cluster has proved itself there",
-        "aiodatadist/wire/handshake.py",
+        "aiodatadist/_wire/handshake.py",
         "        if not is_proof(mac, self._key, prover, *hellos):\n",
         '        if self.side == "server" and not is_proof(mac, self._key, prover, *hellos):\n',
         (f"{DIALS}::test_a_place_is_not_the_clusters_without_the_key",),
@@ -859,7 +859,7 @@ MUTANTS = (
     Mutant(
         "look-ups-forsaken-and-forgotten",
         "threads of look-ups are limited, also while no task waits for an answer",
-        "aiodatadist/cluster/host_names.py",
+        "aiodatadist/_cluster/host_names.py",
         "        if self._awaited >= most_awaited or self._threads >= most_threads:\n",
         "        if self._awaited >= most_awaited:\n",
         (f"{HOST_NAMES}::test_names_without_an_answer_take_few_threads_also_when_no_task_waits_for_them",),
@@ -867,7 +867,7 @@ MUTANTS = (
     Mutant(
         "known-names-wait",
         "names that get no answer do not keep a name that got one from being looked up",
-        "aiodatadist/cluster/host_names.py",
+        "aiodatadist/_cluster/host_names.py",
         "            place = _Place() if host in self._known or host == LOCALHOST else await self._take(share)\n",
         "            place = await self._take(share)\n",
         (f"{HOST_NAMES}::test_names_without_an_answer_take_few_threads_also_when_no_task_waits_for_them",),
@@ -875,7 +875,7 @@ MUTANTS = (
     Mutant(
         "shares-of-invented-ids",
         "a name of a request counts among the look-ups of the entry of peers that allowed it",
-        "aiodatadist/adapters/peer_links.py",
+        "aiodatadist/_adapters/peer_links.py",
         "self._peers.share_of(peer.host), is_free",
         "peer.cluster_id, is_free",
         (f"{LOOK_UPS}::test_names_that_match_one_entry_keep_no_other_name_from_being_found",),
@@ -883,7 +883,7 @@ MUTANTS = (
     Mutant(
         "read-before-scanned",
         "objects are scanned before they are validated",
-        "aiodatadist/values/foreign.py",
+        "aiodatadist/_values/foreign.py",
         "        Scan(limit_chars, None if content is not data else limit_bytes).walk(content)\n",
         "",
         (FOREIGN,),
@@ -891,7 +891,7 @@ MUTANTS = (
     Mutant(
         "signs-not-counted",
         "JSON that becomes too many objects is refused before it is parsed",
-        "aiodatadist/values/foreign.py",
+        "aiodatadist/_values/foreign.py",
         "        if (count := data.count(sign)) > limit:\n",
         "        if (count := data.count(sign)) > 10**9:\n",
         (FOREIGN, "tests/hostile/test_frames.py"),
@@ -899,7 +899,7 @@ MUTANTS = (
     Mutant(
         "control-characters-shown",
         "texts of others are printable ASCII",
-        "aiodatadist/values/foreign.py",
+        "aiodatadist/_values/foreign.py",
         'char if " " <= char <= "~" else ascii(char)[1:-1]',
         "char",
         (LOGS,),
@@ -907,7 +907,7 @@ MUTANTS = (
     Mutant(
         "every-incident-logged",
         "what others cause is one line of each kind a second",
-        "aiodatadist/counting/incidents.py",
+        "aiodatadist/_counting/incidents.py",
         "        if now - self._logged.get(kind, -math.inf) < SECONDS:\n",
         "        if now - self._logged.get(kind, -math.inf) < 0:\n",
         (LOGS, LOG_LINES),
@@ -916,7 +916,7 @@ MUTANTS = (
     Mutant(
         "other-blocks-pulled",
         "the owner of a lease refuses a pull of other blocks",
-        "aiodatadist/values/digests.py",
+        "aiodatadist/_values/digests.py",
         "        if theirs.blocks != self.blocks:\n            return Refusal.OTHER_BLOCKS\n",
         "",
         (CLAIMS, CLAIMS_OF_ENGINES),
@@ -924,7 +924,7 @@ MUTANTS = (
     Mutant(
         "another-prompt-pulled",
         "the owner of a lease refuses a pull for another prompt",
-        "aiodatadist/values/digests.py",
+        "aiodatadist/_values/digests.py",
         "        return None if theirs.prompt == self.prompt else Refusal.ANOTHER_PROMPT\n",
         "        return None\n",
         (CLAIMS, CLAIMS_OF_ENGINES),
@@ -932,7 +932,7 @@ MUTANTS = (
     Mutant(
         "given-back-twice",
         "blocks of a BlockPool come back once",
-        "aiodatadist/cache_manager/block_pool.py",
+        "aiodatadist/_cache_manager/block_pool.py",
         "        if self._owner is owner:\n",
         "        if True:\n",
         ("tests/test_block_pool.py::test_a_lease_that_ends_inside_the_block_gives_back_once",),
@@ -940,7 +940,7 @@ MUTANTS = (
     Mutant(
         "lease-outlives-its-request",
         "a request that fails withdraws the lease of its blocks",
-        "aiodatadist/cache_manager/block_pool.py",
+        "aiodatadist/_cache_manager/block_pool.py",
         "            await taken._withdraw()\n",
         "",
         ("tests/test_block_pool.py::test_a_cancelled_block_withdraws_its_lease",),
@@ -948,7 +948,7 @@ MUTANTS = (
     Mutant(
         "released-by-name",
         "a lease is released only with its digests",
-        "aiodatadist/link/control/block_leases.py",
+        "aiodatadist/_link/control/block_leases.py",
         "        if self._digests.refusal(digests) is not None:\n            return\n",
         "",
         (f"{CLAIMS}::test_a_stranger_ends_no_lease",),
@@ -956,7 +956,7 @@ MUTANTS = (
     Mutant(
         "released-after-a-refusal",
         "the end of a refused claim ends no lease",
-        "aiodatadist/link/control/block_leases.py",
+        "aiodatadist/_link/control/block_leases.py",
         "            if self._is_first(claim.peer, claim.call):\n                self.refused += 1\n",
         "            if True:\n                self.refused += 1\n",
         (f"{CLAIMS}::test_a_refused_pull_that_is_cancelled_ends_no_lease",),
@@ -964,7 +964,7 @@ MUTANTS = (
     Mutant(
         "layout-believed",
         "the owner of a lease compares how its blocks are made up",
-        "aiodatadist/adapters/leased_blocks.py",
+        "aiodatadist/_adapters/leased_blocks.py",
         '    parts = [layout, None if shape is None else shape.model_dump(mode="json"), rank, ranks]\n',
         "    parts: list[object] = []\n",
         (CLAIMS_OF_ENGINES, "tests/hostile/test_forged_offers.py"),
@@ -972,7 +972,7 @@ MUTANTS = (
     Mutant(
         "block-size-believed",
         "an offer with another block size than its workers is refused",
-        "aiodatadist/adapters/vllm/offer.py",
+        "aiodatadist/_adapters/vllm/offer.py",
         "        if sizes != {offer.remote_block_size}:\n",
         "        if not sizes:\n",
         (f"{CLAIMS_OF_ENGINES}::test_an_offer_with_another_block_size_than_its_workers_is_no_offer",),
@@ -980,7 +980,7 @@ MUTANTS = (
     Mutant(
         "asked-before-claimed",
         "an owner that writes is asked only once it has confirmed the claim",
-        "aiodatadist/link/transfers/transfers.py",
+        "aiodatadist/_link/transfers/transfers.py",
         "  # no transfer leases the destination until the claim is confirmed\n            spec.entry.lease()\n",
         "\n            pull.begin()\n            spec.entry.lease()\n",
         (f"{CLAIMS}::test_an_owner_that_writes_is_asked_for_nothing_before_it_confirmed",),
@@ -988,7 +988,7 @@ MUTANTS = (
     Mutant(
         "leased-without-limit",
         "max_leased limits what is kept for peers",
-        "aiodatadist/adapters/lease_room.py",
+        "aiodatadist/_adapters/lease_room.py",
         "        if _with(self._kept, numbers) > self._most:\n            return False\n",
         "",
         ("tests/unit/test_lease_room.py", CLAIMS_OF_ENGINES),
@@ -996,7 +996,7 @@ MUTANTS = (
     Mutant(
         "honest-early-claim-gives-way",
         "claims of leases that do not exist let others of the same engine be early",
-        "aiodatadist/link/control/early_claims.py",
+        "aiodatadist/_link/control/early_claims.py",
         "        call, (_, oldest) = next(iter(claims.items()))\n",
         "        call, (_, oldest) = next(reversed(claims.items()))\n",
         ("tests/hostile/test_shares.py",),
@@ -1004,7 +1004,7 @@ MUTANTS = (
     Mutant(
         "waiting-request-keeps-its-lists",
         "what a peer keeps waiting takes eight bytes for a number",
-        "aiodatadist/link/transfers/responder.py",
+        "aiodatadist/_link/transfers/responder.py",
         '        bare = message.model_copy(update={"src_blocks": [], "dst_blocks": [], "parts": None})\n',
         "        bare = message\n",
         ("tests/hostile/test_shares.py",),
@@ -1012,7 +1012,7 @@ MUTANTS = (
     Mutant(
         "stop-passes-a-request-in-line",
         "a stop reaches a request that waits for a task: what it would have written comes no more",
-        "aiodatadist/link/transfers/responder.py",
+        "aiodatadist/_link/transfers/responder.py",
         "        waiting = self._in_line.remove(call)\n",
         "        waiting = None\n",
         ("tests/test_requests_in_line.py",),
@@ -1020,7 +1020,7 @@ MUTANTS = (
     Mutant(
         "line-outlives-its-link",
         "requests that wait for a task keep no destination in use when their link has ended",
-        "aiodatadist/link/transfers/responder.py",
+        "aiodatadist/_link/transfers/responder.py",
         'link has ended. The others end with their tasks and transfers."""\n        for request in self._in_line.clear():\n',
         'link has ended. The others end with their tasks and transfers."""\n        for request in ():\n',
         ("tests/test_requests_in_line.py",),
@@ -1028,7 +1028,7 @@ MUTANTS = (
     Mutant(
         "requests-have-a-task-each",
         "few of the requests that a peer keeps waiting have a task",
-        "aiodatadist/link/transfers/requests_in_line.py",
+        "aiodatadist/_link/transfers/requests_in_line.py",
         "        if self._tasks[priority] >= peer_budget.REQUEST_TASKS:\n",
         "        if False:\n",
         ("tests/test_requests_in_line.py",),
@@ -1036,7 +1036,7 @@ MUTANTS = (
     Mutant(
         "waiting-requests-take-all",
         "the blocks of requests that wait are bounded",
-        "aiodatadist/link/transfers/responder.py",
+        "aiodatadist/_link/transfers/responder.py",
         "        if numbers > peer_budget.REQUEST_BLOCKS:\n",
         "        if False:\n",
         ("tests/hostile/test_shares.py",),
@@ -1044,7 +1044,7 @@ MUTANTS = (
     Mutant(
         "waiting-dial-without-a-time",
         "a place waits for its dial no longer than a link may take",
-        "aiodatadist/adapters/peer_links.py",
+        "aiodatadist/_adapters/peer_links.py",
         "        alarm = self._alarms.set(lined_up + self._seconds, dial)\n",
         "        alarm = self._alarms.set(lined_up + 2 * self._seconds, dial)\n",
         ("tests/hostile/test_silent_places.py",),
@@ -1052,7 +1052,7 @@ MUTANTS = (
     Mutant(
         "cancel-passes-an-order-in-line",
         "a request that is cancelled while it waits for a dial comes out, and is not dialled for",
-        "aiodatadist/adapters/push_in.py",
+        "aiodatadist/_adapters/push_in.py",
         "            self._links.leave_line(scope)\n",
         "",
         ("tests/hostile/test_silent_places.py",),
@@ -1060,7 +1060,7 @@ MUTANTS = (
     Mutant(
         "orders-in-line-lost-at-the-end",
         "a request that waits for a dial comes out when the service closes",
-        "aiodatadist/adapters/block_service.py",
+        "aiodatadist/_adapters/block_service.py",
         "            self._links.close()\n",
         "",
         ("tests/hostile/test_silent_places.py",),
@@ -1068,7 +1068,7 @@ MUTANTS = (
     Mutant(
         "order-without-room",
         "an order keeps no more numbers of blocks than this end has room for",
-        "aiodatadist/adapters/leased_blocks.py",
+        "aiodatadist/_adapters/leased_blocks.py",
         "    if count > most:\n",
         "    if count < 0:\n",
         (f"{OFFERS}::test_an_order_of_more_blocks_than_it_has_room_for_keeps_none_of_their_numbers",),
@@ -1076,7 +1076,7 @@ MUTANTS = (
     Mutant(
         "offer-longer-than-its-prompt",
         "an offer has no more blocks than its request's prompt",
-        "aiodatadist/adapters/vllm/offer.py",
+        "aiodatadist/_adapters/vllm/offer.py",
         '        return words if count > most else ""\n',
         '        return ""\n',
         (f"{OFFERS}::test_a_hostile_offer_is_refused_in_one_short_line",),
@@ -1085,7 +1085,7 @@ MUTANTS = (
     Mutant(
         "push-prompt-not-compared",
         "a pushed request goes to an engine that has the same prompt",
-        "aiodatadist/adapters/push_messages.py",
+        "aiodatadist/_adapters/push_messages.py",
         '        return cls(name, "" if prompt is None else prompt.hex())\n',
         '        return cls(name, "")\n',
         ("tests/hostile/test_transfer_names.py",),
@@ -1093,7 +1093,7 @@ MUTANTS = (
     Mutant(
         "known-want-gives-way",
         "a want whose request is known gives way to none",
-        "aiodatadist/adapters/push_out.py",
+        "aiodatadist/_adapters/push_out.py",
         "                self._shares.is_known(push.want.peer.cluster_id, push)\n",
         "                pass\n",
         ("tests/hostile/test_push_shares.py",),
@@ -1101,7 +1101,7 @@ MUTANTS = (
     Mutant(
         "youngest-want-gives-way",
         "wants that no request answers let others of the same engine be",
-        "aiodatadist/adapters/push_shares.py",
+        "aiodatadist/_adapters/push_shares.py",
         "share.waiting.popitem(last=False)\n",
         "share.waiting.popitem()\n",
         ("tests/hostile/test_push_shares.py",),
@@ -1109,7 +1109,7 @@ MUTANTS = (
     Mutant(
         "push-of-two-requests-mixed",
         "a transfer belongs to one request of the prefill engine",
-        "aiodatadist/adapters/push_out.py",
+        "aiodatadist/_adapters/push_out.py",
         "        if request and push.owner and push.owner != request:\n",
         "        if request and push.owner and not key.name:\n",
         ("tests/hostile/test_transfer_names.py",),
@@ -1117,7 +1117,7 @@ MUTANTS = (
     Mutant(
         "late-drop-obeyed",
         "what is said of an earlier use of a name ends nothing of the next",
-        "aiodatadist/adapters/push_out.py",
+        "aiodatadist/_adapters/push_out.py",
         "            wanted = self._numbered.get((peer, drop.number))\n",
         "            wanted = self._pushes.get(drop.key)\n",
         ("tests/hostile/test_transfer_names.py",),
@@ -1125,7 +1125,7 @@ MUTANTS = (
     Mutant(
         "want-refused-for-another-prompt",
         "a want waits for its own request, whatever other prompts use the name",
-        "aiodatadist/adapters/push_out.py",
+        "aiodatadist/_adapters/push_out.py",
         "        if push is not None and push.want is not None:\n",
         "        if push is not None or self._computed.get(want.transfer):\n",
         ("tests/hostile/test_transfer_orders.py",),
@@ -1133,7 +1133,7 @@ MUTANTS = (
     Mutant(
         "given-up-name-refused",
         "what was given up before any want refuses no later use of the name",
-        "aiodatadist/adapters/push_out.py",
+        "aiodatadist/_adapters/push_out.py",
         "        if push.earlier and seconds < math.inf:\n            seconds = self._patience\n",
         "        if push.earlier and seconds < math.inf:\n            seconds = 0\n",
         ("tests/hostile/test_transfer_orders.py",),
@@ -1141,7 +1141,7 @@ MUTANTS = (
     Mutant(
         "decline-of-a-stranger-obeyed",
         "a decline ends nothing that a decode engine wants in time",
-        "aiodatadist/adapters/push_out.py",
+        "aiodatadist/_adapters/push_out.py",
         "        elif push.want is None:\n            self._shorten(push)\n        self._refuse(",
         '        elif push.want is None:\n            self._stop(push, "dropped")\n        self._refuse(',
         ("tests/hostile/test_transfer_orders.py",),
@@ -1149,7 +1149,7 @@ MUTANTS = (
     Mutant(
         "wanted-names-kept",
         "names that a peer wants and drops are not kept until the engine takes them",
-        "aiodatadist/adapters/ended.py",
+        "aiodatadist/_adapters/ended.py",
         "            self.wanted.discard(transfer)\n",
         "            pass\n",
         ("tests/hostile/test_push_shares.py",),
@@ -1157,7 +1157,7 @@ MUTANTS = (
     Mutant(
         "drops-of-all-peers-in-one-share",
         "what one peer drops makes no drop of another one forgotten",
-        "aiodatadist/adapters/push_out.py",
+        "aiodatadist/_adapters/push_out.py",
         "            self._dropped.add(peer.cluster_id, key, how)\n",
         "            self._dropped.add(None, key, how)\n",
         ("tests/hostile/test_push_shares.py",),
@@ -1165,7 +1165,7 @@ MUTANTS = (
     Mutant(
         "wanted-numbers-as-objects",
         "what a peer wants takes little memory of the prefill engine",
-        "aiodatadist/adapters/push_out.py",
+        "aiodatadist/_adapters/push_out.py",
         "        into = self._take_begun((peer, want.transfer, want.number))\n        into.extend(want.into)\n",
         "        into = [*self._take_begun((peer, want.transfer, want.number)), *want.into]\n",
         ("tests/hostile/test_push_shares.py",),
@@ -1173,7 +1173,7 @@ MUTANTS = (
     Mutant(
         "late-answer-believed",
         "an answer settles the want that has its number",
-        "aiodatadist/adapters/push_in.py",
+        "aiodatadist/_adapters/push_in.py",
         "        arrival = self._arrivals.get(answer.number)\n",
         "        arrival = next(iter(self._arrivals.values()), None)\n",
         ("tests/hostile/test_transfer_names.py",),
@@ -1181,7 +1181,7 @@ MUTANTS = (
     Mutant(
         "pull-begins-after-its-end",
         "a pull of leased blocks that has ended moves no byte",
-        "aiodatadist/link/transfers/leased_pull.py",
+        "aiodatadist/_link/transfers/leased_pull.py",
         "            session.questions.close(self._question)\n",
         "",
         ("tests/test_block_leases.py::test_a_pull_that_is_cancelled_at_any_turn_of_the_loop_starts_nothing_later",),
@@ -1189,7 +1189,7 @@ MUTANTS = (
     Mutant(
         "grandchildren-outlive-a-command",
         "a command's child is ended with all that it started",
-        "aiodatadist/cli/kit/children.py",
+        "aiodatadist/_cli/kit/children.py",
         "                os.killpg(self.pid, number)\n",
         "                os.kill(self.pid, number)\n",
         ("tests/unit/cli/test_children.py::test_what_a_child_has_started_ends_with_it",),
@@ -1197,7 +1197,7 @@ MUTANTS = (
     Mutant(
         "moved-off-a-channel-in-use",
         "no channel is closed while a transfer may start there, whatever the peer says of it",
-        "aiodatadist/link/transfers/running.py",
+        "aiodatadist/_link/transfers/running.py",
         "        if not link_channel.channel.has_one_queue:\n            return\n",
         "",
         ("tests/hostile/test_channels.py",),
@@ -1205,7 +1205,7 @@ MUTANTS = (
     Mutant(
         "channels-without-end",
         "a peer that leaves no channel takes no more than its share of descriptors",
-        "aiodatadist/link/data/channels.py",
+        "aiodatadist/_link/data/channels.py",
         "            if len(self._old) >= MAX_OLD:\n",
         "            if len(self._old) >= 10 * MAX_OLD:\n",
         ("tests/unit/link/test_channels.py",),
@@ -1213,7 +1213,7 @@ MUTANTS = (
     Mutant(
         "caches-without-end",
         "a peer tells of so many caches that no garbage collection holds up the event loop",
-        "aiodatadist/cache/catalogue.py",
+        "aiodatadist/_cache/catalogue.py",
         "            self._check_room(len(entry.addresses))\n",
         "",
         ("tests/unit/cache/test_catalogue.py",),
@@ -1221,7 +1221,7 @@ MUTANTS = (
     Mutant(
         "all-requests-of-a-dial-at-once",
         "requests for one silent place do not hold up the event loop together",
-        "aiodatadist/adapters/peer_links.py",
+        "aiodatadist/_adapters/peer_links.py",
         "        for scope in list(islice(attempt.in_line, STARTED_AT_A_TIME)):\n",
         "        for scope in list(attempt.in_line):\n",
         (SILENT_PLACES,),

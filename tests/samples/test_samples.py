@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from aiodatadist.testing.ports import free_port
+from aiodatadist._testing.ports import free_port
 from tests import children
 from tests.profiles import at_night
 
@@ -178,7 +178,7 @@ assert KvCacheManager is llm_datadist.KvCacheManager and Tensor is llm_datadist.
 print(LLMDataDist.__module__)
 """
     done = run_text(text, folder=tmp_path)
-    assert done.stdout == "aiodatadist.blocking.datadist\n", done.stderr
+    assert done.stdout == "aiodatadist._blocking.datadist\n", done.stderr
 
 
 def test_torch_is_optional_and_its_absence_is_said_once(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ except EmsInvalidArgument as error:
     print(CcKvOption.__module__)
 """
     done = run_text(text, folder=tmp_path)
-    assert done.stdout == "aiodatadist.context_caching.ems\n", done.stderr
+    assert done.stdout == "aiodatadist._context_caching.ems\n", done.stderr
 
 
 CHILD = "import llm_datadist, ems; print(llm_datadist.LLMDataDist.__module__)"
@@ -222,7 +222,7 @@ import multiprocessing, os, subprocess, sys
 
 def work():
     import llm_datadist
-    assert llm_datadist.LLMDataDist.__module__ == "aiodatadist.blocking.datadist"
+    assert llm_datadist.LLMDataDist.__module__ == "aiodatadist._blocking.datadist"
 
 if __name__ == "__main__":
     print(subprocess.run([sys.executable, "-c", {CHILD!r}], capture_output=True, text=True, check=True).stdout, end="")
@@ -235,7 +235,7 @@ if __name__ == "__main__":
         print(method, child.exitcode)
 """
     done = run_text(text, folder=tmp_path)
-    ours = "aiodatadist.blocking.datadist\n"
+    ours = "aiodatadist._blocking.datadist\n"
     assert done.stdout == ours + ours + "spawn 0\nforkserver 0\nfork 0\n", done.stderr
 
 
@@ -269,7 +269,7 @@ subprocess.run([sys.executable, *launch], check=True)
 """
     done = run_text(text, folder=tmp_path)
     found = [(tmp_path / f"worker.py.{rank}").read_text() for rank in range(2)]
-    assert found == ["aiodatadist.blocking.datadist"] * 2, done.stderr
+    assert found == ["aiodatadist._blocking.datadist"] * 2, done.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["run"], ["run", "nowhere.py"], ["walk", "x.py"]])

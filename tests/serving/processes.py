@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from aiodatadist.testing.ports import free_port
+from aiodatadist._testing.ports import free_port
 from aiodatadist.testing.small_model import Model, blocks_for, empty_cache, sample
 from examples.serving.kv import CONFIG, WEIGHTS_SEED
 from tests import children

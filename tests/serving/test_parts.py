@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from aiodatadist import BlockPool, CacheDesc, DataType, LLMRole, new_lease_name
-from aiodatadist.adapters.block_service import Settings
+from aiodatadist._adapters.block_service import Settings
 from aiodatadist.testing import open_cluster, soft_counters
 from examples.serving import decode, prefill
 from examples.serving.answer import Answer, Pieces, Refused

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from aiodatadist import new_lease_name
-from aiodatadist.testing.ports import free_port
+from aiodatadist._testing.ports import free_port
 from aiodatadist.testing.small_model import BLOCK
 from tests.serving.processes import ROOT, Job, Service, Three, eventually, expected, streamed, three
 

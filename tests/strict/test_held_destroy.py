@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LLMException, LLMStatusCode
-from aiodatadist.device.memory import Memory
+from aiodatadist._device.memory import Memory
+from aiodatadist._transport import communicator, registrations
 from aiodatadist.testing import cluster_info, open_cluster, soft_fault, soft_hold
-from aiodatadist.transport import communicator, registrations
 from tests.strict import runner
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)

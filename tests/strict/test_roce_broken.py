@@ -22,8 +22,8 @@ from aiodatadist import (
     LLMStatusCode,
     TransferWithCacheKeyConfig,
 )
+from aiodatadist._link.transfers import pull_requests
 from aiodatadist.errors import LinkClosed, StuckError
-from aiodatadist.link.transfers import pull_requests
 from aiodatadist.testing import inside, soft_fault, soft_faults_cleared, soft_hold, verify
 from tests.held import PUSH, held_transfer, there_and_back
 from tests.strict import runner

@@ -12,8 +12,8 @@ from aiodatadist import (
     EventLayerSynchronizer,
     TransferWithCacheKeyConfig,
 )
+from aiodatadist._device import Device, Program
 from aiodatadist._native.library import ffi
-from aiodatadist.device import Device, Program
 from aiodatadist.testing import verify
 from tests.strict import runner
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkError, TransferTimeout
-from aiodatadist.link import Cause
+from aiodatadist._link import Cause
 from aiodatadist.testing import inside, soft_fault, soft_faults_cleared, verify
 from tests.strict import runner
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import aiodatadist
-from aiodatadist.counting import SUCCESS
-from aiodatadist.telemetry.metrics import CACHE, CLUSTER, METRICS, NIXL, Metric
+from aiodatadist._counting import SUCCESS
+from aiodatadist.telemetry._metrics import CACHE, CLUSTER, METRICS, NIXL, Metric
 
 DASHBOARD = json.loads((Path(aiodatadist.__file__).parent / "telemetry" / "grafana.json").read_text(encoding="utf-8"))
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]

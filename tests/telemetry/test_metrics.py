@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry, generate_latest, start_http_ser
 from prometheus_client.parser import text_string_to_metric_families
 
 from aiodatadist import BlocksCacheKey, CacheDesc, CacheNotFound, DataType, LinkPhase, LLMConfig, LLMDataDist, LLMRole
+from aiodatadist._testing.views import cut_link
 from aiodatadist.context_caching import CcConfig_v1, ContextCache
-from aiodatadist.telemetry.metrics import CACHE, CLUSTER, METRICS, NIXL
+from aiodatadist.telemetry._metrics import CACHE, CLUSTER, METRICS, NIXL
 from aiodatadist.telemetry.prometheus import MetricsCollector
 from aiodatadist.testing import cluster_info, inside, linked_pair
-from aiodatadist.testing.views import cut_link
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
 BLOCK = 2 * 64

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aiodatadist.telemetry.metrics import METRICS
-from aiodatadist.testing.ports import free_port
+from aiodatadist._testing.ports import free_port
+from aiodatadist.telemetry._metrics import METRICS
 from tests import children
 from tests.test_readme import found
 

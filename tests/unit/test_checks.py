@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodatadist.values import checks
+from aiodatadist._values import checks
 
 RANGES = {
     "uint8": checks.UINT8,

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pydantic import SecretBytes
 
 from aiodatadist import FeatureNotEnabled, LLMConfig, LLMException, LLMStatusCode, ParamInvalid, RelinkPolicy, blocking
-from aiodatadist.config.llm_config import check_mode
-from aiodatadist.config.option_rules import MAX_LOCAL_COMM_RES, BufferPoolConfig, PoolConfig
-from aiodatadist.transport import TRANSPORTS
-from aiodatadist.values.addresses import parse_address
+from aiodatadist._config.llm_config import check_mode
+from aiodatadist._config.option_rules import MAX_LOCAL_COMM_RES, BufferPoolConfig, PoolConfig
+from aiodatadist._transport import TRANSPORTS
+from aiodatadist._values.addresses import parse_address
 
 INT32 = st.integers(0, 2**31 - 1)
 

@@ -48,7 +48,7 @@ PRIVATE = frozenset({"_engine", "_running"})
         ("with pytest.raises(TimeoutError):\n    with anyio.fail_after(0.5): ...", []),
         ("with pytest.raises(OSError):\n    with anyio.fail_after(0.5): ...", ["short limits"]),
         ("manager._engine", ["private reaches"]),
-        ("from aiodatadist.cluster.engine import _running", ["private reaches"]),
+        ("from aiodatadist._cluster.engine import _running", ["private reaches"]),
         ("monkeypatch.setattr(manager, '_engine', None)", ["private reaches"]),
         ("self._engine", []),
         ("other._of_another_library", []),

@@ -26,7 +26,7 @@ from aiodatadist import (
     RegisterMemStatus,
     Status,
 )
-from aiodatadist.values.descriptors import MAX_DIMENSIONS, UNSET, check_cache_key
+from aiodatadist._values.descriptors import MAX_DIMENSIONS, UNSET, check_cache_key
 
 FP16 = DataType.DT_FLOAT16
 

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter
 
-from aiodatadist.values import foreign
-from aiodatadist.values.foreign import (
+from aiodatadist._values import foreign
+from aiodatadist._values.foreign import (
     MAX_DEPTH,
     MAX_NAMES,
     MAX_VALUES,

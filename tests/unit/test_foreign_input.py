@@ -26,15 +26,15 @@ PARSERS = {
     "parse_raw", "parse_obj",
 }  # fmt: skip
 PARSED_ELSEWHERE = {
-    "aiodatadist.values.foreign": "the one reader",
-    "aiodatadist.wire.frames": "what the reader refused, once more without the fields of a newer minor version",
-    "aiodatadist.transport.blob_exchange": "a rank table, which this engine's user wrote",
-    "aiodatadist.transport.local_device": "likewise",
-    "aiodatadist.cluster.rank_groups": "likewise",
-    "aiodatadist.adapters.sglang.settings": "this engine's environment",
-    "aiodatadist.adapters.vllm.model": "this engine's settings",
-    "aiodatadist.adapters.lmcache.l2_adapter": "likewise",
-    "aiodatadist.adapters.lmcache.remote_connector": "likewise",
+    "aiodatadist._values.foreign": "the one reader",
+    "aiodatadist._wire.frames": "what the reader refused, once more without the fields of a newer minor version",
+    "aiodatadist._transport.blob_exchange": "a rank table, which this engine's user wrote",
+    "aiodatadist._transport.local_device": "likewise",
+    "aiodatadist._cluster.rank_groups": "likewise",
+    "aiodatadist._adapters.sglang.settings": "this engine's environment",
+    "aiodatadist._adapters.vllm.model": "this engine's settings",
+    "aiodatadist._adapters.lmcache.l2_adapter": "likewise",
+    "aiodatadist._adapters.lmcache.remote_connector": "likewise",
 }
 SAFE = {"printable", "shown", "reason_of", "first_complaint", "len", "type", "isinstance"}
 """What makes a text fit to be shown, or shows something else of it."""
@@ -44,7 +44,7 @@ NAMES = {
     "context_caching": frozenset({"reply"}),
 }
 """By room, names of texts that others choose, wherever they are kept: clients of an engine, servers of a pool."""
-OWN_TEXTS = {("aiodatadist.concurrency.resident", "self.reason")}
+OWN_TEXTS = {("aiodatadist._concurrency.resident", "self.reason")}
 """Fields of the same names with words of this package."""
 ERRORS = {name for room in (errors, builtins) for name, kind in vars(room).items() if _is_error(kind)}
 OWNERS = {
@@ -117,10 +117,10 @@ def test_texts_of_others_are_shown_by_one_function() -> None:
     ],
 )
 def test_a_text_that_is_shown_as_it_came_is_found(line: str) -> None:
-    assert list(shown_raw("aiodatadist.link.x", ast.parse(line)))
+    assert list(shown_raw("aiodatadist._link.x", ast.parse(line)))
     name = "offer.transfer_id" if "offer" in line else next(x for x in _texts(line))
     assert not list(
-        shown_raw("aiodatadist.link.x", ast.parse(line.replace(name, f"printable({name})").replace(")[:9]", ")")))
+        shown_raw("aiodatadist._link.x", ast.parse(line.replace(name, f"printable({name})").replace(")[:9]", ")")))
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodatadist import ParamInvalid
-from aiodatadist.values.grid import Grid, Range, blocks_for, indexes, tensor_range
+from aiodatadist._values.grid import Grid, Range, blocks_for, indexes, tensor_range
 
 uint32 = st.integers(0, 2**32 - 1)
 

@@ -19,8 +19,8 @@ from time import monotonic
 
 import pytest
 
+from aiodatadist._cluster.heartbeat_thread import HeartbeatThread
 from aiodatadist._native.library import ring
-from aiodatadist.cluster.heartbeat_thread import HeartbeatThread
 from tests import children
 from tests.conftest import open_files
 from tests.stopwatch import lasting
@@ -440,7 +440,7 @@ async def test_times_are_positive(heartbeats: HeartbeatThread, seconds: float) -
 
 CHILD = """
 import asyncio, socket, sys
-from aiodatadist.cluster.heartbeat_thread import HeartbeatThread
+from aiodatadist._cluster.heartbeat_thread import HeartbeatThread
 
 async def main(fd, interval, silence):
     lost, heartbeats = [], HeartbeatThread(interval)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from aiodatadist.cluster.liveness import Heartbeats
+from aiodatadist._cluster.liveness import Heartbeats
+from aiodatadist._wire.messages import AttachHeartbeats
 from aiodatadist.errors import LinkError
-from aiodatadist.wire.messages import AttachHeartbeats
 
 
 class Expecting:

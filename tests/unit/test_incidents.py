@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from aiodatadist.counting import Incident, Incidents
+from aiodatadist._counting import Incident, Incidents
 
 logger = logging.getLogger("aiodatadist.tests.incidents")
 

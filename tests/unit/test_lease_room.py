@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodatadist.adapters.lease_room import LeaseRoom
+from aiodatadist._adapters.lease_room import LeaseRoom
 
 
 def test_blocks_that_are_kept_leave_no_room_for_others_until_they_are_given_back() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rooms import modules, room_of, tree_of
+from tests.rooms import modules, plain, room_of, tree_of
 
 ABOVE_DEBUG = {"critical", "error", "exception", "fatal", "info", "log", "warn", "warning"}
 LEFT_OUT = {"cli", "testing"}
@@ -81,8 +81,7 @@ def log_calls(node: ast.AST, place: str = "") -> Iterator[str]:
 def in_the_package() -> Iterator[str]:
     for module in modules():
         if room_of(module) not in LEFT_OUT:
-            name = module.removeprefix("aiodatadist").removeprefix(".")
-            yield from (f"{name}:{place}" for place in log_calls(tree_of(module)))
+            yield from (f"{plain(module)}:{place}" for place in log_calls(tree_of(module)))
 
 
 def test_only_named_places_log_above_debug() -> None:

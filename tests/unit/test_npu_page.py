@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodatadist.cli.probe.steps import STEPS
+from aiodatadist._cli.probe.steps import STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICTIONS = [f"B{number}" for number in range(1, 21)]

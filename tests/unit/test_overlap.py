@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from aiodatadist.link.data.cost_model import (
+from aiodatadist._link.data.cost_model import (
     Costs,
     Estimate,
     best_hidden_share,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aiodatadist.cluster import rank_groups
-from aiodatadist.cluster.rank_groups import own_address
+from aiodatadist._cluster import rank_groups
+from aiodatadist._cluster.rank_groups import own_address
 from aiodatadist.errors import ParamInvalid
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiodatadist.testing import ports
+from aiodatadist._testing import ports
 
 
 def range_of(worker: str, count: int, monkeypatch: pytest.MonkeyPatch) -> set[int]:

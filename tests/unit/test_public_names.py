@@ -110,7 +110,7 @@ def test_what_is_exported_is_what_is_there() -> None:
     assert set(aiodatadist.__all__) == public | {"__version__"}
 
 
-@pytest.mark.parametrize("module", ["device", "transport", "testing", "values.descriptors"])
+@pytest.mark.parametrize("module", ["_device", "_transport", "testing", "_values.descriptors"])
 def test_every_room_has_what_it_exports(module: str) -> None:
     room = importlib.import_module(f"aiodatadist.{module}")
     assert [name for name in room.__all__ if not hasattr(room, name)] == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from array import array
 
-from aiodatadist.device import CopyKind, Device, Program, StreamTransfer
-from aiodatadist.values.grid import Grid
+from aiodatadist._device import CopyKind, Device, Program, StreamTransfer
+from aiodatadist._values.grid import Grid
 
 LARGE, SMALL = 8 << 20, 64
 """Bytes: for the worker, and for the submitting call."""

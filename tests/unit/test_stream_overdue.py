@@ -11,8 +11,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from aiodatadist._device import Device, Stream, StreamLimits, TransferState
 from aiodatadist._native.library import ffi
-from aiodatadist.device import Device, Stream, StreamLimits, TransferState
 from aiodatadist.errors import DeviceError, StuckError
 from tests.unit.test_stream import LARGE, copy
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from aiodatadist._device import Device, TransferState
+from aiodatadist._device import stream as module
 from aiodatadist._native.library import ring
-from aiodatadist.device import Device, TransferState
-from aiodatadist.device import stream as module
-from aiodatadist.values.transfer_priority import TransferPriority
+from aiodatadist._values.transfer_priority import TransferPriority
 from tests.unit.test_stream import LARGE, copy
 
 CRITICAL, NORMAL, BACKGROUND = TransferPriority

@@ -13,8 +13,8 @@ from aiodatadist import (
     ParamInvalid,
     TorchNpuLayerSynchronizer,
 )
-from aiodatadist.device import Device
-from aiodatadist.layered.synchronizers import GatedByEvent
+from aiodatadist._device import Device
+from aiodatadist._layered.synchronizers import GatedByEvent
 
 
 def test_the_contract_is_abstract() -> None:

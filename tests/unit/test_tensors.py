@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from aiodatadist import CacheDesc, DataType, DeviceError, FeatureNotEnabled, LLMStatusCode, ParamInvalid, Placement
-from aiodatadist.device.tensors import Span, as_arrays, as_tensors, npu_tensors, spans
+from aiodatadist._device.tensors import Span, as_arrays, as_tensors, npu_tensors, spans
 
 HOST, DEVICE = Placement.HOST, Placement.DEVICE
 NAMES = {
@@ -496,7 +496,7 @@ def test_views_stay_within_writable_memory(
 
 def test_the_module_imports_neither_numpy_nor_torch() -> None:
     heavy = "{'numpy', 'torch', 'torch_npu', 'torchair'}"
-    program = f"import sys, aiodatadist.device.tensors; print(sorted({heavy} & set(sys.modules)))"
+    program = f"import sys, aiodatadist._device.tensors; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import anyio
 import pytest
 
-from aiodatadist.concurrency.blocking_calls import in_thread
+from aiodatadist._concurrency.blocking_calls import in_thread
 
 
 async def test_a_cancelled_call_that_waits_for_a_thread_never_begins() -> None:

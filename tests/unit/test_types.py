@@ -9,13 +9,13 @@ from mypy import api
 
 import aiodatadist
 
-VALUES = Path(aiodatadist.__file__).parent / "values"
+VALUES = Path(aiodatadist.__file__).parent / "_values"
 SEEN = ("addresses", "checks", "cluster_info", "descriptors")
 """The modules whose types the snippet uses. The others are not read, which keeps the run at a few seconds."""
 
 SNIPPET = """\
-from aiodatadist.values.cluster_info import LLMClusterInfo
-from aiodatadist.values.descriptors import BlocksCacheKey, CacheKey
+from aiodatadist._values.cluster_info import LLMClusterInfo
+from aiodatadist._values.descriptors import BlocksCacheKey, CacheKey
 
 BlocksCacheKey(1)
 BlocksCacheKey(1, 2)

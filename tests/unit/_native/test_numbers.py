@@ -22,11 +22,11 @@ from aiodatadist import (
     TransferError,
     TransferTimeout,
 )
+from aiodatadist._device import CopyKind, TransferState, memory, stream
 from aiodatadist._native import runtime
 from aiodatadist._native.library import ffi
 from aiodatadist._native.runtime import acl_error, completion_error, hccl_error
-from aiodatadist.device import CopyKind, TransferState, memory, stream
-from aiodatadist.transport import blob_exchange, communicator, hccl, registrations
+from aiodatadist._transport import blob_exchange, communicator, hccl, registrations
 
 NATIVE = Path(__file__).resolve().parents[3] / "native"
 cdef_source = runpy.run_path(str(NATIVE / "declare.py"))["cdef_source"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiodatadist import CacheDesc, CacheKey, DataType
-from aiodatadist.cache.table import CacheTable, Entry
+from aiodatadist._cache.table import CacheTable, Entry
 
 GAP = 4096
 """Bytes between two tensors that belong to neither."""

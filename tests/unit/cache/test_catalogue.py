@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aiodatadist import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
-from aiodatadist.cache.catalogue import Catalogue, RemoteCache
-from aiodatadist.cache.names import Key, Name, name_of
+from aiodatadist._cache.catalogue import Catalogue, RemoteCache
+from aiodatadist._cache.names import Key, Name, name_of
+from aiodatadist._values import peer_budget
+from aiodatadist._values.descriptors import UNSET
 from aiodatadist.errors import ProtocolError
-from aiodatadist.values import peer_budget
-from aiodatadist.values.descriptors import UNSET
 from tests.held import turns
 from tests.profiles import examples
 from tests.unit.wire.examples import entry

@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aiodatadist import LLMException, LLMStatusCode, ParamInvalid
-from aiodatadist.cache.catalogue import RemoteCache
-from aiodatadist.cache.plan import (
+from aiodatadist._cache.catalogue import RemoteCache
+from aiodatadist._cache.plan import (
     blocks_to_blocks,
     check_below,
     check_once,
@@ -21,8 +21,8 @@ from aiodatadist.cache.plan import (
     slot_to_blocks,
     slot_to_slot,
 )
-from aiodatadist.values.grid import Grid
-from aiodatadist.values.selection import BlockParts, Geometry, Layers, Selection
+from aiodatadist._values.grid import Grid
+from aiodatadist._values.selection import BlockParts, Geometry, Layers, Selection
 from tests.unit.cache.examples import Shape, local, place, source, target
 from tests.unit.wire.examples import entry
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from aiodatadist import InternalError, LLMStatusCode, OutOfMemory, ParamInvalid
-from aiodatadist.cache.pool import PagePool, PoolConfig, PoolUsage
+from aiodatadist._cache.pool import PagePool, PoolConfig, PoolUsage
 from tests.profiles import at_night, examples
 
 BASE = 2**40 + 4096

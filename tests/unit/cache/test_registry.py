@@ -27,16 +27,16 @@ from aiodatadist import (
     ParamInvalid,
     Placement,
 )
-from aiodatadist.cache.names import Name, name_of
-from aiodatadist.cache.registry import CacheRegistry
-from aiodatadist.cache.table import Entry
-from aiodatadist.concurrency.signal import Signal
-from aiodatadist.config.llm_config import PoolConfig
-from aiodatadist.device import Device
-from aiodatadist.testing.faults import soft_fault, soft_faults_cleared
-from aiodatadist.testing.views import transport_of
-from aiodatadist.transport import Region, Transport, open_transport
-from aiodatadist.values.descriptors import UNSET
+from aiodatadist._cache.names import Name, name_of
+from aiodatadist._cache.registry import CacheRegistry
+from aiodatadist._cache.table import Entry
+from aiodatadist._concurrency.signal import Signal
+from aiodatadist._config.llm_config import PoolConfig
+from aiodatadist._device import Device
+from aiodatadist._testing.faults import soft_fault, soft_faults_cleared
+from aiodatadist._testing.views import transport_of
+from aiodatadist._transport import Region, Transport, open_transport
+from aiodatadist._values.descriptors import UNSET
 
 PAGE = 1 << 16
 PAGES = 16

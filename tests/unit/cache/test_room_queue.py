@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodatadist import OutOfMemory
-from aiodatadist.cache.pool import PagePool, PoolConfig
-from aiodatadist.cache.room_queue import RoomQueue
+from aiodatadist._cache.pool import PagePool, PoolConfig
+from aiodatadist._cache.room_queue import RoomQueue
 from tests.clock import took
 from tests.profiles import examples
 

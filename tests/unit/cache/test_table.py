@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodatadist import BlocksCacheKey, CacheDesc, CacheKey, DataType, LLMException, ParamInvalid, Placement
-from aiodatadist.cache.catalogue import Catalogue
-from aiodatadist.cache.names import Name
-from aiodatadist.cache.pool import PagePool, PoolConfig
-from aiodatadist.cache.table import CacheTable, Entry, check_desc
-from aiodatadist.concurrency.signal import Signal
-from aiodatadist.transport import Region
-from aiodatadist.values.descriptors import UNSET, forget_addresses
-from aiodatadist.wire.frames import Decoder, encode
-from aiodatadist.wire.messages import MAX_TENSORS, Found
+from aiodatadist._cache.catalogue import Catalogue
+from aiodatadist._cache.names import Name
+from aiodatadist._cache.pool import PagePool, PoolConfig
+from aiodatadist._cache.table import CacheTable, Entry, check_desc
+from aiodatadist._concurrency.signal import Signal
+from aiodatadist._transport import Region
+from aiodatadist._values.descriptors import UNSET, forget_addresses
+from aiodatadist._wire.frames import Decoder, encode
+from aiodatadist._wire.messages import MAX_TENSORS, Found
 from tests.unit.cache.examples import quiet
 
 BLOCKS = CacheDesc(2, [4, 32], DataType.DT_FLOAT16)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import pytest
 from pydantic import TypeAdapter
 
-from aiodatadist.cli.kit import children
-from aiodatadist.cli.kit.children import Child, open_child
-from aiodatadist.cli.kit.pipes import Message
+from aiodatadist._cli.kit import children
+from aiodatadist._cli.kit.children import Child, open_child
+from aiodatadist._cli.kit.pipes import Message
 
 
 class Word(Message):

@@ -8,8 +8,8 @@ from importlib import metadata
 
 import pytest
 
-from aiodatadist.cli import main
-from aiodatadist.cli.doctor import arguments as doctor_arguments
+from aiodatadist._cli import main
+from aiodatadist._cli.doctor import arguments as doctor_arguments
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,6 @@ def test_module_runs_as_the_command() -> None:
 def test_missing_numpy_is_one_line_that_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("aiodatadist.cli.demo.command.find_spec", lambda name: None)
+    monkeypatch.setattr("aiodatadist._cli.demo.command.find_spec", lambda name: None)
     assert main(["demo"]) == 2
     assert capsys.readouterr().err.splitlines() == ["aiodatadist: the demo's model needs numpy: pip install numpy"]

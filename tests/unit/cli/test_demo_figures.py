@@ -6,12 +6,12 @@ import io
 
 import pytest
 
-from aiodatadist.cli.demo import timeline
-from aiodatadist.cli.demo.figures import figures_of, portions_of, table
-from aiodatadist.cli.demo.messages import LayerTimes, Progress, Pull
-from aiodatadist.cli.demo.screen import PlainScreen, TerminalScreen, open_screen
-from aiodatadist.cli.kit.numbers import duration, quantity
-from aiodatadist.cli.kit.text import cut, wrapped_all
+from aiodatadist._cli.demo import timeline
+from aiodatadist._cli.demo.figures import figures_of, portions_of, table
+from aiodatadist._cli.demo.messages import LayerTimes, Progress, Pull
+from aiodatadist._cli.demo.screen import PlainScreen, TerminalScreen, open_screen
+from aiodatadist._cli.kit.numbers import duration, quantity
+from aiodatadist._cli.kit.text import cut, wrapped_all
 
 MIB = 1 << 20
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from aiodatadist.cli import main
-from aiodatadist.cli.demo import prompt
-from aiodatadist.cli.demo.prompt import LIMIT, load_prompt, shown
-from aiodatadist.cli.kit.errors import CommandError
+from aiodatadist._cli import main
+from aiodatadist._cli.demo import prompt
+from aiodatadist._cli.demo.prompt import LIMIT, load_prompt, shown
+from aiodatadist._cli.kit.errors import CommandError
 
 
 def test_short_file_is_read_whole(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from aiodatadist._cli import main
+from aiodatadist._cli.doctor import command as doctor
+from aiodatadist._cli.doctor import findings
+from aiodatadist._cli.doctor.findings import Finding
+from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist._native.runtime import FUNCTIONS, Runtime, open_runtime
-from aiodatadist.cli import main
-from aiodatadist.cli.doctor import command as doctor
-from aiodatadist.cli.doctor import findings
-from aiodatadist.cli.doctor.findings import Finding
-from aiodatadist.context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist.errors import RuntimeUnavailable
 from tests import children, vendor_names
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from aiodatadist.cli.kit.errors import CommandError
-from aiodatadist.cli.kit.place import Place, add_place_arguments, place_options, places
-from aiodatadist.transport.local_device import parse_resource
+from aiodatadist._cli.kit.errors import CommandError
+from aiodatadist._cli.kit.place import Place, add_place_arguments, place_options, places
+from aiodatadist._transport.local_device import parse_resource
 from tests.vendor_names import resource
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodatadist.cli.kit.tables import aligned, folded
+from aiodatadist._cli.kit.tables import aligned, folded
 
 WIDE = [
     ["By", "Op", "Block Size (B)", "B/W (GB/Sec)", "Transfers/s", "P50"],

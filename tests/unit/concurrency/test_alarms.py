@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiodatadist.concurrency.alarms import Alarms
+from aiodatadist._concurrency.alarms import Alarms
 from tests.held import turns
 
 RAISED = ValueError("a bug of the callback's")

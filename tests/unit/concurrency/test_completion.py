@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from aiodatadist.concurrency.completion import Completion, TransferState
+from aiodatadist._concurrency.completion import Completion, TransferState
 
 
 class Work(Completion):

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from aiodatadist import LLMException
-from aiodatadist.concurrency.blocking_calls import in_thread
-from aiodatadist.concurrency.threads import DaemonThread
+from aiodatadist._concurrency.blocking_calls import in_thread
+from aiodatadist._concurrency.threads import DaemonThread
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.concurrency.threads.BEGIN_TIMEOUT", 0.05)
+    monkeypatch.setattr("aiodatadist._concurrency.threads.BEGIN_TIMEOUT", 0.05)
 
 
 def test_one_that_never_begins_is_told_of_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from time import monotonic
 
 import pytest
 
-from aiodatadist.concurrency import alarms as module
-from aiodatadist.concurrency.completion import TransferCompletion, TransferState
-from aiodatadist.concurrency.deadlines import Deadlines
+from aiodatadist._concurrency import alarms as module
+from aiodatadist._concurrency.completion import TransferCompletion, TransferState
+from aiodatadist._concurrency.deadlines import Deadlines
 from aiodatadist.errors import LLMStatusCode, TransferTimeout
 
 

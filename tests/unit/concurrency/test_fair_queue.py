@@ -9,8 +9,8 @@ from functools import partial
 import anyio
 import pytest
 
-from aiodatadist.concurrency.byte_budget import ByteBudget
-from aiodatadist.concurrency.fair_queue import FairQueue
+from aiodatadist._concurrency.byte_budget import ByteBudget
+from aiodatadist._concurrency.fair_queue import FairQueue
 
 
 class Stock:

@@ -15,8 +15,8 @@ from functools import partial
 import anyio
 import pytest
 
-from aiodatadist.concurrency import loop_thread
-from aiodatadist.concurrency.loop_thread import LoopThread, Unusable
+from aiodatadist._concurrency import loop_thread
+from aiodatadist._concurrency.loop_thread import LoopThread, Unusable
 from tests import children
 from tests.profiles import examples
 
@@ -162,7 +162,7 @@ def test_a_loop_that_cannot_be_made_is_said_by_the_maker(
 
 INTERRUPTED = """
 import asyncio, random, signal, time
-from aiodatadist.concurrency.loop_thread import LoopThread
+from aiodatadist._concurrency.loop_thread import LoopThread
 
 class Refused(Exception): pass
 

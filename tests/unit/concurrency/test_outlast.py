@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from aiodatadist.concurrency.outlast import outlast
+from aiodatadist._concurrency.outlast import outlast
 
 
 async def test_cancellations_that_come_meanwhile_do_not_end_the_wait() -> None:

@@ -10,8 +10,8 @@ from functools import partial
 import anyio
 import pytest
 
-from aiodatadist.concurrency import forks
-from aiodatadist.concurrency.resident import Misuse, Resident
+from aiodatadist._concurrency import forks
+from aiodatadist._concurrency.resident import Misuse, Resident
 
 
 class Refused(Exception):

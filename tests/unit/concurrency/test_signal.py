@@ -6,7 +6,7 @@ import asyncio
 
 import anyio
 
-from aiodatadist.concurrency.signal import Signal
+from aiodatadist._concurrency.signal import Signal
 
 
 async def test_one_that_is_set_stays_set() -> None:

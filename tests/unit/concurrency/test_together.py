@@ -8,7 +8,7 @@ from functools import partial
 import anyio
 import pytest
 
-from aiodatadist.concurrency.together import together
+from aiodatadist._concurrency.together import together
 
 
 async def test_a_single_job_runs_in_its_callers_task_and_several_side_by_side() -> None:

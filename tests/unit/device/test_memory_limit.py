@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from aiodatadist import LLMConfig, LLMDataDist, LLMRole, OutOfMemory
-from aiodatadist.device import memory_limit as module
-from aiodatadist.device.memory_limit import MemoryLimit, memory_limit
+from aiodatadist._device import memory_limit as module
+from aiodatadist._device.memory_limit import MemoryLimit, memory_limit
 
 MIB = 1 << 20
 UNLIMITED_V1 = str((1 << 63) - 4096)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from aiodatadist.device import TransferState
+from aiodatadist._device import TransferState
+from aiodatadist._layered.progress import END, MAX_IN_FLIGHT, TABLE, Event, Progress, Stage
 from aiodatadist.errors import InternalError
-from aiodatadist.layered.progress import END, MAX_IN_FLIGHT, TABLE, Event, Progress, Stage
 from tests.rooms import imports_of, modules, tree_of
 
-PROGRESS = "aiodatadist.layered.progress"
+PROGRESS = "aiodatadist._layered.progress"
 LAYERS = range(3, 5)
 COUNTS = ("offered", "ready", "sent", "landed", "told")
 OPEN = (Stage.LINKING, Stage.FINDING, Stage.SENDING)
@@ -216,7 +216,7 @@ def test_only_progress_sets_its_attributes() -> None:
     wrong = [
         f"{module}:{node.lineno} sets {ast.unparse(node)}"
         for module in modules()
-        if module.startswith("aiodatadist.layered.")
+        if module.startswith("aiodatadist._layered.")
         for node in ast.walk(tree_of(module))
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, (ast.Store, ast.Del))

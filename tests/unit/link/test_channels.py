@@ -10,14 +10,14 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist.concurrency.signal import Signal
-from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.counting import Incidents
+from aiodatadist._concurrency.signal import Signal
+from aiodatadist._concurrency.spawner import Spawner
+from aiodatadist._counting import Incidents
+from aiodatadist._link.control.questions import PendingQuestions
+from aiodatadist._link.data.channels import MAX_OLD, MAX_OUTDATED, Channels, LinkChannel
+from aiodatadist._transport import Channel, ChannelOffer, Endpoint
+from aiodatadist._wire.messages import Broken, Message, Outdated, Pong, Renew, Renewed, Retire
 from aiodatadist.errors import ProtocolError
-from aiodatadist.link.control.questions import PendingQuestions
-from aiodatadist.link.data.channels import MAX_OLD, MAX_OUTDATED, Channels, LinkChannel
-from aiodatadist.transport import Channel, ChannelOffer, Endpoint
-from aiodatadist.wire.messages import Broken, Message, Outdated, Pong, Renew, Renewed, Retire
 from tests.held import turns
 
 HERE = Endpoint("fake", "fake", "host", "server", "0", "10.0.0.1", 1)

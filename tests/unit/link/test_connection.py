@@ -14,12 +14,12 @@ import anyio
 import pytest
 
 from aiodatadist import PeerLost, ProtocolError
-from aiodatadist.concurrency import forks
-from aiodatadist.link import Connection, FirstWords
-from aiodatadist.link.control.connection import connected
-from aiodatadist.link.control.wire import RECEIVE, UNVERIFIED_BODY
-from aiodatadist.wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode
-from aiodatadist.wire.messages import AttachHeartbeats, Message, Refuse
+from aiodatadist._concurrency import forks
+from aiodatadist._link import Connection, FirstWords
+from aiodatadist._link.control.connection import connected
+from aiodatadist._link.control.wire import RECEIVE, UNVERIFIED_BODY
+from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode
+from aiodatadist._wire.messages import AttachHeartbeats, Message, Refuse
 from tests.held import turns
 
 ATTACH = AttachHeartbeats(token="0" * 64)

@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist.cache.table import CacheTable, Entry
-from aiodatadist.concurrency.signal import Signal
+from aiodatadist._cache.table import CacheTable, Entry
+from aiodatadist._concurrency.signal import Signal
+from aiodatadist._link.control.peer_leases import PeerLeases
+from aiodatadist._wire.messages import Message, Revoke
 from aiodatadist.errors import LLMException
-from aiodatadist.link.control.peer_leases import PeerLeases
-from aiodatadist.wire.messages import Message, Revoke
 from tests.unit.cache.examples import local, quiet
 
 LONG = 3600.0
@@ -138,7 +138,7 @@ async def test_two_peers_hold_a_cache_independently() -> None:
 
 
 async def test_peer_that_does_not_give_a_cache_back_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.link.control.peer_leases.SLACK_SECONDS", 0.02)
+    monkeypatch.setattr("aiodatadist._link.control.peer_leases.SLACK_SECONDS", 0.02)
     (entry,) = caches(1)
     async with linked(0.03) as link:
         link.peer_leases.told(entry)
@@ -153,7 +153,7 @@ async def test_peer_that_does_not_give_a_cache_back_is_given_up(monkeypatch: pyt
 
 
 async def test_peer_that_gives_it_back_in_time_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodatadist.link.control.peer_leases.SLACK_SECONDS", 0.02)
+    monkeypatch.setattr("aiodatadist._link.control.peer_leases.SLACK_SECONDS", 0.02)
     in_time, late = caches(2)
     async with linked(0.01) as link:
         for entry in (in_time, late):

@@ -6,8 +6,7 @@ import ast
 
 import pytest
 
-from aiodatadist.errors import InternalError, LinkClosed, LinkError, PeerLost, ProtocolError
-from aiodatadist.link.lifecycle import (
+from aiodatadist._link.lifecycle import (
     LINK_CAUSES,
     TABLE,
     Aspect,
@@ -21,6 +20,7 @@ from aiodatadist.link.lifecycle import (
     Sequel,
     Service,
 )
+from aiodatadist.errors import InternalError, LinkClosed, LinkError, PeerLost, ProtocolError
 from tests.rooms import modules, tree_of
 
 ASPECTS: dict[str, type[Reach | End | Service | Ownership | Sequel]] = {
@@ -190,7 +190,7 @@ def test_no_boolean_stands_beside_the_state_of_a_link(part: str) -> None:
     """A second flag beside the tables means that one of them lacks a state."""
     flags = [
         ast.unparse(node)
-        for node in ast.walk(tree_of(f"aiodatadist.link.{part}"))
+        for node in ast.walk(tree_of(f"aiodatadist._link.{part}"))
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, bool)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aiodatadist import ParamInvalid, ProtocolError
-from aiodatadist.link.control.notifications import (
+from aiodatadist._link.control.notifications import (
     WINDOW,
     Notification,
     NotificationInbox,
@@ -22,7 +22,7 @@ from aiodatadist.link.control.notifications import (
     check_payload,
     decode,
 )
-from aiodatadist.wire.messages import MAX_NOTE, Message, Note, Taken
+from aiodatadist._wire.messages import MAX_NOTE, Message, Note, Taken
 from tests.profiles import examples
 
 

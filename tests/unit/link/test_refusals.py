@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aiodatadist._link.transfers.responder import _refusal, status_error
 from aiodatadist.errors import (
     CacheNotFound,
     LLMException,
@@ -13,7 +14,6 @@ from aiodatadist.errors import (
     TransferError,
     TransferTimeout,
 )
-from aiodatadist.link.transfers.responder import _refusal, status_error
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from aiodatadist import LLMException, ParamInvalid, StuckError, TransferError
-from aiodatadist.device import TransferCompletion, TransferState
-from aiodatadist.link.data.remote_operation import RemoteOperation, failed
+from aiodatadist._device import TransferCompletion, TransferState
+from aiodatadist._link.data.remote_operation import RemoteOperation, failed
 from tests.clock import took
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from aiodatadist.link.control.served_requests import ANSWERS, KNOWN, ServedRequests
-from aiodatadist.wire.messages import Pulled
+from aiodatadist._link.control.served_requests import ANSWERS, KNOWN, ServedRequests
+from aiodatadist._wire.messages import Pulled
 
 
 def test_each_number_is_new_once_in_any_order_that_is_no_older_than_is_kept() -> None:

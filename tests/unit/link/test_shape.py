@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from aiodatadist.link import Link
+from aiodatadist._link import Link
 from tests.rooms import arrows, modules, tree_of
 
 MOST_METHODS = 35
@@ -15,7 +15,7 @@ def classes() -> dict[str, ast.ClassDef]:
     return {
         f"{module}.{node.name}": node
         for module in modules()
-        if module.startswith("aiodatadist.link")
+        if module.startswith("aiodatadist._link")
         for node in ast.walk(tree_of(module))
         if isinstance(node, ast.ClassDef)
     }
@@ -36,7 +36,7 @@ def fields_of(node: ast.ClassDef) -> set[str]:
 
 def test_no_class_has_many_methods_or_fields() -> None:
     sizes = {name: (len(methods_of(node)), len(fields_of(node))) for name, node in classes().items()}
-    assert "aiodatadist.link.link.Link" in sizes
+    assert "aiodatadist._link.link.Link" in sizes
     large = {name: size for name, size in sizes.items() if size[0] > MOST_METHODS or size[1] > MOST_FIELDS}
     assert large == {}
 
@@ -46,6 +46,6 @@ def test_a_link_has_a_session_and_is_none() -> None:
 
 
 def test_a_session_knows_no_transfers() -> None:
-    above = [arrow for arrow in arrows() if arrow.importer == "aiodatadist.link.session"]
+    above = [arrow for arrow in arrows() if arrow.importer == "aiodatadist._link.session"]
     assert above
     assert [str(arrow) for arrow in above if ".transfers" in arrow.module] == []

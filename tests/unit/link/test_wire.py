@@ -15,13 +15,13 @@ import anyio.lowlevel
 import pytest
 
 from aiodatadist import PeerLost, ProtocolError
-from aiodatadist.concurrency import forks
-from aiodatadist.concurrency.spawner import Spawner
-from aiodatadist.link.control.connection import Connection, connected
-from aiodatadist.link.control.wire import MAX_BACKLOG, PIECE, UNVERIFIED_BODY, Wire
-from aiodatadist.testing.views import gather_until
-from aiodatadist.wire.frames import MAX_BODY, Decoder, Unknown, encode
-from aiodatadist.wire.messages import MAX_INDEXES, Bye, Disconnect, Message, Note, Ping, Pong
+from aiodatadist._concurrency import forks
+from aiodatadist._concurrency.spawner import Spawner
+from aiodatadist._link.control.connection import Connection, connected
+from aiodatadist._link.control.wire import MAX_BACKLOG, PIECE, UNVERIFIED_BODY, Wire
+from aiodatadist._testing.views import gather_until
+from aiodatadist._wire.frames import MAX_BODY, Decoder, Unknown, encode
+from aiodatadist._wire.messages import MAX_INDEXES, Bye, Disconnect, Message, Note, Ping, Pong
 from tests.unit.wire.examples import EACH, digest, hello, pull
 
 LARGE = Note(payload="A" * 80_000)

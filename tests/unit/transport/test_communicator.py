@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from aiodatadist._device import Device
 from aiodatadist._native.library import ffi
-from aiodatadist.device import Device
+from aiodatadist._transport import registrations
+from aiodatadist._transport.communicator import Communicator, communicator_config
+from aiodatadist._transport.contract import DEFAULT_RDMA, Endpoint, Region
+from aiodatadist._transport.hccl import HcclChannel, rank_table
+from aiodatadist._transport.link_kind import LinkKind
+from aiodatadist._values.descriptors import Placement
 from aiodatadist.errors import StuckError
-from aiodatadist.transport import registrations
-from aiodatadist.transport.communicator import Communicator, communicator_config
-from aiodatadist.transport.contract import DEFAULT_RDMA, Endpoint, Region
-from aiodatadist.transport.hccl import HcclChannel, rank_table
-from aiodatadist.transport.link_kind import LinkKind
-from aiodatadist.values.descriptors import Placement
 
 SIZE = 4096
 END = Endpoint("hccl", "soft", "here", process=1, server_id="a", device_id="0", device_ip="127.0.0.1")

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from aiodatadist.device import Device
-from aiodatadist.transport import Endpoint
-from aiodatadist.transport.link_kind import LinkKind, link_kind, may_use_hccs, unfolds_by_itself, vendor_link_kind
+from aiodatadist._device import Device
+from aiodatadist._transport import Endpoint
+from aiodatadist._transport.link_kind import LinkKind, link_kind, may_use_hccs, unfolds_by_itself, vendor_link_kind
 from tests import children
 
 A2, A3, OTHER = "Ascend910B3", "Ascend910_9392", "Ascend310P3"

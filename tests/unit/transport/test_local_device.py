@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodatadist import LLMStatusCode, ParamInvalid
+from aiodatadist._device import Device
 from aiodatadist._native.runtime import open_runtime
-from aiodatadist.device import Device
-from aiodatadist.transport import Endpoint
-from aiodatadist.transport.local_device import check_device, describe, device_address, parse_resource, resource_of
+from aiodatadist._transport import Endpoint
+from aiodatadist._transport.local_device import check_device, describe, device_address, parse_resource, resource_of
 
 DEVICE: dict[str, Any] = {"device_id": "3", "device_ip": "10.0.0.3"}
 PODS = [{"super_pod_id": "p", "server_list": [{"server_id": "s"}]}]

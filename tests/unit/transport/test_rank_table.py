@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodatadist.transport import Endpoint
-from aiodatadist.transport.hccl import rank_table
+from aiodatadist._transport import Endpoint
+from aiodatadist._transport.hccl import rank_table
 
 
 def end(server: str, device: str, pod: str = "") -> Endpoint:

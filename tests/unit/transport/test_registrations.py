@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from aiodatadist._device import Device
 from aiodatadist._native.library import ffi
-from aiodatadist.device import Device
+from aiodatadist._transport import registrations
+from aiodatadist._transport.contract import Region
+from aiodatadist._values.descriptors import Placement
 from aiodatadist.errors import ParamInvalid
-from aiodatadist.transport import registrations
-from aiodatadist.transport.contract import Region
-from aiodatadist.values.descriptors import Placement
 
 SIZE = 4096
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aiodatadist import IncompatiblePeer
-from aiodatadist.transport import Endpoint
-from aiodatadist.transport.two_ends import check_ends
+from aiodatadist._transport import Endpoint
+from aiodatadist._transport.two_ends import check_ends
 
 MINE = Endpoint("hccl", "ascend", "boot:0", "10.1.0.1", "0", "10.0.0.1", 1)
 PEER = replace(MINE, device_id="1", device_ip="10.0.0.2", process=2)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodatadist.values.digests import DIGEST_BYTES, blocks_digest, check_prompt_digest, prompt_digest
+from aiodatadist._values.digests import DIGEST_BYTES, blocks_digest, check_prompt_digest, prompt_digest
 
 ids = st.lists(st.integers(1, 2**63 - 1), max_size=4)
 numbers = st.lists(st.integers(0, 2**63 - 1), max_size=6)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodatadist import LLMConfig, ParamInvalid, PoolConfig
-from aiodatadist.values.sizes import read_size
+from aiodatadist._values.sizes import read_size
 
 
 @given(st.integers(0, 2**40), st.sampled_from(["", "KiB", "MiB", "GiB", "TiB", "mib"]), st.sampled_from(["", " "]))

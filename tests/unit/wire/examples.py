@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from aiodatadist.wire.messages import (
+from aiodatadist._wire.messages import (
     MINOR,
     Accept,
     AttachHeartbeats,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodatadist.wire.auth import Side, is_proof, proof
-from aiodatadist.wire.frames import encode
-from aiodatadist.wire.messages import Hello, Proof
+from aiodatadist._wire.auth import Side, is_proof, proof
+from aiodatadist._wire.frames import encode
+from aiodatadist._wire.messages import Hello, Proof
 from tests.unit.wire.examples import hello, hellos
 
 CLIENT, SERVER = hello(1, has_key=True), hello(2, has_key=True)

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aiodatadist import IncompatiblePeer, LinkError, ProtocolError
-from aiodatadist.values.foreign import SHOWN
-from aiodatadist.wire.frames import (
+from aiodatadist._values.foreign import SHOWN
+from aiodatadist._wire.frames import (
     HEAD,
     MAGIC,
     MAX_BODY,
@@ -22,7 +22,7 @@ from aiodatadist.wire.frames import (
     encode,
     sealed,
 )
-from aiodatadist.wire.messages import (
+from aiodatadist._wire.messages import (
     MAX_INDEXES,
     MAX_NOTE,
     MAX_TENSORS,

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodatadist import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
-from aiodatadist.values.foreign import printable
-from aiodatadist.wire.auth import Side, proof
-from aiodatadist.wire.frames import Decoder, Unknown, encode
-from aiodatadist.wire.handshake import Handshake, State, refusal
-from aiodatadist.wire.messages import MAX_REASON, MINOR, PROTOCOL, Bye, Connect, Hello, Message, Proof, Ready, Refuse
+from aiodatadist._values.foreign import printable
+from aiodatadist._wire.auth import Side, proof
+from aiodatadist._wire.frames import Decoder, Unknown, encode
+from aiodatadist._wire.handshake import Handshake, State, refusal
+from aiodatadist._wire.messages import MAX_REASON, MINOR, PROTOCOL, Bye, Connect, Hello, Message, Proof, Ready, Refuse
 from tests.unit.wire.examples import endpoint, hello, messages
 
 KEY = b"a key"

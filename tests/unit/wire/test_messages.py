@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from pydantic import ValidationError
 
-from aiodatadist.wire.messages import (
+from aiodatadist._wire.messages import (
     MAX_NOTE,
     MAX_TENSORS,
     CacheEntry,

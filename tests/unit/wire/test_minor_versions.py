@@ -9,8 +9,8 @@ from hypothesis import given
 from pydantic import BaseModel, ConfigDict, create_model
 
 from aiodatadist import ProtocolError
-from aiodatadist.wire.frames import HEAD, Decoder, encode
-from aiodatadist.wire.messages import (
+from aiodatadist._wire.frames import HEAD, Decoder, encode
+from aiodatadist._wire.messages import (
     MINOR,
     NEWER_FIELDS,
     CacheEntry,

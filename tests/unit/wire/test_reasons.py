@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import aiodatadist
 from aiodatadist import LinkError, LLMStatusCode, TransferTimeout
+from aiodatadist._wire.handshake import refusal
+from aiodatadist._wire.messages import MAX_REASON, Refuse, parser
+from aiodatadist._wire.reasons import reason_of
 from aiodatadist.testing import linked_pair, soft_fault, soft_faults_cleared
-from aiodatadist.wire.handshake import refusal
-from aiodatadist.wire.messages import MAX_REASON, Refuse, parser
-from aiodatadist.wire.reasons import reason_of
 from tests.test_told_once import DESC, ends, with_new_memory
 
 
@@ -41,7 +41,7 @@ def test_no_other_place_writes_such_text() -> None:
         for path in folder.rglob("*.py")
         if re.search(r"\bascii\(", path.read_text())
     }
-    assert found == {"values/foreign.py"}
+    assert found == {"_values/foreign.py"}
 
 
 @pytest.mark.parametrize("side", ["client", "server"])

@@ -1,0 +1,1 @@
+"""Serving engines over links and pools, behind :mod:`aiodatadist.adapters`."""

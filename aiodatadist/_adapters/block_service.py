@@ -1,0 +1,567 @@
+"""Blocks of one worker's KV cache, kept for peers and pulled from them, for a busy loop that must not wait.
+
+Each call is posted to the thread of an event loop::
+
+    the engine's thread                         the loop's thread
+    pull(order)            -> posted ->         link if there is none, then pull_leased
+    keep(request, ...)     -> posted ->         lease_blocks
+    push(portion, ...)     -> posted ->         transfer_cache_async, when the peer has said where to
+    expect(order)          -> posted ->         link if there is none, say where to, and wait
+    take()                 <- what ended <-
+
+:meth:`BlockService.take` reports every order exactly once, whatever its outcome: then its blocks are the engine's
+again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from aiodatadist._adapters import push_messages
+from aiodatadist._adapters.block_shapes import Axes, BlockShape
+from aiodatadist._adapters.ended import Ended, Tell
+from aiodatadist._adapters.leased_blocks import LeasedBlocks, PullOrder, WorkerAddress
+from aiodatadist._adapters.loop_service import LoopDoor, LoopService
+from aiodatadist._adapters.meaning import Meaning
+from aiodatadist._adapters.order_tasks import OrderTasks
+from aiodatadist._adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
+from aiodatadist._adapters.peers import LOOPBACK, MAX_RULES, PeerRule, Peers, is_loopback
+from aiodatadist._adapters.push_in import ExpectOrder, IncomingPushes
+from aiodatadist._adapters.push_messages import Drop, More, PushMessage, Refused, Sent, TransferKey, Want
+from aiodatadist._adapters.push_out import OutgoingPushes
+from aiodatadist._adapters.sendings import GroupedSending, LayeredSending, Portion, Sending
+from aiodatadist._cache_manager import CacheManager
+from aiodatadist._config.llm_config import LLMConfig, TransportName
+from aiodatadist._counting import Incident, Incidents
+from aiodatadist._datadist import LLMDataDist
+from aiodatadist._layered.synchronizers import AwaitableLayerSynchronizer
+from aiodatadist._values import checks
+from aiodatadist._values.descriptors import BlocksCacheKey, Cache, CacheDesc, DataType, LLMRole
+from aiodatadist._values.digests import check_prompt_digest
+from aiodatadist.errors import InternalError, LLMException, ParamInvalid
+
+logger = logging.getLogger(__name__)
+
+
+class Settings(BaseModel):
+    """A user's settings of transfers.
+
+    Attributes:
+        host: the address on which peers reach this worker.
+        port: a free one if 0. A worker of rank r uses ``port + r``.
+        auth_key_file: a secret that all workers share; needed for any ``host`` but a loopback address.
+        peers: the peers that this engine dials: :class:`~aiodatadist._adapters.peers.PeerRule`, or their hosts. What a
+            router carries is refused if it names another place. None: loopback addresses if ``host`` is one, otherwise
+            no address.
+        model_id: name of the model's weights, instead of the engine's own: for engines that have the same weights in
+            different folders.
+        accept_differences: names of properties that may differ from another engine's although they decide what the
+            numbers mean: :data:`~aiodatadist._adapters.meaning.Meaning`.
+        cluster_id: of rank 0; rank r has ``cluster_id + r``. If None it is random. Peers to which requests are pushed
+            must be told it.
+        device_id: the device of rank 0; rank r has ``device_id + r``.
+        transport: see :class:`~aiodatadist.LLMConfig`.
+        push: if true, graphs are cut at each layer, so that pushed requests travel layer by layer instead of step by
+            step.
+        lease_seconds: seconds for which finished blocks are kept for a peer to start.
+        pull_seconds: time limit for the arrival of one request's blocks, waiting included. This end keeps blocks no
+            longer than that for a pull that has started, whatever the peer's setting is.
+        link_seconds: time limit for linking to a peer.
+        patience_seconds: seconds in which a peer may learn of its own finished request. One end of a pushed request
+            waits as long for the other if that may have given the request up.
+        max_offer_workers: most workers that a router's message may name.
+        max_leased: the share of the KV cache's blocks that may be kept for peers at a time. Further requests are
+            answered without an offer.
+        max_leased_per_client: the share that may be kept for one client, if the engine knows who sent a request. If
+            None, only ``max_leased`` applies. A client that chooses its own name evades this limit, but not
+            ``max_leased``.
+        sync_kv_timeout: milliseconds for one transfer, once it runs.
+        heartbeat_interval, heartbeat_misses, transfer_checksum: see :class:`~aiodatadist.LLMConfig`.
+    """
+
+    # model_id: pydantic before 2.10 keeps names that begin with model_ for itself, and warns.
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535)
+    auth_key_file: Path | None = None
+    peers: Annotated[tuple[PeerRule, ...], Field(max_length=MAX_RULES)] | None = None
+    model_id: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    accept_differences: tuple[Meaning, ...] = ()
+    cluster_id: int | None = Field(default=None, ge=0, lt=2**62)
+    device_id: int = Field(default=0, ge=0)
+    transport: TransportName = "hccl"
+    push: bool = False
+    lease_seconds: float = Field(default=60.0, gt=0, le=86_400)
+    pull_seconds: float = Field(default=60.0, gt=0, le=86_400)
+    link_seconds: float = Field(default=10.0, gt=0, le=3600)
+    patience_seconds: float = Field(default=5.0, ge=0, le=3600)
+    max_offer_workers: int = Field(default=64, ge=1, le=1024)
+    max_leased: float = Field(default=0.5, ge=0, le=1)
+    max_leased_per_client: float | None = Field(default=None, ge=0, le=1)
+    sync_kv_timeout: int = Field(default=10_000, ge=1)
+    heartbeat_interval: float = 2.0
+    heartbeat_misses: int = 3
+    transfer_checksum: bool = False
+
+    def own_cluster_id(self, rank: int) -> int:
+        """Return the cluster id of the worker of this rank."""
+        return secrets.randbits(62) if self.cluster_id is None else self.cluster_id + rank
+
+    def allowed_peers(self) -> Peers:
+        """Return the peers that this engine dials."""
+        if self.peers is not None:
+            return Peers(self.peers)
+        return Peers(LOOPBACK if is_loopback(self.host) else ())
+
+    def auth_key(self) -> bytes | None:
+        """Return the secret that all workers share, or None. Raises OSError if there is no such file."""
+        return None if self.auth_key_file is None else self.auth_key_file.read_bytes().strip()
+
+    def config(self, rank: int) -> LLMConfig:
+        """Return the configuration of the worker of this rank.
+
+        Raises OSError if there is no key file, and ParamInvalid if an option is wrong.
+        """
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return LLMConfig(
+            device_id=self.device_id + rank,
+            listen_ip_info=f"{host}:{self.port + rank if self.port else 0}",
+            auth_key=self.auth_key(),
+            sync_kv_timeout=self.sync_kv_timeout,
+            transport=self.transport,
+            heartbeat_interval=self.heartbeat_interval,
+            heartbeat_misses=self.heartbeat_misses,
+            transfer_checksum=self.transfer_checksum,
+        )
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """Tensors whose blocks, or items, have the same size: ``count`` of ``nbytes`` bytes at each of these addresses."""
+
+    addresses: tuple[int, ...]
+    count: int
+    nbytes: int
+
+    @property
+    def desc(self) -> CacheDesc:
+        """The description of a cache over these tensors."""
+        return CacheDesc(len(self.addresses), [self.count, self.nbytes], DataType.DT_UINT8)
+
+
+def groups_of_layers(layers: Sequence[Sequence[Any]], blocks: int) -> list[TensorGroup]:
+    """Return a group for each size of a block, with the same number of tensors of each layer, layer by layer.
+
+    Raises:
+        ParamInvalid: if layers differ, or a tensor is not a whole number of blocks.
+    """
+    sizes = [[int(tensor.nbytes) for tensor in layer] for layer in layers]
+    if not sizes or any(each != sizes[0] for each in sizes) or any(size % blocks or not size for size in sizes[0]):
+        raise ParamInvalid(
+            f"layers have tensors of {sorted({tuple(each) for each in sizes})} bytes: all layers must have the same, "
+            f"multiples of {blocks} blocks"
+        )
+    groups = []
+    for size in dict.fromkeys(sizes[0]):
+        tensors = [tensor for layer in layers for tensor in layer if tensor.nbytes == size]
+        groups.append(TensorGroup(tuple(map(address_of, tensors)), blocks, size // blocks))
+    return groups
+
+
+def _shape_by_cache(shape: BlockShape, layer: Sequence[Any], groups: Sequence[TensorGroup], blocks: int) -> BlockShape:
+    """Return the shape with axes for each group; none if its tensors have different axes."""
+    axes: list[Axes] = []
+    for group in groups:
+        found = {own for tensor, own in zip(layer, shape.axes, strict=True) if tensor.nbytes == group.nbytes * blocks}
+        axes.append(found.pop() if len(found) == 1 else ())
+    return shape.model_copy(update={"axes": tuple(axes)})
+
+
+def address_of(tensor: Any) -> int:
+    """Return the address of a torch tensor or an array."""
+    return int(tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data)
+
+
+class BlockService:
+    """The block service of one worker.
+
+    All methods may be called from any thread but the loop's; only :meth:`open` and :meth:`close` wait.
+
+    Args:
+        rank, ranks: of the worker among those that share the settings, and the model's heads.
+
+    Raises:
+        ParamInvalid: if there is no such rank.
+    """
+
+    def __init__(self, settings: Settings, rank: int = 0, ranks: int = 1) -> None:
+        if not 0 <= rank < ranks:
+            raise ParamInvalid(f"rank is {rank}: must be from 0 to {ranks - 1}")
+        self._settings = settings
+        self._rank, self._ranks = rank, ranks
+        self._lock = threading.Lock()
+        self._ended = Ended()
+        self._door: LoopDoor[_Life] = LoopDoor("BlockService")
+
+    def open(
+        self,
+        layers: Sequence[Sequence[Any]],
+        blocks: int,
+        layout: dict[str, str | int],
+        shape: BlockShape | None = None,
+    ) -> WorkerAddress:
+        """Register the KV cache, and listen.
+
+        Args:
+            layers: the torch tensors or arrays of each layer, each of them ``blocks`` consecutive blocks. The sizes of
+                their blocks may differ within a layer, but not from layer to layer.
+            layout: properties that must be the same at both ends.
+            shape: the composition of blocks, with axes for each tensor of a layer. With it, blocks that are cut
+                differently can be pulled, see :class:`WorkerAddress`.
+
+        Raises:
+            ParamInvalid: if layers differ, or a setting is wrong.
+            OSError: if there is no such key file.
+            LLMException: if the device or the port cannot be opened.
+        """
+        groups = groups_of_layers(layers, blocks)
+        by_cache = None if shape is None else _shape_by_cache(shape, layers[0], groups, blocks)
+        life = _Life(self._settings, self._rank, self._ranks, self._tell)
+        return self._door.open(life, lambda: life.open(groups, len(layers), layout, by_cache))
+
+    def open_groups(
+        self, blocks: Sequence[TensorGroup], aux: Sequence[TensorGroup], layout: dict[str, str | int]
+    ) -> PeerAddress:
+        """Register tensors of different block sizes, and listen. Requests can be pushed, but not pulled.
+
+        Args:
+            blocks: tensors of the KV cache, a group for each size of a block.
+            aux: tensors that go with each request, a group for each size of an item.
+
+        Raises:
+            LLMException: if the device or the port cannot be opened, or memory cannot be registered.
+            OSError: if there is no such key file.
+        """
+        life = _Life(self._settings, self._rank, self._ranks, self._tell)
+        return self._door.open(life, lambda: life.open_groups(blocks, aux, layout))
+
+    def keep(
+        self, request: str, lease: str, blocks: Sequence[int], prompt_digest: bytes, seconds: float | None = None
+    ) -> None:
+        """Keep a finished request's blocks for a peer. Reported in ``sent``.
+
+        Args:
+            prompt_digest: digest of the tokens that the blocks hold, from :func:`aiodatadist.prompt_digest`. Only a
+                peer with the same prompt gets the blocks, or ends the lease.
+
+        Raises:
+            TypeError, ValueError: if ``prompt_digest`` is no digest.
+        """
+        check_prompt_digest(checks.instance(prompt_digest, "prompt_digest", bytes))
+        life, kept, limit = self._running(), list(blocks), seconds or self._settings.lease_seconds
+        self._door.thread.post(lambda: life.leased.keep(request, lease, kept, prompt_digest, limit))
+
+    def pull(self, order: PullOrder) -> None:
+        """Start to pull. Reported in ``received``.
+
+        Raises:
+            TypeError, ValueError: if the order's prompt digest is none.
+        """
+        check_prompt_digest(checks.instance(order.prompt_digest, "prompt_digest", bytes))
+        life = self._running()
+        self._door.thread.post(lambda: life.leased.pull(order))
+
+    def release(
+        self, sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int], prompt_digest: bytes
+    ) -> None:
+        """Tell a peer that its blocks are not needed, if possible. Nothing is reported.
+
+        Args:
+            sources: the peer's workers.
+            blocks, prompt_digest: as in :class:`PullOrder`. The peer ignores the call if its lease has others.
+
+        Raises:
+            TypeError, ValueError: if ``prompt_digest`` is no digest.
+        """
+        check_prompt_digest(checks.instance(prompt_digest, "prompt_digest", bytes))
+        life = self._running()
+        self._door.thread.post(lambda: life.leased.release(sources, lease, blocks, prompt_digest))
+
+    def cancel(self, request: str) -> None:
+        """Stop the order of a request. It is reported once no more bytes of it can land.
+
+        Ended orders are unaffected.
+        """
+        life = self._running()
+        self._door.thread.post(lambda: life.cancel(request))
+
+    def push(self, transfer: str, portion: Portion, *, request: str = "", prompt: bytes | None = None) -> None:
+        """Send a portion of a request that a step is about to compute, each layer as soon as it is declared ready.
+
+        Args:
+            transfer: the router's name of the request, the same at both engines.
+            request: this engine's name of it. A transfer belongs to the first request that names it.
+            prompt: digest of the request's prompt (:func:`~aiodatadist._values.digests.prompt_digest`). The blocks go to
+                an engine that expects the same name *and* prompt. None is for engines that do not know prompts.
+        """
+        life, key = self._running(), TransferKey.of(transfer, prompt)
+        self._door.thread.post(lambda: life.outgoing.add(key, portion, request))
+
+    def layer_ready(self, synchronizer: AwaitableLayerSynchronizer, layer: int) -> None:
+        """Declare a layer of this step's portions ready: it is computed, or its event is recorded."""
+        self._door.thread.post(lambda: synchronizer.ready(layer))
+
+    def pushed(self, transfer: str, request: str, aux: int | None = None, *, prompt: bytes | None = None) -> None:
+        """Declare that the request is computed, without further portions, and that ``aux`` goes with it.
+
+        Reported in ``sent``.
+        """
+        life, key = self._running(), TransferKey.of(transfer, prompt)
+        self._door.thread.post(lambda: life.outgoing.complete(key, request, aux))
+
+    def abandon(self, transfer: str, *, request: str = "", prompt: bytes | None = None) -> None:
+        """Declare that the request is not computed to its end. Nothing is reported."""
+        life, key = self._running(), TransferKey.of(transfer, prompt)
+        self._door.thread.post(lambda: life.outgoing.abandon(key, request))
+
+    def expect(self, order: ExpectOrder) -> None:
+        """Tell a peer where its portions belong. Reported in ``received``."""
+        life = self._running()
+        self._door.thread.post(lambda: life.incoming.expect(order))
+
+    def decline(self, source: PeerAddress, transfer: str, prompt: bytes | None = None) -> None:
+        """Tell a peer that its portions are not needed, if possible. Nothing is reported."""
+        life, key = self._running(), TransferKey.of(transfer, prompt)
+        self._door.thread.post(lambda: life.incoming.decline(source, key))
+
+    @property
+    def incidents(self) -> Incidents:
+        """The counter of what peers and clients cause. :meth:`take` has the counts."""
+        return self._running().incidents
+
+    def take(self) -> Ended:
+        """Return what ended since the last call. Never waits.
+
+        Raises:
+            InternalError: if the device does not release the KV cache, so that a transfer may write into it for ever:
+                the engine must end. All other methods raise this from then on, too.
+        """
+        life = self._door.opened
+        if life is not None:
+            life.check()
+        with self._lock:
+            ended, self._ended = self._ended, self._ended.after()
+        if life is not None:
+            ended.incidents = life.incidents.take()
+        return ended
+
+    def close(self) -> None:
+        """Stop running orders, end all links, and release the memory. May be called twice."""
+        self._door.close()
+
+    def _running(self) -> _Life:
+        life = self._door.life
+        life.check()
+        return life
+
+    def _tell(self, change: Callable[[Ended], object]) -> None:
+        with self._lock:
+            change(self._ended)
+
+
+class _Life:
+    """The part on the loop: an LLMDataDist, a cache, and the tasks of orders."""
+
+    def __init__(self, settings: Settings, rank: int, ranks: int, tell: Tell) -> None:
+        self._settings = settings
+        self._rank, self._ranks = rank, ranks
+        self._tell = tell
+        self._datadist = LLMDataDist(LLMRole.MIX, settings.own_cluster_id(rank), settings.config(rank))
+        self._service = LoopService("block service")
+        self.close = self._service.close
+        self._manager: CacheManager
+        self._caches: list[Cache] = []
+        # random: a peer that means an earlier life of this cluster finds no cache
+        self._first_name = secrets.randbits(62)
+        self._layout: dict[str, str | int] = {}
+        self._shape: BlockShape | None = None
+        self._tasks: OrderTasks
+        self.incidents = self._datadist.totals.incidents
+        self._links: PeerLinks
+        self.broken: LLMException | None = None
+        self.leased: LeasedBlocks
+        self.outgoing: OutgoingPushes
+        self.incoming: IncomingPushes
+
+    # ---- life ----
+
+    async def open(
+        self, groups: Sequence[TensorGroup], layers: int, layout: dict[str, str | int], shape: BlockShape | None
+    ) -> WorkerAddress:
+        """Register the KV cache, and listen."""
+        self._shape = shape
+
+        async def register() -> Sending:
+            made = [await self._register(number, each.desc, each.addresses) for number, each in enumerate(groups)]
+            return LayeredSending(self._manager, made, layers)
+
+        peer = await self._open(layout, register)
+        cache_ids = tuple(cache.cache_id for cache in self._caches)
+        return WorkerAddress(**peer.model_dump(), cache_ids=cache_ids, layout=layout, shape=shape)
+
+    async def open_groups(
+        self, blocks: Sequence[TensorGroup], aux: Sequence[TensorGroup], layout: dict[str, str | int]
+    ) -> PeerAddress:
+        """Register tensors of different block sizes, and listen."""
+
+        async def register() -> Sending:
+            made = [
+                await self._register(number, each.desc, each.addresses) for number, each in enumerate([*blocks, *aux])
+            ]
+            return GroupedSending(self._manager, made[: len(blocks)], made[len(blocks) :])
+
+        return await self._open(layout, register)
+
+    async def _register(self, number: int, desc: CacheDesc, addresses: Sequence[int]) -> Cache:
+        key = BlocksCacheKey(self._datadist.cluster_id, self._first_name + number)
+        cache = await self._manager.register_blocks_cache(desc, addresses, key, True)
+        self._caches.append(cache)
+        return cache
+
+    async def _open(self, layout: dict[str, str | int], register: Callable[[], Awaitable[Sending]]) -> PeerAddress:
+        self._layout = layout
+        sending: list[Sending] = []
+
+        async def enter(stack: AsyncExitStack) -> None:
+            await stack.enter_async_context(self._datadist)
+            self._manager = self._datadist.cache_manager
+            sending.append(await register())
+
+        def leave() -> None:
+            self.incoming.close()
+            self._links.close()
+
+        if self._settings.peers is None and not is_loopback(self._settings.host):
+            logger.warning(
+                "peers is not set: this engine dials no other, and refuses to pull what a router names. Set peers to "
+                'the addresses of the other engines, for instance ["10.0.0.0/24"], or to [] for an engine that dials none'
+            )
+        await self._service.open(enter, leave)
+        self._start(OrderTasks(self._service.group, self.incidents), *sending)
+        address = self._datadist.listen_address
+        assert address is not None
+        return PeerAddress(cluster_id=self._datadist.cluster_id, host=self._settings.host, port=address[1])
+
+    def _start(self, tasks: OrderTasks, sending: Sending) -> None:
+        settings, layout, tell = self._settings, self._layout, self._tell
+        self._tasks = tasks
+        self._links = PeerLinks(self._datadist, tasks, settings.link_seconds, self._lost, settings.allowed_peers())
+        self.leased = LeasedBlocks(
+            self._manager,
+            self._caches,
+            layout,
+            self._shape,
+            self._rank,
+            self._ranks,
+            settings.pull_seconds,
+            settings.patience_seconds,
+            settings.link_seconds,
+            self._links,
+            tasks,
+            tell,
+            self._break,
+            settings.accept_differences,
+            self.incidents,
+        )
+        self.outgoing = OutgoingPushes(
+            sending,
+            layout,
+            settings.lease_seconds,
+            settings.pull_seconds,
+            settings.patience_seconds,
+            tasks,
+            self._links.current,
+            self._post,
+            tell,
+            settings.accept_differences,
+            self.incidents,
+        )
+        self.incoming = IncomingPushes(
+            self._first_name,
+            layout,
+            settings.pull_seconds,
+            settings.link_seconds,
+            self._links,
+            tasks,
+            self._post,
+            tell,
+            self._wait_usable,
+            self._break,
+            self.incidents,
+        )
+        tasks.start_soon(self._listen)
+
+    def _break(self, error: LLMException) -> None:
+        self.broken = self.broken or error
+        self.incidents.add(Incident.MEMORY_LOST, logger, "the KV cache is lost: %s", error, level=logging.ERROR)
+
+    def check(self) -> None:
+        """Raise InternalError if a transfer may write into the cache for ever, or a task failed. From any thread."""
+        why = self.broken or self._service.error
+        if why is not None:
+            raise InternalError(f"the KV cache is lost: {why}", hint="start the engine again") from why
+
+    async def _wait_usable(self) -> None:
+        for cache in self._caches:
+            await self._manager.wait_usable(cache)
+
+    # ---- what workers say to each other ----
+
+    async def _post(self, peer: LinkedPeer, message: PushMessage) -> None:
+        """Send a message over the peer's own link. Raises PeerLost or LinkError if it has ended."""
+        for each in push_messages.split(message):
+            await self._links.current(peer).session.notify(push_messages.encode(each))
+
+    async def _listen(self) -> None:
+        async for note in self._datadist.notifications():
+            try:
+                message = push_messages.decode(note.payload)
+            except ValueError as error:
+                told = "cluster %d sent an unreadable message: %s", note.cluster_id, error
+                self.incidents.add(Incident.MESSAGE_UNREADABLE, logger, *told)
+            else:
+                self._tasks.start_soon(self._heard, LinkedPeer(note.cluster_id, note.generation), message)
+
+    async def _heard(self, peer: LinkedPeer, message: PushMessage) -> None:
+        """Handle a message, unless its link has ended: then its peer no longer wants what it asked for.
+
+        Nothing is awaited here, so that messages of a peer that accepts no answers do not pile up.
+        """
+        match message:
+            case More() if self._links.hears(peer):
+                self.outgoing.more(peer, message)
+            case Want() if self._links.hears(peer):
+                self.outgoing.want(peer, message)
+            case Drop() if self._links.hears(peer):
+                self.outgoing.drop(peer, message)
+            case Sent() | Refused():
+                self.incoming.settle(peer, message)
+
+    def _lost(self, peer: LinkedPeer) -> None:
+        self.outgoing.lost(peer)
+        self.incoming.lost(peer)
+
+    def cancel(self, request: str) -> None:
+        """Stop the orders of a request."""
+        self.leased.cancel(request)
+        self.incoming.cancel(request)

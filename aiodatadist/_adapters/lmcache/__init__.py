@@ -1,0 +1,1 @@
+"""LMCache's two interfaces, behind :mod:`aiodatadist.adapters.lmcache`."""

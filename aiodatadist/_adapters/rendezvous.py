@@ -1,0 +1,284 @@
+"""The server at which the ranks of a prefill engine register their addresses, and decode engines ask for them.
+
+The server is for the members of a group: they seal their messages with the group's key, and it parses nothing else.
+Without a key it serves loopback addresses only. It has its own event loop, so its clients do not delay the KV cache's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+
+import anyio
+import anyio.abc
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from aiodatadist._adapters.engine_ranks import EngineRanks, contradiction
+from aiodatadist._adapters.loop_service import LoopDoor, LoopService
+from aiodatadist._adapters.peer_links import PeerAddress
+from aiodatadist._adapters.peers import is_loopback
+from aiodatadist._adapters.rendezvous_lines import (
+    ANSWER,
+    MAX_ANSWER,
+    MAX_QUESTION,
+    QUESTION,
+    Ask,
+    Ranks,
+    Refused,
+    Register,
+    Registered,
+    Unsealed,
+    read,
+    written,
+)
+from aiodatadist._cluster.client_slots import MAX_CLIENTS_OF_ONE, ClientSlots
+from aiodatadist._cluster.listener import Listener
+from aiodatadist._counting import Incident, Incidents
+from aiodatadist._values.addresses import host_port
+from aiodatadist._values.foreign import Unreadable, printable
+from aiodatadist.errors import (
+    AuthError,
+    LinkError,
+    LinkTimeout,
+    LLMException,
+    ParamInvalid,
+    ProtocolError,
+)
+
+__all__ = ["Ranks", "Registered", "RendezvousServer", "ask", "register"]
+
+logger = logging.getLogger(__name__)
+
+CLIENT_SECONDS = 5.0
+"""Seconds from the accept to the last byte of the answer."""
+SECONDS = 5.0
+"""Seconds for one question, at the end that asks."""
+PROBE_SECONDS = 1.0
+"""Seconds in which an address must accept a connection, or the rank there can be replaced."""
+PROBES = 64
+"""Addresses that are tried at the same time."""
+RECEIVE = 4096
+KEY_HINT = "all engines need the same auth_key_file"
+
+Clock = Callable[[], float]
+
+_NO_ANSWER = (anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, anyio.DelimiterNotFound)
+
+
+class RendezvousServer:
+    """A server that listens until it is closed. Construction and :meth:`close` wait.
+
+    Args:
+        key: the group's. Without it ``host`` must be a loopback address, and so must the addresses of ranks.
+        clock: seconds since 1970.
+
+    Attributes:
+        port: the port on which it listens, a free one if 0 was asked for.
+        incidents: counts of what its clients cause.
+
+    Raises:
+        OSError: if it cannot listen there.
+        ParamInvalid: if ``host`` is no loopback address and there is no key.
+    """
+
+    def __init__(self, host: str, port: int, key: bytes | None = None, clock: Clock = time.time) -> None:
+        _check_host(host, key)
+        self._door: LoopDoor[_Life] = LoopDoor("RendezvousServer", own_thread="aiodatadist rendezvous")
+        self.incidents = Incidents()
+        life = _Life(key, clock, self.incidents)
+        self.port = self._door.open_or_close(life, lambda: life.open(host, port))
+
+    def close(self) -> None:
+        """Stop listening. May be called twice."""
+        self._door.close()
+
+
+class _Life:
+    """The part on the server's loop: a listener, and a task for each client."""
+
+    def __init__(self, key: bytes | None, clock: Clock, incidents: Incidents) -> None:
+        self._key = key
+        self._clock = clock
+        self._ranks = EngineRanks(clock())
+        self._slots = ClientSlots(MAX_CLIENTS_OF_ONE)
+        self._incidents = incidents
+        self._service = LoopService("rendezvous")
+        self.close = self._service.close
+
+    async def open(self, host: str, port: int) -> int:
+        """Start listening; return the port."""
+        try:
+            listener = await Listener.open(host, port, self._key, "rendezvous")
+        except LLMException as error:
+            raise error.__cause__ or error from None
+
+        async def enter(stack: AsyncExitStack) -> None:
+            stack.callback(listener.close)
+
+        await self._service.open(enter)
+        self._service.group.start_soon(listener.serve, self._serve, self._service.group, self._incidents)
+        return listener.address[1]
+
+    async def _serve(self, client: socket.socket, _: Listener) -> None:
+        """Serve one client from the accept on. It has :data:`CLIENT_SECONDS`, or less if it must make room."""
+        scope = anyio.CancelScope(deadline=anyio.current_time() + CLIENT_SECONDS)
+        slot = None
+        try:
+            host = str(client.getpeername()[0])
+            slot = self._slots.enter(host, scope.cancel)
+            with scope:
+                answer = await self._answer(await _line(client, MAX_QUESTION), host)
+                await asyncio.get_running_loop().sock_sendall(client, answer + b"\n")
+        except (OSError, Unreadable) as error:
+            logger.debug("a client of the rendezvous: %s", printable(repr(error)))
+        except Exception:
+            told = "a client of the rendezvous was not answered"
+            self._incidents.add(Incident.DEFECT, logger, told, level=logging.ERROR, exc_info=True)
+        finally:
+            if slot is not None:
+                self._slots.leave(slot)
+            client.close()
+
+    def _refused(self, host: str, why: object) -> None:
+        told = "the rendezvous refused %s: %s", printable(host), printable(why)
+        self._incidents.add(Incident.RENDEZVOUS_REFUSED, logger, *told)
+
+    async def _answer(self, line: bytes, host: str) -> bytes:
+        try:
+            question: Register | Ask = read(self._key, line, QUESTION, MAX_QUESTION)
+        except Unsealed as error:
+            self._refused(host, error)
+            return written(None, Refused(reason=f"{error}; {KEY_HINT}"))
+        except Unreadable as error:
+            self._refused(host, error)
+            return written(self._key, Refused(reason=str(error)), line)
+        why = await self._why_not(question)
+        if why:
+            self._refused(host, why)
+        return written(self._key, Refused(reason=printable(why)) if why else self._ranks.told(), line)
+
+    async def _why_not(self, question: Register | Ask) -> str:
+        """Return why this is refused, or an empty text: then a rank is registered, or may ask."""
+        if isinstance(question, Ask):
+            return self._ranks.why_stale(None, question.at, self._clock())
+        worker = question.worker
+        if self._key is None and not is_loopback(worker.address.host):
+            return f"{printable(worker.address.host)} is not a loopback address, which it must be without a key"
+        while True:  # again, because others may register while an address is tried
+            stale = self._ranks.why_stale(worker.rank, question.at, self._clock())
+            if stale:
+                return stale
+            if self._key is not None:  # without a key, a stranger could claim that
+                self._ranks.forget_ended(worker)
+                self._ranks.forget_replayed(worker, question.at)
+            others = self._ranks.contradicting(worker)
+            if not others:
+                self._ranks.add(worker, question.at)
+                return ""
+            alive = await self._forget_gone(others[:PROBES])
+            if alive is not None:
+                return contradiction(worker, alive)
+
+    async def _forget_gone(self, ranks: list[Registered]) -> Registered | None:
+        """Try the addresses of ranks. Return one that answers, or None; ranks that do not answer are forgotten."""
+        alive: list[Registered] = []
+
+        async def probe(rank: Registered) -> None:
+            if await is_answering(rank.address):
+                alive.append(rank)
+                group.cancel_scope.cancel()
+            else:
+                self._ranks.forget(rank)
+
+        async with anyio.create_task_group() as group:
+            for rank in ranks:
+                group.start_soon(probe, rank)
+        return alive[0] if alive else None
+
+
+async def _line(client: socket.socket, limit: int) -> bytes:
+    """Read a line. Raises OSError or Unreadable if there is none of at most ``limit`` bytes."""
+    loop, said = asyncio.get_running_loop(), bytearray()
+    while len(said) <= limit:
+        data = await loop.sock_recv(client, min(RECEIVE, limit + 1 - len(said)))
+        if not data:
+            raise ConnectionResetError("it left before the end of its line")
+        said += data
+        if b"\n" in data:
+            return bytes(said.partition(b"\n")[0])
+    raise Unreadable(f"it has a line of more than {limit} bytes")
+
+
+async def is_answering(address: PeerAddress) -> bool:
+    """Return True if something listens there."""
+    with suppress(OSError, ValueError), anyio.move_on_after(PROBE_SECONDS):
+        async with await anyio.connect_tcp(address.host, address.port):
+            return True
+    return False
+
+
+def _check_host(host: str, key: bytes | None) -> None:
+    if key is None and not is_loopback(host):
+        raise ParamInvalid(
+            f"the rendezvous is at {printable(host)}: without a key it must be at a loopback address", hint=KEY_HINT
+        )
+
+
+# ---- the other end ----
+
+
+async def _tell(host: str, port: int, question: Register | Ask, key: bytes | None) -> Ranks:
+    _check_host(host, key)
+    if not 0 < port < 1 << 16:
+        raise ParamInvalid(f"the rendezvous is at port {printable(port)}: must be from 1 to 65535")
+    place, line = host_port(printable(host), port), written(key, question)
+    try:
+        with anyio.fail_after(SECONDS):
+            async with await anyio.connect_tcp(host, port) as server:
+                await server.send(line + b"\n")
+                said = await BufferedByteReceiveStream(server).receive_until(b"\n", MAX_ANSWER)
+    except (OSError, ValueError, *_NO_ANSWER) as error:
+        why = printable(repr(error))
+        raise LinkTimeout(f"the rendezvous at {place} does not answer: {why}") from error
+    try:
+        answer: Ranks | Refused = read(key, said, ANSWER, MAX_ANSWER, line)
+    except Unsealed as error:
+        with suppress(ValueError):
+            unproved = read(None, said, ANSWER, MAX_QUESTION)
+            if isinstance(unproved, Refused):
+                raise AuthError(f"an unproved rendezvous at {place} refused: {printable(unproved.reason)}") from None
+        raise AuthError(f"the answer of the rendezvous at {place} is not used: {error}", hint=KEY_HINT) from None
+    except Unreadable as error:
+        raise ProtocolError(f"{place} does not answer as a rendezvous of aiodatadist does: {error}") from None
+    if isinstance(answer, Refused):
+        raise LinkError(f"the rendezvous at {place} refused: {printable(answer.reason)}")
+    return answer
+
+
+async def register(
+    host: str, port: int, worker: Registered, key: bytes | None = None, clock: Clock = time.time
+) -> None:
+    """Register where a rank listens, in place of what it registered before.
+
+    Raises:
+        LinkTimeout, ProtocolError: if no rendezvous answers there.
+        AuthError: if the rendezvous has another key, or only one of the two ends has one.
+        LinkError: if the rendezvous refuses the rank; the message says why.
+        ParamInvalid: if ``host`` is no loopback address and there is no key.
+    """
+    await _tell(host, port, Register(at=clock(), worker=worker), key)
+
+
+async def ask(host: str, port: int, key: bytes | None = None, clock: Clock = time.time) -> Ranks | None:
+    """Return the addresses of all ranks of the engine there, or None if not all have registered.
+
+    Raises:
+        As :func:`register`.
+    """
+    told = await _tell(host, port, Ask(at=clock(), nonce=secrets.token_hex(16)), key)
+    return told if told.addresses else None

@@ -1,0 +1,1 @@
+"""SGLang's backend, behind :mod:`aiodatadist.adapters.sglang`."""

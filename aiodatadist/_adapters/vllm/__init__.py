@@ -1,0 +1,1 @@
+"""The two vLLM connectors, behind :mod:`aiodatadist.adapters.vllm`."""

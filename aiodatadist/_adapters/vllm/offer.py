@@ -1,0 +1,218 @@
+"""The offers that a router carries in ``kv_transfer_params``: blocks that a prefill engine keeps, or will push.
+
+Nothing in them is trusted: the sender may be any client of the engine. An offer is bounded before it is parsed, and the
+addresses that it makes this engine dial must be among ``peers``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter
+
+from aiodatadist._adapters.leased_blocks import WorkerAddress
+from aiodatadist._adapters.peer_links import PeerAddress
+from aiodatadist._adapters.peers import Peers
+from aiodatadist._adapters.push_messages import TransferName
+from aiodatadist._counting import Incident, Incidents
+from aiodatadist._values.foreign import Unreadable, printable, read_foreign, scan_foreign
+from aiodatadist._values.lease_ticket import Blocks, LeaseName
+from aiodatadist._wire.messages import MAX_SECONDS
+
+AnyParams = TypeVar("AnyParams", bound=BaseModel)
+
+logger = logging.getLogger(__name__)
+
+MAX_OFFER = 256 << 10
+"""Most bytes of an offer as JSON: blocks of half a million tokens, in blocks of 16."""
+MAX_OFFER_TEXT = 256
+"""Most characters of each text in it."""
+MAX_WORKERS = 1024
+"""Upper limit of :attr:`Settings.max_offer_workers`."""
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Offer(_Params):
+    """Blocks of a finished request that a prefill engine keeps. JSON-safe.
+
+    Attributes:
+        do_remote_prefill, do_remote_decode: as in vLLM's own connectors: the next engine is to decode.
+        remote_request_id: the prefill engine's name of the request.
+        remote_block_ids: in order, from the first token.
+        remote_num_tokens: tokens whose keys and values they have.
+        remote_block_size: tokens of a block.
+        lease: the name under which each worker keeps them.
+        lease_seconds: seconds for which they are kept, from when this was written.
+        workers: by tensor-parallel rank.
+    """
+
+    do_remote_prefill: bool = True
+    do_remote_decode: bool = False
+    remote_request_id: Annotated[str, Field(max_length=MAX_OFFER_TEXT)]
+    remote_block_ids: Blocks
+    remote_num_tokens: int = Field(ge=1, lt=2**31)
+    remote_block_size: int = Field(ge=1, lt=2**31)
+    lease: LeaseName
+    lease_seconds: float = Field(ge=0, le=MAX_SECONDS)
+    workers: Annotated[
+        tuple[WorkerAddress, ...], Strict(False), Field(min_length=1, max_length=MAX_WORKERS), FailFast()
+    ]
+
+    def to_send(self) -> dict[str, Any]:
+        """Return what travels. Raises Unreadable if it is larger than another engine reads."""
+        content = self.model_dump(mode="json")
+        scan_foreign(content, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)
+        return content
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are in the blocks."""
+        return min(self.remote_num_tokens, self.remote_block_size * len(self.remote_block_ids))
+
+    def why_too_long(self, prompt_tokens: int) -> str:
+        """Return why a request with a prompt of this length refuses the offer; empty if it does not.
+
+        The owner would refuse the pull of blocks beyond the prompt, and until then each number is kept.
+        """
+        tokens = min(self.remote_num_tokens, prompt_tokens)
+        most = -(-tokens // self.remote_block_size)
+        count = len(self.remote_block_ids)
+        words = (
+            f"remote_block_ids has {count} entries: the limit is {most}, which hold the {tokens} tokens of the prompt"
+        )
+        return words if count > most else ""
+
+    def place(self, token: int) -> tuple[int, int]:
+        """Return the number, among the offered ones, of the block with a token, and the tokens before it there."""
+        return divmod(token, self.remote_block_size)
+
+
+class PushOffer(_Params):
+    """A promise of a prefill engine that computes this request at the same time, and pushes it. JSON-safe.
+
+    Attributes:
+        transfer_id: the router's name of the request, which it gives both engines, and no other request.
+        prefill: address of rank 0 of that engine; rank r has the port and the cluster id plus r.
+    """
+
+    transfer_id: TransferName
+    prefill: PeerAddress
+
+    def has_workers(self, ranks: int) -> bool:
+        """Return True if there can be this many ranks: their ports and cluster ids are in range."""
+        rank0 = self.prefill
+        return rank0.port + ranks - 1 <= 65535 and rank0.cluster_id + ranks - 1 < 2**64
+
+    def worker(self, rank: int) -> PeerAddress:
+        """Return the address of a rank."""
+        rank0 = self.prefill
+        return PeerAddress(cluster_id=rank0.cluster_id + rank, host=rank0.host, port=rank0.port + rank)
+
+
+class Offers:
+    """A reader of what a router sends to one engine. Each refusal is at most one line in the log.
+
+    Args:
+        ranks: workers of this engine.
+        peers: the peers that it dials.
+        max_workers: most workers that an offer may name.
+        shortest_name: fewest characters of a ``transfer_id``.
+    """
+
+    def __init__(
+        self, ranks: int, peers: Peers, max_workers: int, shortest_name: int = 1, incidents: Incidents | None = None
+    ) -> None:
+        self._shortest_name = shortest_name
+        self._ranks = ranks
+        self._peers = peers
+        self._max_workers = max_workers
+        self._incidents = incidents or Incidents()
+
+    def offer_of(
+        self, request_id: str, params: Mapping[str, Any] | None, prompt_tokens: int
+    ) -> Offer | PushOffer | None:
+        """Return the offer of a request, or None if it brings no blocks, or they are refused, which is logged.
+
+        It is refused once: from then on the request has no offer.
+        """
+        if not params or not params.get("do_remote_prefill"):
+            return None
+        try:
+            offer = self._read(params)
+            if isinstance(offer, Offer) and (excess := offer.why_too_long(prompt_tokens)):
+                raise Unreadable(excess)
+        except Unreadable as error:
+            self._refuse(Incident.OFFER_UNREADABLE, request_id, "kv_transfer_params", error)
+        else:
+            for peer in self._places_of(offer):
+                why = self._peers.why_not(peer.host, peer.port, peer.cluster_id)
+                if why:
+                    self._refuse(Incident.OFFER_ELSEWHERE, request_id, "offer refused", why)
+                    break
+            else:
+                return offer
+        if isinstance(params, dict):
+            params["do_remote_prefill"] = False
+        return None
+
+    def _read(self, params: Mapping[str, Any]) -> Offer | PushOffer:
+        """Return the offer. Raises Unreadable if it is none, or too large."""
+        if "transfer_id" in params:
+            pushed = _read(params, PushOffer)
+            self._check_name(pushed.transfer_id)
+            if not pushed.has_workers(self._ranks):
+                raise Unreadable(f"prefill: there cannot be {self._ranks} workers from this address on")
+            return pushed
+        workers = params.get("workers")
+        if isinstance(workers, (list, tuple)) and len(workers) > self._max_workers:
+            raise Unreadable(f"it has {len(workers)} workers: the limit is {self._max_workers}")
+        offer = _read(params, Offer)
+        sizes = {each.layout.get("block_size", offer.remote_block_size) for each in offer.workers}
+        if sizes != {offer.remote_block_size}:
+            other = max(map(str, sizes - {offer.remote_block_size}))
+            raise Unreadable(f"remote_block_size is {offer.remote_block_size}: a worker has block_size {other}")
+        return offer
+
+    def _places_of(self, offer: Offer | PushOffer) -> Sequence[PeerAddress]:
+        return offer.workers if isinstance(offer, Offer) else [offer.worker(rank) for rank in range(self._ranks)]
+
+    def transfer_to_push(self, params: Mapping[str, Any] | None) -> str | None:
+        """Return the router's name of a request that is to be pushed, or None if its blocks are kept for a pull.
+
+        A name that is refused is refused once: from then on the request has none.
+        """
+        if not params or not params.get("do_remote_decode") or "transfer_id" not in params:
+            return None
+        try:
+            name = read_foreign(params["transfer_id"], _NAME, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)
+            self._check_name(name)
+        except Unreadable as error:
+            told = printable(f"kv_transfer_params: transfer_id is ignored: {error}")
+            self._incidents.add(Incident.OFFER_UNREADABLE, logger, "%s", told)
+            if isinstance(params, dict):
+                del params["transfer_id"]
+            return None
+        return name
+
+    def _check_name(self, name: str) -> None:
+        """Raise Unreadable if the name is too short to be drawn at random by a router."""
+        if len(name) < self._shortest_name:
+            raise Unreadable(
+                f"transfer_id has {len(name)} characters: it must have {self._shortest_name} if engines have keys"
+            )
+
+    def _refuse(self, kind: Incident, request_id: str, what: str, why: object) -> None:
+        """Count and log a refusal. The sender is unknown, because the request came through the engine's endpoint."""
+        self._incidents.add(kind, logger, "%s", printable(f"request {printable(request_id, 64)}: {what}: {why}"))
+
+
+_NAME: TypeAdapter[str] = TypeAdapter(TransferName)
+
+
+def _read(params: Mapping[str, Any], kind: type[AnyParams]) -> AnyParams:
+    return read_foreign(params, kind, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)

@@ -1,0 +1,211 @@
+"""The half beside vLLM's scheduler: it decides, moves nothing, and waits for nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+from aiodatadist._adapters.block_service import Settings
+from aiodatadist._adapters.lease_room import LeaseRoom
+from aiodatadist._adapters.leased_blocks import WorkerAddress
+from aiodatadist._adapters.vllm.computed import ComputedBlocks
+from aiodatadist._adapters.vllm.offer import MAX_OFFER_TEXT, Offer, Offers, PushOffer
+from aiodatadist._adapters.vllm.orders import Decline, Expect, Keep, Load, Orders, Push, Release, Transfer
+from aiodatadist._adapters.vllm.prompts import digest_of
+from aiodatadist._counting import Incident, Incidents
+from aiodatadist._values.foreign import Unreadable, printable
+from aiodatadist._values.lease_ticket import MAX_TICKET_BLOCKS, new_lease_name
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_NAME = 16
+"""Fewest characters of a ``transfer_id`` if engines have keys: a random name of this length is not guessed."""
+_WHOLE = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED})
+
+
+class SchedulerSide:
+    """The scheduler half of one engine.
+
+    Args:
+        block_size: tokens of a block.
+        blocks: blocks of the KV cache, of which ``settings.max_leased`` may be kept for peers.
+        ranks: number of workers.
+    """
+
+    def __init__(self, settings: Settings, block_size: int, blocks: int, ranks: int = 1) -> None:
+        self._settings = settings
+        self._room = LeaseRoom(blocks, settings.max_leased, settings.max_leased_per_client)
+        self._no_room = 0
+        self._block_size = block_size
+        shortest = 1 if settings.auth_key_file is None else SHORTEST_NAME
+        self.incidents = Incidents()
+        self._offers = Offers(ranks, settings.allowed_peers(), settings.max_offer_workers, shortest, self.incidents)
+        self._workers: tuple[WorkerAddress, ...] = ()
+        self._orders = Orders()
+        self._loading: set[str] = set()
+        self._pushed: dict[str, Transfer] = {}
+        self._pushers: dict[tuple[str, bytes], str] = {}
+        self._computed = ComputedBlocks(block_size)
+
+    def meet(self, addresses: Mapping[int, WorkerAddress]) -> None:
+        """Note the workers, by rank."""
+        self._workers = tuple(addresses[rank] for rank in sorted(addresses))
+
+    # ---- decode ----
+
+    def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
+        """Return how many tokens more than ``computed`` are offered, and True if they come later."""
+        offer = self._offer_of(request)
+        count = 0 if offer is None else self._offered(request, offer) - computed
+        return (count, True) if count > 0 else (0, False)
+
+    def _offer_of(self, request: Any) -> Offer | PushOffer | None:
+        return self._offers.offer_of(request.request_id, request.kv_transfer_params, int(request.num_prompt_tokens))
+
+    @staticmethod
+    def _offered(request: Any, offer: Offer | PushOffer) -> int:
+        tokens = int(request.num_prompt_tokens)
+        return tokens if isinstance(offer, PushOffer) else min(offer.tokens, tokens)
+
+    def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
+        """Note the blocks of a request, and order its load. Does nothing the second time."""
+        name = self._offers.transfer_to_push(request.kv_transfer_params)
+        if name is not None and self._is_pusher(transfer := _transfer_of(request, name)):
+            self._pushed[request.request_id] = transfer
+            self._computed.add(request.request_id, block_ids, end=int(request.num_prompt_tokens))
+        offer = self._offer_of(request)
+        if offer is None:
+            return
+        request.kv_transfer_params["do_remote_prefill"] = False
+        if not external_tokens:  # this engine has all of it already
+            self._refuse(request, offer)
+            return
+        stop = self._offered(request, offer)
+        begin = stop - external_tokens
+        first, last = begin // self._block_size, -(-stop // self._block_size)
+        request_id, into = request.request_id, tuple(map(int, block_ids[first:last]))
+        if isinstance(offer, PushOffer):
+            self._orders.expects.append(Expect(request_id, offer, first, into, digest_of(request, stop)))
+        else:
+            at, skip = offer.place(begin)
+            digest = digest_of(request, stop)
+            self._orders.loads.append(Load(request_id, offer, at, into, digest, skip, external_tokens))
+        self._loading.add(request_id)
+
+    def _is_pusher(self, transfer: Transfer) -> bool:
+        """Return True for the first request of a transfer. Others come from a router's retries, and push nothing."""
+        request_id = transfer.request_id
+        first = self._pushers.setdefault((transfer.name, transfer.prompt_digest), request_id)
+        if first != request_id:
+            words, told = "request %s: transfer_id is %s: request %s has it", (request_id, transfer.name, first)
+            self.incidents.add(Incident.NAME_TAKEN, logger, words, *map(printable, told))
+        return first == request_id
+
+    def _refuse(self, request: Any, offer: Offer | PushOffer) -> None:
+        """Release an offer at the other engine, if it keeps it for this request."""
+        if isinstance(offer, PushOffer):
+            self._orders.declines.append(Decline(offer, digest_of(request, self._offered(request, offer))))
+        else:
+            self._orders.releases.append(Release(offer, digest_of(request, self._offered(request, offer))))
+
+    def received(self, request_ids: Iterable[str]) -> None:
+        """Note that loads have ended."""
+        self._loading.difference_update(request_ids)
+
+    def sent(self, request_ids: Iterable[str]) -> None:
+        """Note that blocks of these requests are no longer kept."""
+        for request_id in request_ids:
+            self._room.give_back(request_id)
+
+    def take_counters(self) -> Counter[str]:
+        """Return what this half counted since the last call."""
+        taken, self._no_room = Counter(lease_no_room=self._no_room), 0
+        return +(taken + self.incidents.take())
+
+    # ---- prefill, and the end of a request ----
+
+    def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
+        """End a request; return True if its blocks are kept, and the parameters for the next engine."""
+        request_id, params = request.request_id, request.kv_transfer_params or {}
+        offer = self._offer_of(request)
+        if offer is not None:  # it was never scheduled here
+            self._refuse(request, offer)
+        if request_id in self._loading:
+            self._orders.cancels.append(request_id)
+        is_whole = request.status in _WHOLE and bool(block_ids)
+        name = self._offers.transfer_to_push(params)
+        if name is not None:
+            return self._end_push(request, name, block_ids if is_whole else ())
+        if not params.get("do_remote_decode") or not is_whole:
+            return False, None
+        # The next engine knows the prompt, and perhaps not what this one answered: the digest ends where the prompt does.
+        tokens = min(int(request.num_computed_tokens), int(request.num_prompt_tokens))
+        blocks = tuple(map(int, block_ids[: -(-tokens // self._block_size)]))
+        if len(blocks) > MAX_TICKET_BLOCKS:
+            words = "request %s: its %d blocks are not kept: a lease keeps at most %d"
+            told = printable(request_id), len(blocks), MAX_TICKET_BLOCKS
+            self.incidents.add(Incident.KEEP_FAILED, logger, words, *told)
+            return False, None
+        made = Offer(
+            remote_request_id=printable(request_id, MAX_OFFER_TEXT),
+            remote_block_ids=blocks,
+            remote_num_tokens=tokens,
+            remote_block_size=self._block_size,
+            lease=new_lease_name(),
+            lease_seconds=self._settings.lease_seconds,
+            workers=self._workers,
+        )
+        try:
+            sent = made.to_send()
+        except Unreadable as error:
+            words = "request %s: its blocks are not kept: the offer of them: %s"
+            self.incidents.add(Incident.KEEP_FAILED, logger, words, printable(request_id), error)
+            return False, None
+        if not self._has_room(request, blocks):
+            return False, None
+        self._orders.keeps.append(Keep(request_id, made.lease, blocks, digest_of(request, tokens)))
+        return True, sent
+
+    def _end_push(self, request: Any, name: str, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
+        """End the push of a request. Without blocks it was not computed to its end."""
+        request_id = request.request_id
+        begun = self._pushed.pop(request_id, None)
+        transfer = begun or _transfer_of(request, name)
+        self._computed.remove(request_id)
+        key = transfer.name, transfer.prompt_digest
+        if self._pushers.get(key, request_id) != request_id or (begun is None and block_ids):
+            return False, None  # another request pushes or pushed it
+        self._pushers.pop(key, None)
+        is_kept = bool(block_ids) and self._has_room(request, block_ids)  # until the peer has asked for them
+        if is_kept:
+            self._orders.pushed.append(transfer)
+        else:
+            self._orders.abandons.append(transfer)
+        return is_kept, None
+
+    def _has_room(self, request: Any, blocks: Iterable[int]) -> bool:
+        """Count the blocks as kept, unless too many are; return True if they are."""
+        is_kept = self._room.take(request.request_id, map(int, blocks), _client_of(request))
+        self._no_room += not is_kept
+        return is_kept
+
+    def take_orders(self, scheduled: Any) -> Orders:
+        """Return the orders of this step, given as a scheduler's output."""
+        for done in self._computed.completed(scheduled):
+            self._orders.pushes.append(Push(self._pushed[done.request_id], done.first, done.blocks))
+        orders, self._orders = self._orders, Orders()
+        return orders
+
+
+def _transfer_of(request: Any, name: str) -> Transfer:
+    return Transfer(name, request.request_id, digest_of(request, int(request.num_prompt_tokens)))
+
+
+def _client_of(request: Any) -> str:
+    """Return the client that sent a request, if known: a tenant by its ``cache_salt``, or the router's word."""
+    named = (request.kv_transfer_params or {}).get("client")
+    return str(request.cache_salt or (named if isinstance(named, str) else ""))

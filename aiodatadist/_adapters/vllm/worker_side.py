@@ -1,0 +1,128 @@
+"""The half beside a worker: hands orders to a BlockService, and reports what ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from aiodatadist._adapters.block_service import BlockService, Settings
+from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress
+from aiodatadist._adapters.push_in import ExpectOrder
+from aiodatadist._adapters.sendings import Portion
+from aiodatadist._adapters.vllm.kv_tensors import layers_of, layout_of, shape_of
+from aiodatadist._adapters.vllm.model import Model
+from aiodatadist._adapters.vllm.orders import Expect, Load, Orders
+from aiodatadist._adapters.vllm.results import Reports
+from aiodatadist._adapters.vllm.steps import LayerSteps
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerSide:
+    """The worker half of one worker.
+
+    Args:
+        model: its part of the model.
+        meaning: the meaning of the numbers in its blocks.
+
+    Attributes:
+        reports: the orders that ended.
+    """
+
+    def __init__(self, settings: Settings, model: Model, meaning: Mapping[str, str]) -> None:
+        self._service = BlockService(settings, model.rank, model.ranks)
+        self._model = model
+        self._meaning = meaning
+        self._address: WorkerAddress | None = None
+        self._steps = LayerSteps(())
+        self.reports = Reports(self._service.take)
+
+    @property
+    def address(self) -> WorkerAddress | None:
+        """The place of its blocks; None before :meth:`register`."""
+        return self._address
+
+    def register(self, kv_caches: Mapping[str, Any]) -> None:
+        """Register the KV cache, layer by layer: one tensor, or two for keys and values.
+
+        Raises:
+            ParamInvalid: if its shape is unknown.
+            LLMException, OSError: see :meth:`BlockService.open`.
+        """
+        model = self._model
+        layers = layers_of(kv_caches, model.blocks)
+        self._steps = LayerSteps(tuple(kv_caches), str(getattr(layers[0][0], "device", "cpu")))
+        shape = shape_of(layers, model.block_size, model.heads)
+        layout = {**layout_of(layers, shape, model.ranks), **self._meaning}
+        self._address = self._service.open(layers, model.blocks, layout, shape)
+
+    # ---- each step ----
+
+    def begin_step(self, orders: Orders) -> None:
+        """Start the pushes of a step, before the model computes it."""
+        if orders.pushes:
+            synchronizer = self._steps.begin()
+            for push in orders.pushes:
+                portion, of = Portion(push.first, push.blocks, synchronizer), push.transfer
+                self._service.push(of.name, portion, request=of.request_id, prompt=of.prompt_digest)
+
+    def layer_computed(self, name: str) -> None:
+        """Let a layer travel."""
+        for synchronizer, layer in self._steps.computed(name):
+            self._service.layer_ready(synchronizer, layer)
+
+    def end_step(self) -> None:
+        """Let all layers travel, also those without attention."""
+        for synchronizer, layer in self._steps.end():
+            self._service.layer_ready(synchronizer, layer)
+
+    def carry_out(self, orders: Orders) -> None:
+        """Start what the scheduler decided. Never waits."""
+        for done in orders.pushed:
+            self._service.pushed(done.name, done.request_id, prompt=done.prompt_digest)
+        for ended in orders.abandons:
+            self._service.abandon(ended.name, request=ended.request_id, prompt=ended.prompt_digest)
+        for expect in orders.expects:
+            self._service.expect(self._expect_order(expect))
+        for declined in orders.declines:
+            pushed = declined.offer
+            self._service.decline(pushed.worker(self._model.rank), pushed.transfer_id, declined.prompt_digest)
+        for keep in orders.keeps:
+            self._service.keep(keep.request_id, keep.lease, keep.blocks, keep.prompt_digest)
+        for load in orders.loads:
+            self._service.pull(_pull_order(load))
+        for request_id in orders.cancels:
+            self._service.cancel(request_id)
+        for release in orders.releases:
+            offer = release.offer
+            self._service.release(offer.workers, offer.lease, offer.remote_block_ids, release.prompt_digest)
+
+    def _expect_order(self, expect: Expect) -> ExpectOrder:
+        return ExpectOrder(
+            expect.request_id,
+            expect.offer.worker(self._model.rank),
+            expect.offer.transfer_id,
+            expect.first,
+            expect.into,
+            prompt=expect.prompt_digest,
+        )
+
+    def close(self) -> None:
+        """Close the service."""
+        self._service.close()
+
+
+def _pull_order(load: Load) -> PullOrder:
+    offer = load.offer
+    return PullOrder(
+        load.request_id,
+        offer.workers,
+        offer.lease,
+        offer.remote_block_ids,
+        load.into,
+        load.prompt_digest,
+        load.first,
+        load.skip,
+        load.tokens,
+    )

@@ -1,0 +1,1 @@
+"""The calls that wait, behind :mod:`aiodatadist.blocking`."""

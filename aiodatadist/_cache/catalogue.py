@@ -1,0 +1,170 @@
+"""The known caches of a peer: those that it told us of, until it withdraws them."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable
+
+from aiodatadist._cache.names import Key, Name, name_of
+from aiodatadist._concurrency.byte_budget import ByteBudget
+from aiodatadist._values import peer_budget
+from aiodatadist._values.descriptors import CacheKeyByIdAndIndex, Placement
+from aiodatadist._values.peer_budget import CHECKSUM_CACHES
+from aiodatadist._wire.messages import CacheEntry
+from aiodatadist.errors import ProtocolError
+
+
+class RemoteCache:
+    """A cache of the peer's that we hold: the peer does not reuse its memory meanwhile.
+
+    ``uses`` counts our transfers that touch it. A peer may tell of thousands, so one that no transfer of this end has
+    touched is two objects to the garbage collector: itself and its addresses.
+    """
+
+    __slots__ = (
+        "_summing",
+        "_when_idle",
+        "_when_left",
+        "addresses",
+        "blocks",
+        "cache_id",
+        "data_type",
+        "epoch",
+        "is_of_other_type",
+        "is_withdrawn",
+        "names",
+        "pieces",
+        "placement",
+        "stride",
+        "uses",
+    )
+
+    def __init__(self, entry: CacheEntry) -> None:
+        self.cache_id = entry.cache_id
+        self.blocks = entry.blocks
+        self.data_type = entry.data_type
+        self.pieces = entry.pieces
+        self.stride = entry.stride
+        self.epoch = entry.epoch
+        self.placement = Placement(entry.placement)
+        self.addresses = array("Q", entry.addresses)
+        self.names: set[Name] | None = None
+        self.uses = 0
+        self.is_withdrawn = False
+        self.is_of_other_type = False  # True once it was reported that a cache of another data type is here
+        self._when_idle: Callable[[], object] | None = None
+        self._when_left: Callable[[RemoteCache], object] | None = None
+        self._summing: ByteBudget | None = None
+
+    @property
+    def summing(self) -> ByteBudget:
+        """The bytes for whose checksums the peer may be asked now: further questions would wait there, and delay others."""
+        if self._summing is None:
+            self._summing = ByteBudget(CHECKSUM_CACHES * len(self.addresses) * self.pieces * self.stride)
+        return self._summing
+
+    def room_at(self, address: int) -> int:
+        """Return the bytes of a tensor from an address in it on; 0 if no tensor contains the address."""
+        nbytes = self.pieces * self.stride
+        return max(
+            (start + nbytes - address for start in self.addresses if start <= address < start + nbytes), default=0
+        )
+
+    def tensor_at(self, address: int) -> int:
+        """Return the number of the tensor that contains an address; 0 if none does."""
+        nbytes = self.pieces * self.stride
+        return next((i for i, start in enumerate(self.addresses) if start <= address < start + nbytes), 0)
+
+    def use(self) -> None:
+        """Count a transfer that starts to use it."""
+        self.uses += 1
+
+    def release(self) -> None:
+        """Count a transfer that no longer uses it."""
+        self.uses -= 1
+        if self.uses:
+            return
+        if self._when_left is not None:
+            call_left, self._when_left = self._when_left, None
+            call_left(self)
+        if self._when_idle is not None:
+            call, self._when_idle = self._when_idle, None
+            asyncio.get_running_loop().call_soon(call)  # first what the end of the last transfer says to the peer
+
+    def withdraw(self, when_left: Callable[[RemoteCache], object]) -> None:
+        """Note that the peer withdraws the cache, and call back once no transfer uses it: now, if none does."""
+        self.is_withdrawn = True
+        if self.uses:
+            self._when_left = when_left
+        else:
+            when_left(self)
+
+    def when_idle(self, call: Callable[[], object]) -> None:
+        """Call back once no transfer of this end uses it, in a later turn of the loop. For one caller; one uses it now."""
+        self._when_idle = call
+
+
+class Catalogue:
+    """The caches of the peer that we hold, by name.
+
+    A cache that the peer withdrew counts to its limits until no transfer uses it: requests that wait in line may use
+    thousands of them.
+    """
+
+    def __init__(self) -> None:
+        self._caches: dict[int, RemoteCache] = {}
+        self._names: dict[Name, tuple[RemoteCache, int]] = {}
+        self._addresses = 0  # of all of them, and of withdrawn ones that are used
+        self._withdrawn = 0  # caches that are still used
+
+    def __len__(self) -> int:
+        return len(self._caches)
+
+    def find(self, key: Key) -> tuple[RemoteCache, int] | None:
+        """Return the cache and the batch slot that a key names, as far as we know."""
+        found = self._names.get(name_of(key))
+        if found is None or not isinstance(key, CacheKeyByIdAndIndex):
+            return found
+        return found[0], key.batch_index
+
+    def get(self, cache_id: int) -> RemoteCache | None:
+        """Return the cache with this id, or None."""
+        return self._caches.get(cache_id)
+
+    def learn(self, entry: CacheEntry, name: Name | None = None, slot: int = 0) -> None:
+        """Add a cache, or another name of a known cache, of which the peer told us.
+
+        Raises ProtocolError if the peer tells of too many caches, or of too many tensors in them.
+        """
+        cache = self._caches.get(entry.cache_id)
+        if cache is None:
+            self._check_room(len(entry.addresses))
+            cache = self._caches[entry.cache_id] = RemoteCache(entry)
+            self._addresses += len(cache.addresses)
+        if name is not None:
+            self._names[name] = (cache, slot)
+            if cache.names is None:
+                cache.names = set()
+            cache.names.add(name)
+
+    def _check_room(self, tensors: int) -> None:
+        if len(self._caches) + self._withdrawn >= peer_budget.HELD_CACHES:
+            raise ProtocolError(f"the peer told us of more than {peer_budget.HELD_CACHES} caches")
+        if self._addresses + tensors > peer_budget.HELD_TENSORS:
+            raise ProtocolError(f"the peer told us of caches with more than {peer_budget.HELD_TENSORS} tensors in all")
+
+    def withdraw(self, cache_id: int) -> RemoteCache | None:
+        """Remove a cache that the peer withdraws, so that no new transfer of this end finds it; return it, or None."""
+        cache = self._caches.pop(cache_id, None)
+        if cache is not None:
+            self._withdrawn += 1
+            cache.withdraw(self._forget)
+            for name in cache.names or ():
+                if self._names.get(name, (None, 0))[0] is cache:
+                    del self._names[name]
+        return cache
+
+    def _forget(self, cache: RemoteCache) -> None:
+        self._withdrawn -= 1
+        self._addresses -= len(cache.addresses)

@@ -1,0 +1,73 @@
+"""The short way: the one place that decides if a pull or push of blocks may repeat an earlier one with other blocks."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any, Final
+
+from aiodatadist._link import LinkState
+from aiodatadist._values.descriptors import BlocksCacheKey, Cache
+from aiodatadist._values.transfer_priority import TransferPriority
+
+if TYPE_CHECKING:
+    from aiodatadist._cluster.engine import Engine
+    from aiodatadist._link.data.shortcut import Shortcut
+    from aiodatadist._link.transfers.shortcuts import Shortcuts
+
+_LISTS: Final = frozenset({list, tuple, range, array})
+"""Types of block lists that a shortcut reads."""
+
+
+def short_way(
+    engine: Engine,
+    direction: str,
+    key: Any,
+    cache: Any,
+    mine: Any,
+    theirs: Any,
+    rest: tuple[Any, Any, Any, Any],
+    checksum: Any,
+    priority: Any,
+) -> tuple[Shortcuts, Shortcut] | None:
+    """Return the shortcut that a transfer may take, and the shortcuts of its link; None if it must take the long way.
+
+    Everything that can be wrong with a call, or has changed since an earlier one, leads to the long way, which reports it.
+    Nothing here raises, so that both ways raise the same errors.
+
+    Args:
+        mine, theirs: the block lists of this end and of the peer.
+        rest: both layer ranges, the tensors of a layer, and the notification.
+    """
+    src_layers, dst_layers, tensors, notify = rest
+    # The call: whole blocks, in lists that C can be given, and only moved.
+    if (
+        type(mine) not in _LISTS
+        or type(theirs) not in _LISTS
+        or not 0 < len(mine) == len(theirs)
+        or type(key) is not BlocksCacheKey
+        or type(cache) is not Cache
+        or type(priority) is not TransferPriority
+        or src_layers is not None
+        or dst_layers is not None
+        or tensors != 2
+        or notify is not None
+        or (engine.transfer_checksum if checksum is None else checksum is not False)
+    ):
+        return None
+    link = engine.links.peek(key.cluster_id)
+    if link is None:
+        return None
+    # What was learnt, and whether all of it is as it was.
+    shortcuts, life = link.transfers.shortcuts, link.life
+    way = shortcuts.ours.get((direction, key.model_id, cache.cache_id, priority is TransferPriority.CRITICAL))
+    if (
+        way is None
+        or way.entry.cache is not cache
+        or not way.entry.is_usable
+        or way.remote.is_withdrawn
+        or not way.link_channel.is_current
+        or life.state is not LinkState.READY
+        or not life.ownership.is_ours
+    ):
+        return None
+    return shortcuts, way

@@ -1,0 +1,119 @@
+"""``aiodatadist chaos``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from aiodatadist._cli.chaos.linked_run import LinkedRun
+from aiodatadist._cli.chaos.messages import SideSettings
+from aiodatadist._cli.chaos.owner import Owner
+from aiodatadist._cli.chaos.pooled_run import PooledRun, engine
+from aiodatadist._cli.chaos.profiles import Door, Profile
+from aiodatadist._cli.chaos.program import FAULTS
+from aiodatadist._cli.chaos.puller import Puller
+from aiodatadist._cli.chaos.report import as_json, lines, summary
+from aiodatadist._cli.chaos.run import Length, Result
+from aiodatadist._cli.chaos.saver import Saver
+from aiodatadist._cli.chaos.side import Side
+from aiodatadist._cli.kit.options import is_stdout, write_report
+from aiodatadist._cli.kit.pipes import die_with_parent
+
+
+@dataclass(frozen=True)
+class ChaosOptions:
+    """The options of a chaos run, as values.
+
+    Attributes:
+        seconds: of all profiles together.
+        loop: of all of them; None: each its own.
+    """
+
+    seconds: float
+    seed: int
+    profiles: Sequence[Profile]
+    faults: Sequence[str]
+    json: Path | None
+    loop: str | None = None
+
+    @property
+    def replay(self) -> str:
+        names = ",".join(profile.name for profile in self.profiles)
+        faults = "" if len(self.faults) == len(FAULTS) else f" --faults {','.join(self.faults)}"
+        chosen = (
+            (name, getattr(self.profiles[0], name), getattr(Profile, name)) for name in ("load", "clusters", "gib")
+        )
+        more = "".join(f" --{name} {value}" for name, value, usual in chosen if value != usual)
+        more += "" if self.loop is None else f" --loop {self.loop}"
+        return f"aiodatadist chaos --seconds {self.seconds:g} --profile {names}{faults}{more} --seed {self.seed}"
+
+
+def run_chaos(options: ChaosOptions) -> int:
+    """Run all profiles, and return the exit code: 0 if no rule was broken."""
+    quiet = is_stdout(options.json)
+    if not quiet:
+        print(f"seed {options.seed}; the same again: {options.replay}\n", flush=True)
+    results = anyio.run(_run_all, options, not quiet)
+    report = {"seed": options.seed, "replay": options.replay, **as_json(results)}
+    write_report("--json", options.json, json.dumps(report, indent=1))
+    broken = sum(result.broken for result in results)
+    if not quiet:
+        print(
+            "\n".join(
+                [*summary(results), f"{broken} violations; seed {options.seed}; the same again: {options.replay}"]
+            )
+        )
+    return 1 if broken else 0
+
+
+async def _run_all(options: ChaosOptions, is_told: bool) -> list[Result]:
+    results = []
+    for profile in options.profiles:
+        logs = Path(tempfile.mkdtemp(prefix=f"aiodatadist-chaos-{profile.name}-"))
+        result = await _run_one(
+            profile, Length(options.seed, options.seconds / len(options.profiles), options.faults), logs
+        )
+        results.append(result)
+        if is_told:
+            columns = shutil.get_terminal_size((80, 24)).columns
+            print("\n".join(lines(result, columns)), flush=True)
+            print(f"what the processes logged is in {logs}\n" if result.broken else "", flush=True)
+        if not result.broken:
+            shutil.rmtree(logs)
+    return results
+
+
+async def _run_one(profile: Profile, length: Length, logs: Path) -> Result:
+    if profile.door != "context":
+        return await LinkedRun(profile, length, logs).run()
+    async with AsyncExitStack() as stack:  # servers start and end in a thread: that waits
+        opened = engine(profile.engine)
+        url, victims = await anyio.to_thread.run_sync(opened.__enter__)
+        stack.push_async_callback(anyio.to_thread.run_sync, opened.__exit__, None, None, None)
+        return await PooledRun(profile, length, logs, url, victims).run()
+
+
+def sides_of(door: Door) -> dict[str, type[Side]]:
+    """Return the processes of a run, by name."""
+    if door == "context":
+        return {"saver-1": Saver, "saver-2": Saver}
+    return {"owner": Owner, "puller": Puller}
+
+
+def run_side(text: str) -> int:
+    """Run one of the processes until the command ends it."""
+    die_with_parent()
+    settings = SideSettings.model_validate_json(text)
+    profile = settings.profile
+    side = sides_of(profile.door)[settings.name](settings)
+    uvloop = profile.loop == "uvloop"
+    anyio.run(side.run, backend_options={"use_uvloop": uvloop})
+    return 0

@@ -1,0 +1,234 @@
+"""``aiodatadist demo``: one model, two processes, and the KV cache that travels between them.
+
+This is the parent. It reads the prompt, starts a prefill and a decode process, passes their messages on as a router
+would, and shows what they report. The proof is decode's: see ``decode.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeAlias
+
+import anyio
+from anyio.streams.memory import MemoryObjectSendStream
+
+from aiodatadist._cli.demo import timeline
+from aiodatadist._cli.demo.figures import figures_of, layered_table, table, v1_table
+from aiodatadist._cli.demo.messages import REPORT, Failed, Finished, Job, Prefilled, Progress, Receiving
+from aiodatadist._cli.demo.prompt import Prompt, load_prompt, shown
+from aiodatadist._cli.demo.screen import Screen, open_screen
+from aiodatadist._cli.kit.children import Child, Command, environment, module_command, open_child
+from aiodatadist._cli.kit.errors import CommandError, wrong_input
+from aiodatadist._cli.kit.place import Place
+from aiodatadist._cli.kit.text import cut, wrapped
+
+MAX_TOKENS = 1024
+
+_BLAME = 0.3
+"""Seconds that a complaint of one child waits for the death of the other, which would explain it."""
+
+
+class WorkerError(CommandError):
+    """A worker ended before its work was done.
+
+    Attributes:
+        is_root_cause: True if the death of this worker explains what the other then complains about.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = 1, is_root_cause: bool = False) -> None:
+        super().__init__(message, exit_code=exit_code)
+        self.is_root_cause = is_root_cause
+
+    @classmethod
+    def reported(cls, child: Child, failed: Failed) -> WorkerError:
+        """Return what a worker said itself before it ended, as one line. Wrong input needs no other explanation."""
+        message = " ".join(failed.message.split())
+        if failed.exit_code == 2:
+            return cls(message, exit_code=2, is_root_cause=True)
+        return cls(f"{child} failed: {message}", exit_code=failed.exit_code)
+
+    @classmethod
+    async def of(cls, child: Child) -> WorkerError:
+        """Wait for the end of a worker that should have continued, and return how it ended."""
+        code, last_words = await child.ended()
+        if code < 0:
+            name = signal.Signals(-code).name
+            return cls(f"{child} was killed by {name}; the demo ends with it", is_root_cause=True)
+        words = "".join(f"\n  {line}" for line in last_words.splitlines())
+        return cls(f"{child} ended unexpectedly with exit code {code}{words}")
+
+
+End: TypeAlias = Finished | WorkerError | BrokenPipeError
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """The options of the demo, as values."""
+
+    prompt: Path | None
+    tokens: int
+    port: int
+    seed: int
+    json: bool
+    layered: bool = False
+    v1: bool = False
+    plot: Path | None = None
+    trace: Path | None = None
+    prefill_at: Place = field(default_factory=Place)
+    decode_at: Place = field(default_factory=partial(Place, device=1))
+
+
+def worker_command(name: str) -> Sequence[str]:
+    """Return the command line of a real worker."""
+    return module_command("demo", "--worker", name)
+
+
+def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
+    """Run the demo, show it on stdout, and return the exit code.
+
+    Raises:
+        CommandError: if the input is wrong, the port is in use, or a child died.
+    """
+    if find_spec("numpy") is None:
+        raise wrong_input("the demo's model needs numpy: pip install numpy")
+    if (options.plot or options.trace) and not options.layered:
+        raise wrong_input("--plot and --trace draw the layers' timeline: they need --layered")
+    if options.v1 and options.layered:
+        raise wrong_input("--v1 and --layered are two demos: choose one")
+    if options.plot:
+        timeline.check_plot()
+    prompt = load_prompt(options.prompt)
+    job = Job(
+        prompt=prompt.text.decode("latin-1"),
+        tokens=options.tokens,
+        seed=options.seed,
+        port=options.port,
+        layered=options.layered,
+        v1=options.v1,
+        prefill_at=options.prefill_at,
+        decode_at=options.decode_at,
+    )
+    screen = open_screen(sys.stdout, silent=options.json)
+    try:
+        for line in wrapped(f"prompt: {prompt.describe()}", 8):
+            screen.line(line)
+        finished = anyio.run(conduct, job, screen, command)
+    finally:
+        screen.close()
+    _show(job, finished, screen)
+    if options.trace:
+        timeline.write_trace(finished.layers, options.trace)
+    if options.plot:
+        timeline.write_plot(finished.layers, options.plot)
+    if options.json:
+        print(json.dumps(_summary(prompt, job, finished), indent=2))
+    return 0 if finished.kv_equal and finished.text == finished.reference else 1
+
+
+async def conduct(job: Job, screen: Screen, command: Command) -> Finished:
+    """Run both workers to the end of the job; both have ended when this returns or raises.
+
+    Raises:
+        WorkerError: a worker died or gave up; the one that explains the other, if both did.
+        BrokenPipeError: the screen is not read any more.
+    """
+    kind = "-v1" if job.v1 else ""
+    async with (
+        open_child("prefill", command(f"prefill{kind}"), env=environment()) as prefill,
+        open_child("decode", command(f"decode{kind}"), env=environment()) as decode,
+    ):
+        screen.line(f"processes: prefill {prefill.pid}, decode {decode.pid}")
+        end = await _end_of(job, screen, prefill, decode)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+
+async def _end_of(job: Job, screen: Screen, prefill: Child, decode: Child) -> End:
+    """Give both workers the job, pass their messages on, and wait for how it ends."""
+    send, ends = anyio.create_memory_object_stream[End](2)
+    async with send, ends, anyio.create_task_group() as tasks:
+        for child in (prefill, decode):
+            tasks.start_soon(child.keep_last_words)
+            tasks.start_soon(_follow, child, prefill, decode, screen, send)
+            await child.order(job)
+        end = await ends.receive()
+        with anyio.move_on_after(_BLAME):
+            while isinstance(end, WorkerError) and not end.is_root_cause:
+                other = await ends.receive()
+                if isinstance(other, WorkerError) and other.is_root_cause:
+                    end = other
+        tasks.cancel_scope.cancel()
+    return end
+
+
+async def _follow(
+    child: Child, prefill: Child, decode: Child, screen: Screen, ends: MemoryObjectSendStream[End]
+) -> None:
+    """Read one child's reports until it has finished, failed or died, or the demo is over."""
+    async for report in child.reports(REPORT):
+        match report:
+            case Progress():
+                try:
+                    screen.progress(report)
+                except BrokenPipeError as error:
+                    await ends.send(error)
+                    return
+            case Prefilled():
+                await decode.order(report)
+            case Receiving():
+                await prefill.order(report)
+            case Finished():
+                await ends.send(report)
+                return
+            case Failed():
+                await ends.send(WorkerError.reported(child, report))
+                return
+    await ends.send(await WorkerError.of(child))
+
+
+def _show(job: Job, finished: Finished, screen: Screen) -> None:
+    """Show the text, the table and the verdict."""
+    screen.line("the text goes on (untrained weights: it is gibberish, but always the same):")
+    for line in (*cut(shown(job.prompt[-40:]), "  ..."), *cut(shown(finished.text), "  >>>")):
+        screen.line(line)
+    if finished.layers:
+        screen.line("layers: # computed by prefill, > on the way into decode's cache;")
+        screen.line("  when each was ready, and how much later it was in decode")
+        for line in timeline.lines(finished.layers):
+            screen.line(f"  {line}")
+    rows = table(figures_of(finished.pulls), finished.runtime)
+    if finished.layers:
+        rows = layered_table(finished.pulls[0], len(finished.layers), finished.runtime)
+    if job.v1:
+        rows = v1_table(finished.pulls[0], finished.runtime)
+    for line in (line for left, right in rows for line in wrapped(f"{left:<16}{right}", 16)):
+        screen.line(line)
+    screen.line(f"KV bytes equal: {_yes(finished.kv_equal)}")
+    screen.line(f"tokens equal: {_yes(finished.text == finished.reference)}")
+
+
+def _summary(prompt: Prompt, job: Job, finished: Finished) -> dict[str, object]:
+    """Return the same for machines."""
+    return {
+        "prompt": prompt.name,
+        "prompt_bytes": len(prompt.text),
+        "seed": job.seed,
+        "text": finished.text,
+        "tokens_equal": finished.text == finished.reference,
+        "kv_equal": finished.kv_equal,
+        "runtime": finished.runtime,
+        "layers": [layer.model_dump() for layer in finished.layers],
+        **asdict(figures_of(finished.pulls)),
+    }
+
+
+def _yes(truth: bool) -> str:
+    return "yes" if truth else "NO"

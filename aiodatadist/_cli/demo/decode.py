@@ -1,0 +1,170 @@
+"""The demo's decode process: fetches the prompt's KV cache and goes on with the text, and proves that this is right.
+
+The proof is a second run of the same model on the same prompt, with a KV cache in ordinary memory of this process that
+is never moved. It takes place before the blocks are pulled, while prefill computes as well, so that it disturbs no
+measurement. Tokens alone do not tell everything: rotated keys carry their position with them, so two whole blocks that
+changed places would go unnoticed. Therefore the bytes are compared, too, block by block in the order of the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from aiodatadist import BlocksCacheKey, LLMDataDist, LLMRole
+from aiodatadist._cli.demo.figures import portions_of
+from aiodatadist._cli.demo.kv import CONFIG, Kv, allocate_tensors, open_kv
+from aiodatadist._cli.demo.messages import Finished, Job, Prefilled, Progress, Pull, Receiving
+from aiodatadist._cli.demo.worker import DECODE_CLUSTER, PREFILL_CLUSTER, Advance, compute, link_to, open_datadist
+from aiodatadist._cli.kit.pipes import Parent
+from aiodatadist.testing.small_model import Cache, Model, blocks_for, empty_cache, sample
+
+
+async def decode(parent: Parent) -> None:
+    """Do one job, then stay linked until the parent has enough."""
+    job = await parent.order(Job)
+    prompt = job.prompt.encode("latin-1")
+    model = await anyio.to_thread.run_sync(Model, CONFIG, job.seed)
+    async with (
+        open_datadist(LLMRole.DECODER, DECODE_CLUSTER, 0, job.decode_at) as datadist,
+        open_kv(datadist, DECODE_CLUSTER, len(prompt) + job.tokens, job.seed) as kv,
+    ):
+        reference = await compute(parent, "reference", lambda advance: _reference(model, job, prompt, advance))
+        if job.layered:
+            ready, pulls = await _receive(parent, datadist, kv, blocks_for(len(prompt)))
+        else:
+            ready = await parent.order(Prefilled)
+            await link_to(datadist, PREFILL_CLUSTER, ready.port)
+            pulls = await _pull(parent, datadist, ready.blocks, kv)
+        await kv.fetch(range(CONFIG.layers))
+        kv_equal = await kv.digest(kv.block_table[: len(ready.blocks)]) == ready.digest
+        start = _Start(ready.first_token, len(prompt), job.tokens, job.seed)
+        text = await compute(
+            parent, "decode", lambda advance: _continued(model, start, kv.tensors, kv.block_table, advance)
+        )
+        await parent.report(
+            Finished(
+                text=text.decode("latin-1"),
+                reference=reference.decode("latin-1"),
+                kv_equal=kv_equal,
+                pulls=pulls,
+                runtime=runtime_of(datadist),
+                layers=ready.layers,
+            )
+        )
+        await anyio.sleep_forever()
+
+
+async def _receive(parent: Parent, datadist: LLMDataDist, kv: Kv, count: int) -> tuple[Prefilled, list[Pull]]:
+    """Let prefill fill the first blocks of the table, layer by layer, and copy as much for comparison."""
+    limit = await anyio.to_thread.run_sync(MemcpyLimit, datadist, count)
+    assert datadist.listen_address is not None
+    await parent.report(Receiving(port=datadist.listen_address[1], blocks=kv.block_table[:count]))
+    await datadist.wait_linked(PREFILL_CLUSTER)
+    async with datadist.cache_manager.receive_layers(PREFILL_CLUSTER, kv.cache) as receiver:
+        await datadist.notify(PREFILL_CLUSTER, b"begin")
+        for layer in range(CONFIG.layers):
+            await receiver.layer(layer)
+            await parent.report(Progress(phase="pull", done=layer + 1, total=CONFIG.layers))
+    ready = await parent.order(Prefilled)
+    pull = Pull(
+        blocks=count,
+        ranges=ready.ranges,
+        bytes=ready.bytes,
+        seconds=ready.transfer_seconds,
+        memcpy_seconds=await anyio.to_thread.run_sync(limit.seconds, range(count)),
+    )
+    return ready, [pull]
+
+
+async def _pull(parent: Parent, datadist: LLMDataDist, remote: Sequence[int], kv: Kv) -> list[Pull]:
+    """Fetch the prompt's blocks in several pulls; after each, copy as much inside this process for comparison."""
+    limit = await anyio.to_thread.run_sync(MemcpyLimit, datadist, len(remote))
+    pulls: list[Pull] = []
+    for portion in portions_of(len(remote)):
+        source = remote[portion.start : portion.stop]
+        target = kv.block_table[portion.start : portion.stop]
+        started = perf_counter()
+        report = await datadist.cache_manager.pull_blocks(
+            BlocksCacheKey(PREFILL_CLUSTER), kv.cache, src_blocks=source, dst_blocks=target
+        )
+        seconds = perf_counter() - started
+        memcpy_seconds = await anyio.to_thread.run_sync(limit.seconds, portion)
+        pulls.append(
+            Pull(
+                blocks=len(source),
+                ranges=len(source) * CONFIG.num_tensors,
+                bytes=report.bytes,
+                seconds=seconds,
+                memcpy_seconds=memcpy_seconds,
+            )
+        )
+        await parent.report(Progress(phase="pull", done=portion.stop, total=len(remote)))
+    return pulls
+
+
+class MemcpyLimit:
+    """Plain copies of as many ranges as a pull has, by one thread: what a pull is held against.
+
+    Between two private caches in the same kind of memory, from scattered blocks. ``np.take`` is one ``memcpy`` per block
+    and tensor with nothing in between; into consecutive ranges, which if anything is faster than a pull's scattered ones.
+    """
+
+    def __init__(self, datadist: LLMDataDist, num_blocks: int) -> None:
+        self._source = allocate_tensors(datadist, num_blocks)
+        self._target = allocate_tensors(datadist, num_blocks)
+        self._blocks = np.random.default_rng(0).permutation(num_blocks)
+
+    def seconds(self, portion: range) -> float:
+        """Return the seconds to copy a portion of the blocks of every tensor, to where nothing was copied before."""
+        blocks = self._blocks[portion.start : portion.stop]
+        started = perf_counter()
+        for source, target in zip(self._source, self._target, strict=True):
+            # "clip" because the default mode copies once more, into a buffer.
+            np.take(source, blocks, axis=0, out=target[portion.start : portion.stop], mode="clip")
+        return perf_counter() - started
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The point where a text continues: its first new token stands at ``position``; there are ``count`` tokens in all."""
+
+    first_token: int
+    position: int
+    count: int
+    seed: int
+
+
+def _reference(model: Model, job: Job, prompt: bytes, advance: Advance) -> bytes:
+    """Return the text of a single process that never moves its cache. Uses nothing of the library."""
+    steps = CONFIG.layers + job.tokens
+    num_blocks = blocks_for(len(prompt) + job.tokens)
+    cache, table = empty_cache(CONFIG, num_blocks), range(num_blocks)
+    advance(0, steps)
+    logits = model.prefill(prompt, cache, table, lambda layers: advance(layers, steps))
+    start = _Start(sample(logits, job.seed, len(prompt)), len(prompt), job.tokens, job.seed)
+    return _continued(model, start, cache, table, lambda done, _: advance(CONFIG.layers + done, steps))
+
+
+def _continued(model: Model, start: _Start, cache: Cache, block_table: Sequence[int], advance: Advance) -> bytes:
+    """Write token after token. The cache has to hold everything before ``start.position``."""
+    text = bytearray([start.first_token])
+    advance(1, start.count)
+    while len(text) < start.count:
+        position = start.position + len(text)
+        logits = model.decode_step(text[-1], position - 1, cache, block_table)
+        text.append(sample(logits, start.seed, position))
+        advance(len(text), start.count)
+    return bytes(text)
+
+
+def runtime_of(datadist: LLMDataDist) -> str:
+    runtime = datadist.runtime
+    if runtime.name == "soft":
+        return f"soft {runtime.version}: the software NPU, all on the CPU; an NPU's figures will differ"
+    return f"{runtime.name} {runtime.version}"

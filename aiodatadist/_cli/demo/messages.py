@@ -1,0 +1,146 @@
+"""Messages of the demo's processes: one JSON object per line, on the workers' stdin and stdout.
+
+The parent plays the part that a router has in a serving cluster: it hands the prompt to prefill, and what prefill says
+about its blocks to decode. No byte of KV cache passes through it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, TypeAdapter
+
+from aiodatadist._cli.kit.pipes import Message
+from aiodatadist._cli.kit.place import Place
+
+Bytes = Annotated[str, Field(pattern=r"^[\x00-\xff]*$")]
+"""Bytes as a string, one character each (latin-1)."""
+
+Phase = Literal["prefill", "reference", "pull", "decode"]
+
+
+class Job(Message):
+    """Parent to both workers, once: what to do."""
+
+    kind: Literal["job"] = "job"
+    prompt: Bytes
+    tokens: int
+    seed: int
+    port: int
+    layered: bool = False
+    v1: bool = False
+    prefill_at: Place = Place()
+    decode_at: Place = Place(device=1)
+
+
+class LayerTimes(Message):
+    """The times of one layer of a layered transfer, in seconds of the clock that all processes of this machine share."""
+
+    layer: int
+    began: float
+    ready: float
+    landed: float
+
+
+class Receiving(Message):
+    """Decode, through the parent, to prefill: link to me here; these blocks of mine are for the prompt."""
+
+    kind: Literal["receiving"] = "receiving"
+    port: int
+    blocks: list[int]
+
+
+class Prefilled(Message):
+    """Prefill, through the parent, to decode: the prompt's KV cache is complete and may be pulled from here."""
+
+    kind: Literal["prefilled"] = "prefilled"
+    port: int
+    blocks: list[int]
+    digest: str
+    first_token: int
+    seconds: float
+    layers: list[LayerTimes] = Field(default_factory=list)
+    bytes: int = 0
+    ranges: int = 0
+    transfer_seconds: float = 0.0
+
+
+class Progress(Message):
+    """Worker to parent: how far a phase has come, in steps of its own size."""
+
+    kind: Literal["progress"] = "progress"
+    phase: Phase
+    done: int
+    total: int
+
+
+class Pull(Message):
+    """The seconds of one ``pull_blocks``, and of a plain copy of as many ranges of the same sizes right after it."""
+
+    blocks: int
+    ranges: int
+    bytes: int
+    seconds: float
+    memcpy_seconds: float
+
+
+class Finished(Message):
+    """Decode to parent: all there is to show."""
+
+    kind: Literal["finished"] = "finished"
+    text: Bytes
+    reference: Bytes
+    kv_equal: bool
+    pulls: list[Pull]
+    runtime: str
+    layers: list[LayerTimes] = Field(default_factory=list)
+
+
+class Failed(Message):
+    """Worker to parent, before it ends: why it cannot go on."""
+
+    kind: Literal["failed"] = "failed"
+    message: str
+    exit_code: int = 1
+
+
+Order: TypeAlias = Job | Prefilled | Receiving
+Report: TypeAlias = Prefilled | Receiving | Progress | Finished | Failed
+
+ORDER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
+REPORT: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])
+
+
+# ---- the context cache's demo ----
+
+
+class ContextJob(Message):
+    """Parent to worker, once: what to do."""
+
+    url: str
+    prompt: Bytes
+    tokens: int
+    seed: int
+    device: int = 0
+
+
+class ContextRun(Message):
+    """Worker to parent, as JSON on its stdout: what became of one run. Seconds, and tokens of the prompt.
+
+    Attributes:
+        not_saved: how many blocks, and why; nothing if all were.
+        error, exit_code: why there is no run, and what the command ends with; all else is without meaning then.
+    """
+
+    text: Bytes = ""
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    load_seconds: float = 0.0
+    computed_tokens: int = 0
+    compute_seconds: float = 0.0
+    saved_tokens: int = 0
+    not_saved: str = ""
+    saved_bytes: int = 0
+    save_seconds: float = 0.0
+    error: str = ""
+    exit_code: int = 1

@@ -1,0 +1,41 @@
+"""``aiodatadist doctor``: what was found on this machine, and what each thing means for the user."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from aiodatadist._cli.doctor.findings import Finding, examine
+from aiodatadist._cli.kit.options import is_stdout, write_report
+from aiodatadist._cli.kit.text import wrapped
+
+
+def run_doctor(as_json: Path | None) -> int:
+    """Print all findings, and return 1 if one of them is fatal, else 0.
+
+    They go to ``as_json`` as well, a file, or stdout if it is ``-``.
+
+    Raises:
+        CommandError: if the file cannot be written.
+    """
+    findings = examine()
+    healthy = all(finding.mark != "fail" for finding in findings)
+    report = json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2)
+    if not is_stdout(as_json):
+        print("\n".join(lines(findings)))
+    write_report("--json", as_json, report)
+    return 0 if healthy else 1
+
+
+def lines(findings: Sequence[Finding]) -> list[str]:
+    """Return one line per finding, wrapped at 80 columns, and the verdict."""
+    width = max(len(finding.name) for finding in findings)
+    rows = [
+        row for f in findings for row in wrapped(f"{f.mark:<5}{f.name:<{width}}  {f.value}: {f.meaning}", width + 7)
+    ]
+    count = {mark: sum(finding.mark == mark for finding in findings) for mark in ("warn", "fail")}
+    if count["fail"]:
+        return [*rows, f"{count['fail']} fatal: aiodatadist does not work here until that is mended"]
+    return [*rows, f"no fatal finding, {count['warn']} to know about"]

@@ -1,0 +1,317 @@
+"""The checks of ``aiodatadist doctor``. Each yields findings and raises nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import resource
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import aiodatadist
+from aiodatadist._cli.kit.numbers import quantity
+from aiodatadist._context_caching.pools.extras import how_to_install
+from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
+from aiodatadist._native.runtime import ACL_LIBRARIES, COMM_LIBRARIES, FUNCTIONS, Runtime, open_runtime
+from aiodatadist.errors import LLMException
+
+Mark = Literal["ok", "warn", "fail"]
+
+USES = {
+    **dict.fromkeys(("aclrtCreateNotify", "aclrtWaitAndResetNotify", "aclrtRecordNotify"), "EventLayerSynchronizer"),
+    **dict.fromkeys(
+        (
+            "HcclBatchGet",
+            "HcclBatchPut",
+            "HcclCommBindMem",
+            "HcclCommPrepare",
+            "HcclCommInitClusterInfoMemConfig",
+            "HcclRegisterGlobalMem",
+        ),
+        "every link",
+    ),
+    "HcclExchangeMemDesc": "link()",
+    "aclrtStreamAbort": "cancelling",
+}
+"""What does not work where the libraries lack a function."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A thing that was looked at: what it is, whether that is good, and what it means for the user.
+
+    ``warn`` is something that works worse than it could, or that only some uses need; ``fail`` is fatal.
+    """
+
+    name: str
+    value: str
+    mark: Mark
+    meaning: str
+
+
+def examine() -> list[Finding]:
+    """Return all findings, the most important first."""
+    return [finding for check in CHECKS for finding in check()]
+
+
+# ---- the accelerator runtime ----
+
+
+def runtime_findings() -> Iterator[Finding]:
+    """Yield which runtime was chosen, why, and what it offers."""
+    choice = os.environ.get("AIODATADIST_RUNTIME", "auto")
+    try:
+        runtime = open_runtime()
+    except LLMException as error:
+        yield Finding("runtime", f"none ({choice})", "fail", f"{error}{_half_of_cann()}")
+        return
+    yield _chosen(runtime, choice)
+    yield Finding("libraries", ", ".join(runtime.libraries), "ok", f"acl API {runtime.version or 'of unknown version'}")
+    yield functions(runtime)
+    chip = f"{runtime.chip}, " if runtime.chip and not runtime.is_soft else ""
+    yield Finding("devices", str(runtime.device_count), "ok", f"{chip}numbered from 0")
+
+
+def _chosen(runtime: Runtime, choice: str) -> Finding:
+    value = f"{runtime.name} (AIODATADIST_RUNTIME={choice})"
+    if runtime.name == "ascend":
+        return Finding("runtime", value, "ok", "the vendor's libraries load and show a device")
+    strict = os.environ.get("SOFTNPU_STRICT")
+    manner = f", as strict as {strict}" if strict else ""
+    if choice == "soft":
+        asked = "the software NPU was asked for: the CPU does the work, on one machine"
+        return Finding("runtime", value, "ok", asked + manner)
+    mark: Mark = "warn" if _half_of_cann() else "ok"
+    return Finding(
+        "runtime", value, mark, f"{_why_not_ascend()}, so the software NPU does the work, on one machine{manner}"
+    )
+
+
+def functions(runtime: Runtime) -> Finding:
+    missing = runtime.missing_functions()
+    value = f"{len(FUNCTIONS) - len(missing)} of {len(FUNCTIONS)}"
+    if not missing:
+        return Finding("functions", value, "ok", "all that aiodatadist declares")
+    lost = sorted(USES[name] for name in missing if name in USES)
+    without = f", which {', '.join(dict.fromkeys(lost))} cannot do without" if lost else ", without which all works"
+    return Finding("functions", value, "warn", f"the libraries lack {', '.join(missing)}{without}; newer CANN has them")
+
+
+def _why_not_ascend() -> str:
+    """Return what the loader says about the vendor's libraries."""
+    acl, hccl = _loadable(ACL_LIBRARIES), _loadable(COMM_LIBRARIES)
+    if not acl:
+        return f"neither {' nor '.join(ACL_LIBRARIES)} can be loaded"
+    if not hccl:
+        return f"{acl} loads, but HCCL does not: neither {' nor '.join(COMM_LIBRARIES)} can be loaded"
+    return f"{acl} and {hccl} load but show no device"
+
+
+def _half_of_cann() -> str:
+    """Return what to say if there is ACL and no HCCL, else an empty string."""
+    acl = _loadable(ACL_LIBRARIES)
+    if not acl or _loadable(COMM_LIBRARIES):
+        return ""
+    return f"; {acl} loads, so ACL is installed, but without HCCL: install CANN's toolkit, or source its set_env.sh"
+
+
+def _loadable(names: Iterable[str]) -> str:
+    """Return the first library that loads, or an empty string."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name)
+            return name
+    return ""
+
+
+# ---- the machine ----
+
+
+def _is_ascend() -> bool:
+    """Return True if the vendor's runtime was chosen: what softnpu needs does not matter then."""
+    try:
+        return open_runtime().name == "ascend"
+    except LLMException:
+        return False
+
+
+def shared_memory_findings() -> Iterator[Finding]:
+    """Softnpu's device memory is memfds: can they be made, and are they backed by huge pages?"""
+    if not _is_ascend():
+        yield from _memfd_findings()
+    try:
+        shm = os.statvfs("/dev/shm")
+    except OSError as error:
+        yield Finding("/dev/shm", "missing", "warn", f"{error.strerror}: not needed here, but by torch and others")
+    else:
+        free, size = quantity(shm.f_bavail * shm.f_frsize), quantity(shm.f_blocks * shm.f_frsize)
+        yield Finding("/dev/shm", f"{free} of {size} free", "ok", "not used by aiodatadist; torch and others do")
+
+
+def _memfd_findings() -> Iterator[Finding]:
+    try:
+        os.close(os.memfd_create("aiodatadist-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except (OSError, AttributeError) as error:
+        yield Finding("memfd", "no", "fail", f"the software NPU cannot share memory between processes: {error}")
+    else:
+        yield Finding("memfd", "yes", "ok", "the software NPU's device memory; not limited by /dev/shm")
+    setting = chosen_word("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    if setting in ("always", "within_size", "advise"):
+        yield Finding("shm huge pages", setting, "ok", "large allocations of the software NPU get 2 MiB pages")
+    else:
+        yield Finding(
+            "shm huge pages",
+            setting or "unknown",
+            "warn",
+            "copies of the software NPU are slower; as root: "
+            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+        )
+
+
+def limit_findings() -> Iterator[Finding]:
+    """Limits of this process."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = files != resource.RLIM_INFINITY and files < 1024
+    meaning = "each link needs a few" + (f"; raise it with ulimit -n (up to {_limit(most)})" if few else "")
+    yield Finding("open files", _limit(files), "warn" if few else "ok", meaning)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    size = "unlimited" if locked == resource.RLIM_INFINITY else quantity(locked)
+    if not _is_ascend():
+        meaning = "the software NPU locks none; RDMA between machines needs it unlimited"
+        yield Finding("locked memory", size, "ok", meaning)
+    elif locked == resource.RLIM_INFINITY:
+        yield Finding("locked memory", size, "ok", "registering memory with HCCL pins it")
+    else:
+        yield Finding("locked memory", size, "warn", "registering memory with HCCL pins it: ulimit -l unlimited")
+
+
+def kernel_findings() -> Iterator[Finding]:
+    """May processes look into each other's memory?"""
+    try:
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii").strip()
+    except OSError:
+        yield Finding("ptrace scope", "no Yama", "ok", "not needed; engines that copy across processes (CMA) work")
+        return
+    meaning = (
+        "engines that copy across processes (CMA) work" if scope == "0" else "CMA engines such as UCX's do not work"
+    )
+    yield Finding("ptrace scope", scope, "ok", f"not needed by aiodatadist; {meaning}")
+
+
+def cpu_findings() -> Iterator[Finding]:
+    """Yield how many cores this process may use, and how much memory there is."""
+    usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    value = f"{usable} of {present}"
+    if usable == 1:
+        yield Finding("CPUs", value, "warn", "copies and computing take turns: transfers cannot be hidden behind work")
+    else:
+        yield Finding("CPUs", value, "ok", "copies run beside computing")
+    total, available = _memory()
+    scarce = available < 512 << 20
+    meaning = "of the host" if _is_ascend() else "device memory of the software NPU comes out of this"
+    meaning = "the demo needs about 512 MiB" if scarce else meaning
+    yield Finding("memory", f"{quantity(available)} of {quantity(total)} free", "warn" if scarce else "ok", meaning)
+
+
+def network_findings() -> Iterator[Finding]:
+    """Can control connections listen at all?"""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+    except OSError as error:
+        yield Finding("loopback", "no", "fail", f"cannot listen on 127.0.0.1: {error}")
+    else:
+        yield Finding("loopback", "yes", "ok", f"can listen on 127.0.0.1 (tried port {port})")
+
+
+# ---- the software ----
+
+
+def version_findings() -> Iterator[Finding]:
+    """Python and the packages that matter."""
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    yield Finding("Python", platform.python_version(), "ok", f"{sys.implementation.name} on {system}")
+    installed = package("aiodatadist", missing="not installed: runs from a checkout", mark="ok")
+    yield Finding("aiodatadist", aiodatadist.__version__, "ok", installed.meaning)
+    for name in ("anyio", "cffi", "pydantic"):
+        yield package(name, missing=f"pip install {name}", mark="fail")
+    yield package("numpy", missing="CacheManager.arrays and the demo need it: pip install numpy", mark="warn")
+    yield package("uvloop", missing=f"optional: a faster event loop; {how_to_install('uvloop')}", mark="ok")
+    yield package("torch-npu", missing="optional: tensors on an NPU", mark="ok")
+
+
+def engine_findings() -> Iterator[Finding]:
+    """Yield which pools of ContextCaching besides the embedded one can be opened here. No server is contacted."""
+    pools = "redis:// and rediss:// pools"
+    missing = f"optional: {pools}; {how_to_install('redis')}"
+    yield package("redis", "redis-py", found=f"{pools}, with a server to talk to", missing=missing, mark="ok")
+    yield _mooncake()
+    if _is_there("redis", "mooncake"):
+        yield package("xxhash", missing="the engine's pools do not work without it: pip install xxhash", mark="warn")
+    else:
+        yield package("xxhash", missing="optional: comes with the extra of an engine", mark="ok")
+
+
+def _mooncake() -> Finding:
+    if not _is_there("mooncake"):
+        missing = f"optional: mooncake:// pools; {how_to_install('mooncake')}"
+        return Finding("mooncake", "not installed", "ok", missing)
+    try:
+        mooncake_store.load()
+    except ImportError as error:
+        return Finding("mooncake", "does not load", "warn", str(error))
+    return Finding("mooncake", "loads", "ok", "mooncake:// pools, with a master to talk to")
+
+
+def _is_there(*modules: str) -> bool:
+    return any(find_spec(module) is not None for module in modules)
+
+
+def package(name: str, shown: str = "", *, found: str = "installed", missing: str, mark: Mark) -> Finding:
+    try:
+        return Finding(shown or name, metadata.version(name), "ok", found)
+    except metadata.PackageNotFoundError:
+        return Finding(shown or name, "not installed", mark, missing)
+
+
+# ---- helpers ----
+
+
+def chosen_word(path: str) -> str:
+    """Return the word in brackets in a sysfs file such as ``always [madvise] never``, or an empty string without the file."""
+    try:
+        text = Path(path).read_text(encoding="ascii")
+    except OSError:
+        return ""
+    return text.partition("[")[2].partition("]")[0]
+
+
+def _memory() -> tuple[int, int]:
+    """Return the bytes of memory in all, and those available without swapping."""
+    rows = dict(row.split(":") for row in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    total, available = (int(rows[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    return total, available
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    runtime_findings,
+    shared_memory_findings,
+    limit_findings,
+    kernel_findings,
+    cpu_findings,
+    network_findings,
+    version_findings,
+    engine_findings,
+)

@@ -1,0 +1,1 @@
+"""KV blocks in a pool, behind :mod:`aiodatadist.context_caching`."""

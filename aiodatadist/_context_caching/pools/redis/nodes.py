@@ -1,0 +1,240 @@
+"""Redis servers: their connections, each for one caller at a time, and the server of each slot.
+
+Connections are :mod:`.wire`'s. redis-py's cluster client is not used: after an error of one server it learns the whole
+cluster again before the next call, and a cluster that is down closes the connections of all calls. Here a server that
+does not answer affects only the calls that need it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import anyio
+
+from aiodatadist._context_caching.pools.extras import how_to_install
+from aiodatadist._context_caching.pools.redis.resp import NotRedis, Reply, Request
+from aiodatadist._context_caching.pools.redis.wire import Refused, Wire
+from aiodatadist._values.addresses import host_port
+from aiodatadist._values.foreign import printable
+
+try:
+    from redis.asyncio.connection import Connection, SSLConnection, parse_url
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.crc import key_slot
+except ImportError as missing:
+    raise ImportError(f"RedisPool needs the package redis ({missing}): {how_to_install('redis')}") from missing
+
+__all__ = [
+    "REFUSALS",
+    "SLOTS",
+    "Account",
+    "Node",
+    "NodeDown",
+    "SSLConnection",
+    "View",
+    "key_slot",
+    "parse_nodes",
+    "parse_url",
+]
+
+logger = logging.getLogger(__name__)
+
+SLOTS: Final = 16384
+REFUSALS: Final = (Refused, NotRedis)
+"""Errors of a server that answers, for which trying again does not help."""
+SMALL: Final = 2
+"""Connections to a server beyond those for values, so that a question never waits behind values."""
+
+
+class NodeDown(ConnectionError):
+    """The server does not answer."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """The way to talk to each server of a pool; ``connections`` is the number of those for values."""
+
+    options: Mapping[str, Any]
+    is_tls: bool
+    connections: int
+    _settings: dict[tuple[str, int], Connection] = field(default_factory=dict, compare=False, repr=False)
+
+    def wire(self, host: str, port: int) -> Wire:
+        """Return a new connection. Raises TypeError if redis-py does not know an option."""
+        if (host, port) not in self._settings:  # kept, because making them takes some milliseconds
+            self._settings[host, port] = self._new_settings(host, port)
+        return Wire(self._settings[host, port])
+
+    def _new_settings(self, host: str, port: int) -> Connection:
+        kind = SSLConnection if self.is_tls else Connection
+        return kind(
+            host=host,
+            port=port,
+            **self.options,
+            protocol=2,
+            socket_timeout=None,
+            socket_connect_timeout=None,
+            health_check_interval=0,
+            retry=Retry(NoBackoff(), 0),
+        )
+
+
+class Node:
+    """A server, with at most ``connections + SMALL`` connections.
+
+    Requests with values wait for one of ``connections``. Small requests have ``SMALL`` connections that values never
+    take; they use one of the others only if it is free.
+
+    Attributes:
+        name: ``host:port``.
+        is_down: True if it did not answer the last time.
+    """
+
+    def __init__(self, host: str, port: int, account: Account) -> None:
+        self.host = host
+        self.port = port
+        self.name = host_port(host, port)
+        self.is_down = False
+        self._account = account
+        self._idle: list[Wire] = []
+        self._is_closed = False
+        self._is_over = False
+        self._busy: set[Wire] = set()
+        self._turn = 0  # counts starts of requests and connections that become idle: their order in time
+        self._for_values = anyio.Semaphore(account.connections, fast_acquire=True)
+        self._for_small = anyio.Semaphore(SMALL, fast_acquire=True)
+
+    async def ask(self, *requests: Request, answers: Sequence[object] = ()) -> list[Reply]:
+        """Send requests together; return their replies in order. A refusal is an instance of ``ResponseError``.
+
+        A cancelled call drops its connection, so that no other call reads its replies. If that connection had been
+        idle, all connections that were idle when the call started are dropped, too: whatever silently forgot one of
+        them (for instance a firewall) has forgotten the others.
+
+        Args:
+            answers: replies of other servers to the same question. If there is one, a cancellation does not mean that
+                this server is silent.
+
+        Raises:
+            NodeDown: if the server cannot be reached, or its connection breaks.
+        """
+        async with self._permits(requests):
+            try:
+                if (wire := self._idle_wire()) is not None:
+                    try:
+                        return await self._talk_again(wire, requests, answers)
+                    except OSError as error:
+                        # it was closed meanwhile, for instance by a restart of the server: try a new one
+                        logger.debug("redis at %s: %s", printable(self.name), printable(error))
+                if self._is_over:
+                    raise ConnectionResetError("this pool is closed")
+                return await self._talk(self._account.wire(self.host, self.port), requests)
+            except (OSError, UnicodeError, OverflowError) as error:
+                # the last two are raised for a host that is no address
+                self.is_down = True
+                raise NodeDown(printable(f"redis at {self.name}: {error}")) from error
+
+    def _permits(self, requests: Sequence[Request]) -> anyio.Semaphore:
+        if any(asked.has_value for asked in requests):
+            return self._for_values
+        return self._for_values if self._for_small.value == 0 and self._for_values.value > 0 else self._for_small
+
+    def _next_turn(self) -> int:
+        self._turn += 1
+        return self._turn
+
+    def _idle_wire(self) -> Wire | None:
+        while self._idle:
+            wire = self._idle.pop()
+            if not wire.is_lost:
+                return wire
+            wire.drop()
+        return None
+
+    async def _talk_again(self, wire: Wire, requests: Sequence[Request], answers: Sequence[object]) -> list[Reply]:
+        """Send requests on a connection that was idle."""
+        began = self._next_turn()
+        try:
+            return await self._talk(wire, requests)
+        except anyio.get_cancelled_exc_class():
+            if not answers:
+                self._drop_idle(before=began)
+            raise
+
+    def _drop_idle(self, before: int) -> None:
+        """Drop the connections that have been idle since before that turn."""
+        for wire in self._idle:
+            if wire.idle_since < before:
+                wire.drop()
+        self._idle = [wire for wire in self._idle if wire.idle_since >= before]
+
+    async def _talk(self, wire: Wire, requests: Sequence[Request]) -> list[Reply]:
+        self._busy.add(wire)
+        try:
+            replies = await wire.talk(requests)
+        except BaseException:
+            wire.drop()
+            raise
+        else:
+            self.is_down = False
+            if self._is_closed:
+                wire.drop()
+            else:
+                wire.idle_since = self._next_turn()
+                self._idle.append(wire)
+            return replies
+        finally:
+            self._busy.discard(wire)
+
+    def drop(self) -> None:
+        """Close idle connections: the server has left the pool. Running calls continue."""
+        self._is_closed = True
+        for wire in self._idle:
+            wire.drop()
+        self._idle.clear()
+
+    async def aclose(self) -> None:
+        """Drop all connections, and wait until their sockets are closed. Running calls fail."""
+        wires = [*self._idle, *self._busy]
+        self._is_over = True
+        self.drop()
+        for wire in wires:
+            await wire.aclose()
+
+
+@dataclass(frozen=True)
+class View:
+    """A cluster's description of itself.
+
+    Attributes:
+        owners: address of the server of each slot, or None.
+        failed: addresses of servers that the others have given up.
+    """
+
+    owners: list[tuple[str, int] | None]
+    failed: set[tuple[str, int]] = field(default_factory=set)
+
+
+def parse_nodes(text: str, asked: str) -> View:
+    """Return the view in the answer to ``CLUSTER NODES`` from the server at host ``asked``."""
+    view = View([None] * SLOTS)
+    for line in text.splitlines():
+        _, place, flags, _, _, _, _, _, *ranges = line.split()
+        place, _, hostname = place.partition(",")
+        host, _, port = place.partition("@")[0].rpartition(":")
+        kinds = flags.split(",")
+        if "noaddr" in kinds or "master" not in kinds:
+            continue
+        address = (hostname.partition(",")[0] or host or asked, int(port))
+        if "fail" in kinds:
+            view.failed.add(address)
+        for part in ranges:
+            if not part.startswith("["):  # "[": a slot that is being migrated, which its owner lists as well
+                first, _, last = part.partition("-")
+                for slot in range(int(first), int(last or first) + 1):
+                    view.owners[slot] = address
+    return view

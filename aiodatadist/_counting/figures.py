@@ -1,0 +1,107 @@
+"""The figures of a cluster at one moment, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from aiodatadist.errors import LLMStatusCode
+
+Pool = TypeVar("Pool")
+
+SUCCESS = LLMStatusCode.LLM_SUCCESS.name
+
+
+@dataclass(frozen=True, slots=True)
+class FlowFigures:
+    """The figures of calls of one kind.
+
+    Attributes:
+        running: calls under way now.
+        statuses: the number of ended calls by status: ``LLM_SUCCESS``, ``CANCELLED``, or the reason of the failure.
+        bytes, ranges: totals of the calls that succeeded.
+        seconds, queue_seconds: total time of the calls that succeeded: running, and waiting before that.
+        failed_bytes: bytes that landed for calls that did not succeed.
+        by_seconds, by_queue_seconds: of the calls that succeeded, the number that took at most each of ``SECONDS`` and
+            more than the one before; the last entry counts those that took longer than all.
+        by_bytes: of the calls that succeeded, the number that had at most ``2 ** index`` bytes and more than the power
+            before.
+    """
+
+    running: int
+    statuses: Mapping[str, int]
+    bytes: int
+    ranges: int
+    seconds: float
+    queue_seconds: float
+    failed_bytes: int
+    by_seconds: tuple[int, ...]
+    by_queue_seconds: tuple[int, ...]
+    by_bytes: tuple[int, ...]
+
+    @property
+    def succeeded(self) -> int:
+        return self.statuses.get(SUCCESS, 0)
+
+    @property
+    def ended(self) -> int:
+        return sum(self.statuses.values())
+
+
+@dataclass(frozen=True)
+class Figures(Generic[Pool]):
+    """The figures of a cluster since its object was made, over all its links and all times it was initialised.
+
+    Attributes:
+        cluster_id: the cluster.
+        transfers: by operation, for instance ``"pull_blocks"``; ``"served"`` is what peers asked this cluster to write,
+            in request/response mode. A layered transfer to several peers counts once.
+        linking: this cluster's attempts to make a link.
+        links: links that exist now, by state.
+        links_made: links that were made, by either end.
+        links_ended: links that ended, by reason: ``"unlinked"``, ``"connection_lost"``, ``"heartbeats_missed"``,
+            ``"device_error"``, ``"protocol_error"``, ``"other"``.
+        relinking: attempts to make broken links again (``relink``). ``running`` counts the links that are being made
+            again now, ``seconds`` sums up how long links were gone before they were ready again.
+        relinks_given_up: links that were not made again in time.
+        link_changes_dropped: changes for which readers of ``link_changes()`` were too slow, over all readers.
+        messages_repeated: messages that this cluster sent again, because no answer had come within at least a second:
+            they, or their answers, may have been lost.
+        answers_late: answers from peers that came when nothing waited for them any longer, for instance the end of a
+            transfer after its deadline.
+        leases: leases of blocks that are kept for peers now.
+        leases_opened: leases that were opened.
+        leases_ended: leases that ended, by reason as :class:`~aiodatadist.LeaseEnd` has it.
+        claims_refused: pulls of leases that this cluster refused, by reason: ``"other_blocks"``, ``"another_prompt"``,
+            or ``"no_digests"`` if the peer's version has none. The leases continued.
+        budget_refusals: requests of peers that were refused because the peer had too much under way, by the limit as
+            ``aiodatadist._values.peer_budget`` names it.
+        incidents: incidents that others caused, by kind as :class:`~aiodatadist._counting.Incident` names it. Each kind
+            is logged at most once a second; those that were not logged count, too.
+        caches: caches that are registered or allocated now.
+        pools: the memory pools by placement, one :class:`~aiodatadist.PoolUsage` each.
+        failure_causes: transfers that failed for a reason that their status does not name: ``"checksum"``, bytes
+            changed in transit. Each portion of a ``pull_leased`` counts.
+    """
+
+    cluster_id: int
+    transfers: Mapping[str, FlowFigures]
+    linking: FlowFigures
+    links: Mapping[str, int]
+    links_made: int
+    links_ended: Mapping[str, int]
+    relinking: FlowFigures
+    relinks_given_up: int
+    link_changes_dropped: int
+    leases: int
+    leases_opened: int
+    leases_ended: Mapping[str, int]
+    caches: int
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+    failure_causes: Mapping[str, int] = field(default_factory=dict)
+    messages_repeated: int = 0
+    answers_late: int = 0
+    claims_refused: Mapping[str, int] = field(default_factory=dict)
+    budget_refusals: Mapping[str, int] = field(default_factory=dict)
+    incidents: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,129 @@
+"""A small transfer that is repeated, each time with other blocks: one call of C, which usually completes it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from aiodatadist._concurrency.completion import TransferCompletion, TransferReport, TransferState
+from aiodatadist._concurrency.loop_time import LoopTime
+from aiodatadist._device.program import Program
+from aiodatadist._device.stream import Stream, StreamTransfer
+from aiodatadist._native.library import ffi, ring
+
+MOST_BLOCKS: Final = 256
+"""The largest number of blocks. For more, the long way costs no more."""
+
+_read = struct.Struct("=i20xQQ8xqqq").unpack_from
+"""Reads state, bytes, ranges, and the three times of a completion in one call, where each field would be one."""
+_STATE_AT: Final = ffi.offsetof("ring_blocks", "ran", "state")
+_new = tuple.__new__
+
+
+def _packer(count: int) -> Callable[..., None]:
+    """Return a function that writes this number of integers as C reads them.
+
+    It raises struct.error if one of them is not an integer of 64 bits.
+    """
+    return struct.Struct(f"={count}Q").pack_into
+
+
+_packers: Final = [_packer(2 * count) for count in range(MOST_BLOCKS + 1)]
+
+
+class BlockRun:
+    """A repeated transfer of blocks on a stream. It reuses what C reads.
+
+    It runs only on the event loop, and cannot be used again after a run that did not succeed at once.
+
+    Args:
+        program: has one step, of one block.
+        local, remote: the number of blocks at either side.
+    """
+
+    __slots__ = (
+        "_blocks",
+        "_is_spent",
+        "_loop_time",
+        "_memory",
+        "_numbers",
+        "_run",
+        "_stream",
+        "_timeout_ms",
+        "program",
+    )
+
+    def __init__(self, stream: Stream, program: Program, local: int, remote: int, timeout_ms: int) -> None:
+        steps, _ = program.assemble()
+        numbers, blocks = ffi.new("uint64_t[]", 2 * MOST_BLOCKS), ffi.new("ring_blocks *")
+        blocks.on, blocks.step, blocks.numbers = stream.ring, steps, numbers
+        blocks.local_limit, blocks.remote_limit = local, remote
+        blocks.id, blocks.timeout_ms = stream.new_number(), timeout_ms
+        program.keep(numbers, blocks)
+        self.program = program
+        self._blocks = blocks
+        self._is_spent = False
+        self._loop_time = stream.loop_time
+        self._memory = ffi.buffer(blocks)
+        self._numbers = ffi.buffer(numbers)
+        self._run = ring.ring_run_blocks
+        self._stream = stream
+        self._timeout_ms = timeout_ms
+
+    def run(self, local: Sequence[int], remote: Sequence[int], count: int) -> TransferReport | StreamTransfer | None:
+        """Run it with these ``count`` blocks at either side.
+
+        Returns:
+            The report of a success; or a transfer that is under way or has failed; or None if nothing was done, because
+                it cannot run at once, or there are no such blocks.
+        """
+        if self._is_spent or count > MOST_BLOCKS or not self._stream.may_run_at_once:
+            return None
+        try:
+            _packers[count](self._numbers, 0, *local, *remote)
+        except struct.error:
+            return None
+        status = self._run(self._blocks, count)
+        if status != ring.RING_RAN:
+            return self._take_up(False) if status == ring.RING_QUEUED else None
+        state, nbytes, ranges, submitted, started, finished = _read(self._memory, _STATE_AT)
+        if finished > self._loop_time.limit:
+            self._loop_time.passed(submitted, finished)
+        if state:
+            return self._take_up(True)
+        return _new(TransferReport, (nbytes, ranges, (started - submitted) / 1e9, (finished - started) / 1e9))
+
+    def _take_up(self, has_ended: bool) -> StreamTransfer:
+        """Return the transfer. From now on this cannot run again, because C may still read everything that it has."""
+        self._is_spent = True
+        ran = self._blocks.ran if has_ended else None
+        return self._stream.take_up(self.program, self._blocks.id, self._timeout_ms, ran)
+
+
+class RanAtOnce(TransferCompletion):
+    """A program that had ended before its caller had it."""
+
+    __slots__ = ("_loop_time",)
+
+    def __init__(self, report: TransferReport, loop_time: LoopTime) -> None:
+        self.state = TransferState.DONE  # instead of the base's __init__: no task waits for it
+        self.error = None
+        self.nbytes, self.ranges, self.queue_seconds, self.transfer_seconds = report
+        self._loop_time = loop_time
+
+    def holds_loop(self) -> bool:
+        return self._loop_time.is_over
+
+    @property
+    def quiesce_seconds(self) -> float:
+        return 0.0
+
+    def _cancel(self) -> bool:
+        return False
+
+    def _let_go(self) -> None:
+        """Have no effect, because it kept nothing."""
+
+    def _what(self) -> str:
+        return "Transfer"

@@ -1,0 +1,522 @@
+"""A destination of a layered transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from operator import index
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from aiodatadist._cache.catalogue import RemoteCache
+from aiodatadist._cache.names import AddressKey
+from aiodatadist._cache.table import Entry
+from aiodatadist._concurrency.completion import too_late
+from aiodatadist._counting.callbacks import Raised, attempt
+from aiodatadist._device import Gate, Layering, Program, StreamTransfer, TransferState
+from aiodatadist._layered.comparison import LayerComparison
+from aiodatadist._layered.progress import END, Event, Progress, Stage
+from aiodatadist._layered.request import Wanted
+from aiodatadist._link import AwaitedLink, Transfers, check_still_usable
+from aiodatadist._link.data.cost_model import group_size
+from aiodatadist._values.grid import Grid
+from aiodatadist._values.transfer_priority import TransferPriority
+from aiodatadist.errors import (
+    CacheNotFound,
+    ForkError,
+    InternalError,
+    LinkError,
+    LLMException,
+    TransferError,
+    TransferTimeout,
+)
+
+if TYPE_CHECKING:
+    from aiodatadist._link.data.channels import LinkChannel
+
+
+class Destination:
+    """A destination under way. Layers go out in order, in portions; a failure ends this destination only.
+
+    If its link is being made again, it waits for that first, and holds nothing of the peer's.
+
+    Args:
+        index: the destination's place among all.
+        device_event: returns the handle of the event behind a layer, if the device can wait for that.
+        seconds: time for each layer to travel.
+        news: called when something has landed or ended, or was read for the last time.
+        checksum: True if a layer has landed only once it equals what was sent.
+
+    Attributes:
+        layers: layers of the source.
+        progress: the stage of the destination, and how far its layers have come.
+        error: the reason of a failure, or None.
+        group: the number of layers that are sent at a time, unless more are waiting.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        wanted: Wanted,
+        entry: Entry,
+        device_event: Callable[[int], int] | None,
+        seconds: float,
+        news: Callable[[Destination], None],
+        priority: TransferPriority = TransferPriority.NORMAL,
+        *,
+        checksum: bool = False,
+    ) -> None:
+        self.index = index
+        self.cluster_id = wanted.link.cluster_id
+        self._priority = priority
+        self._link: Transfers | None = None
+        self._awaited: AwaitedLink | None = None
+        self._awaited_instance = ""
+        self._linked: Callable[[Destination], None] | None = None
+        self.layers = wanted.layers
+        self.progress = Progress(wanted.layers, is_linked=not isinstance(wanted.link, AwaitedLink))
+        self.error: LLMException | None = None
+        self.group = 1
+        self.nbytes = 0
+        self.ranges = 0
+        self.transfer_seconds = 0.0
+        self._device_event = device_event
+        self._wanted = wanted
+        self._entry = entry
+        self._seconds = seconds
+        self._news = news
+        self._remote: RemoteCache | None = None
+        self._grid: Grid | None = None
+        self._base = 0
+        self._transfers: dict[StreamTransfer, int] = {}
+        self._waits: dict[StreamTransfer, int] = {}
+        self._wait_stream = ""
+        self._is_reaching = False
+        self._gate: Gate | None = None
+        self._gate_seconds = 0.0
+        self._layering: Layering | None = None
+        self._is_watched = False
+        self._is_checked = checksum
+        self._comparison: LayerComparison | None = None
+        if isinstance(wanted.link, AwaitedLink):
+            self._awaited = wanted.link
+        else:
+            self._use(wanted.link)
+
+    def _use(self, link: Transfers) -> None:
+        self._link = link
+        if self._is_checked:
+            self._comparison = LayerComparison(
+                link, self._compare, self._hold, self._compared, self.fail, lambda: self._news(self)
+            )
+
+    @property
+    def link(self) -> Transfers:
+        if self._link is None:
+            raise InternalError(f"the link to cluster {self.cluster_id} is not there yet")
+        return self._link
+
+    @property
+    def has_link(self) -> bool:
+        """True unless it waits for its link, or has ended before the link was there."""
+        return self._link is not None
+
+    # ---- a link that is being made again ----
+
+    def wait_for_link(self, linked: Callable[[Destination], None]) -> None:
+        """Call ``linked`` when the link is there. For a destination that has none."""
+        if self._awaited is not None:
+            self._linked = linked
+            self._awaited_instance = self._awaited.instance()
+            self._awaited.add(self)
+
+    def begin(self, link: Transfers) -> None:
+        """Begin, because the link is there. Raises LLMException if the transfer can no longer be what was asked for."""
+        check_still_usable(self._entry)
+        if self._wanted.addresses is not None and link.session.instance != self._awaited_instance:
+            raise CacheNotFound(
+                f"cluster {self.cluster_id} is no longer the process that gave its dst_addrs: they would be addresses of its"
+                " memory now",
+                hint="ask it for its addresses again",
+            )
+        if self._is_checked:
+            link.requester.checks.want_peer()
+        self._use(link)
+        self.progress.on(Event.LINK)
+        if self._linked is not None:
+            self._linked(self)
+
+    # ---- the beginning ----
+
+    def prepare_at_once(self) -> bool:
+        """Begin if the destination is known and within reach; return False if it is not. An error ends this destination."""
+        known = self.link.running.within_reach(self._entry, self._wanted.key)
+        if known is not None:
+            remote, slot, _ = known
+            try:
+                self._begin(remote, self._plan(remote, slot))
+            except LLMException as error:
+                self.fail(error)
+        return known is not None
+
+    async def prepare(self) -> None:
+        """Find the destination, and how to reach it. An error ends this destination."""
+        requester, wanted = self.link.requester, self._wanted
+        try:
+            remote, _, grid = await self.link.session.while_it_lasts(
+                lambda: requester.locate(self._entry, wanted.key, self._plan, self._seconds)
+            )
+            self._begin(remote, grid)
+        except LLMException as error:
+            self.fail(error)
+
+    def _plan(self, remote: RemoteCache, slot: int) -> Grid:
+        self._base = self._first_layer(remote)
+        self._remote = remote  # set first: a peer that watches it hears that it does not fit, too
+        return self._wanted.grid(self._entry, remote, slot)
+
+    def _first_layer(self, remote: RemoteCache) -> int:
+        if self._wanted.first is None and isinstance(self._wanted.key, AddressKey):
+            return remote.tensor_at(self._wanted.key.address) // self._wanted.tensors
+        return self._wanted.first or 0
+
+    def _begin(self, remote: RemoteCache, grid: Grid) -> None:
+        if self.progress.is_open:
+            self.link.session.check_ready()
+            self.link.session.channels.check_reaches(remote, f"cluster {self.cluster_id}")
+            self._grid = grid = grid.mirrored()
+            self.group = self._group_size(grid.total)
+            self.progress.on(Event.FIND)
+            self.link.session.layer_events.begin(self, remote.cache_id)
+
+    def _group_size(self, nbytes: int) -> int:
+        """Choose the number of layers to send at a time from what was measured on this link and for this cache."""
+        layer_seconds, count = self._entry.layer_seconds, len(self.layers)
+        compute = None if layer_seconds is None else layer_seconds * count
+        return group_size(count, nbytes, compute, self.link.running.estimate.costs)
+
+    # ---- sending ----
+
+    def offer(self, count: int) -> None:
+        """Take the first ``count`` layers, which the source calls final."""
+        for number in range(self.progress.offered, count):  # one by one: the first leaves at once, without the others
+            if self.progress.on(Event.OFFER, number + 1):
+                self._offered(number)
+
+    def _offered(self, number: int) -> None:
+        if self._device_event is not None and self.link.session.channels.has_one_queue:
+            layer = self.layers[number]
+            self._try(lambda: self._wait_on_host(Program().wait_number(self._event(layer)), number, self._seconds))
+        else:
+            self._next_is_ready()
+
+    def _next_is_ready(self) -> None:
+        self.progress.on(Event.READY, self.progress.ready + 1)
+        self._send()
+
+    def _send(self) -> None:
+        progress = self.progress
+        if not progress.may_send(self.group, len(self._transfers)):
+            return
+        # A failed portion ends only when its channel has closed. Until then a later one must not leave on the next channel:
+        # its arrival would count as that of all layers before it.
+        if any(transfer.is_failing for transfer in self._transfers):
+            return
+        if self._has_no_channel:
+            self._reach()
+            return
+        first, stop = progress.sent, progress.ready
+        progress.on(Event.SEND, stop)  # before the launch, whose end may come at once and send the next ones
+        started = perf_counter()
+        self._try(lambda: self._launch(first, stop))
+        self.link.running.estimate.add_interference(perf_counter() - started)
+
+    def _try(self, launch: Callable[[], None]) -> None:
+        """Call ``launch``. An error ends this destination; after a fork it is raised, because it is the caller's."""
+        try:
+            launch()
+        except ForkError:
+            raise
+        except LLMException as error:
+            self.fail(error)
+        except Exception as error:
+            failure = InternalError(repr(error))
+            failure.__cause__ = error
+            self.fail(failure)
+
+    def _event(self, layer: int) -> int:
+        """Return the caller's event behind a layer.
+
+        Raises TransferError if the caller's code raised, or did not return a handle.
+        """
+        find = self._device_event
+        if find is None:
+            raise InternalError("this destination waits for no events")
+        try:
+            return attempt(lambda: index(find(layer)))
+        except Raised as raised:
+            raise TransferError(f"device_event({layer}) {raised}") from raised.__cause__
+
+    def _launch(self, first: int, stop: int) -> None:
+        link_channel, remote, grid = self._usable()
+        program = Program()
+        if self._device_event is not None and not link_channel.channel.has_one_queue:
+            program.wait_number(self._event(self.layers.start + stop - 1))
+        link_channel.channel.add_put(program, _layers_of(grid, self._wanted.tensors, first, stop))
+        seconds, priority = self._seconds * (stop - first), self._priority
+        # A program that waits for an event holds its stream, so more urgent layers have another one.
+        stream = "layers" if priority is TransferPriority.NORMAL else f"layers {priority}"
+        transfer = self.link.running.launch(
+            program, "put", link_channel, self._entry, remote, seconds, stream, priority
+        )
+        self._transfers[transfer] = stop
+        transfer.add_done_callback(self._ended)
+
+    def _usable(self) -> tuple[LinkChannel, RemoteCache, Grid]:
+        self.link.session.check_ready()
+        remote, grid = self._remote, self._grid
+        if remote is None or grid is None or remote.is_withdrawn:
+            raise CacheNotFound("the peer revoked the destination while it was being filled")
+        link_channel = self.link.session.channels.find(self._entry.epoch, remote.epoch)
+        if link_channel is None:
+            raise InternalError("the channel is older than the caches")
+        return link_channel, remote, grid
+
+    # ---- channels with one queue: a later request starts earlier ones, so it is made when its layer is final ----
+
+    def _wait_on_host(self, program: Program, number: int, seconds: float) -> None:
+        """Take a layer as ready when this program, which only waits, has ended. Such programs end in the order of layers.
+
+        Gates are all waited for at once. Events are waited for one by one, as they are recorded. In between, their
+        stream is idle, and must not be used for gates, behind which they would be held.
+        """
+        self._wait_stream = self._wait_stream or self.link.running.idle_stream(
+            "events" if self._gate is None else "gates"
+        )
+        wait = self.link.running.stream(self._wait_stream).submit(program, seconds)
+        self._waits[wait] = number
+        wait.add_done_callback(self._waited)
+
+    def _waited(self, wait: StreamTransfer) -> None:
+        number = self._waits.pop(wait)
+        if wait.state is TransferState.DONE:
+            self._next_is_ready()
+        else:
+            self._close(wait.state, self._of_gate(None if self._gate is None else number, wait.error))
+        if not self.progress.is_open:
+            self._news(self)
+
+    def _follow_gates(self, gate: Gate, seconds: float) -> None:
+        for number, layer in enumerate(self.layers):
+            self._wait_on_host(Program().wait_gate(gate.notify(layer)), number, seconds)
+
+    @property
+    def _has_no_channel(self) -> bool:
+        """True if a transfer that was stopped half-way has taken the channel away."""
+        remote = self._remote
+        return (
+            remote is not None
+            and not remote.is_withdrawn
+            and self.link.session.is_ready
+            and (self.link.session.channels.find(self._entry.epoch, remote.epoch) is None)
+        )
+
+    def _reach(self) -> None:
+        """Have the next channel opened, then send what waits for it."""
+
+        async def reach() -> None:
+            try:
+                if self._remote is not None:
+                    await self.link.session.channels.reach(self._entry.epoch, self._remote.epoch)
+            except LLMException as error:
+                self.fail(error)
+            finally:
+                self._is_reaching = False
+            self._send()
+
+        if not self._is_reaching:
+            self._is_reaching = True
+            self.link.session.spawn(reach)
+
+    # ---- gates ----
+
+    def launch_gated(self, gate: Gate, seconds: float) -> None:
+        """Launch all layers as one program, which the device holds at each gate.
+
+        ``seconds`` is the time for each layer to be computed.
+        """
+        self._gate, self._gate_seconds = gate, seconds
+        if self.link.session.channels.has_one_queue:
+            self._try(lambda: self._follow_gates(gate, seconds))
+        else:
+            self._try(lambda: self._launch_gated(gate, seconds))
+
+    def _launch_gated(self, gate: Gate, seconds: float) -> None:
+        link_channel, remote, grid = self._usable()
+        program, count = Program(), len(self.layers)
+        layering = Layering(count, self._wanted.tensors, self.group, gate.notifies, seconds)
+        link_channel.channel.add_put(program, grid, layering)
+        limit = self._seconds * self.group  # from when its last gate has opened
+        stream = self.link.running.idle_stream(
+            "gated layers"
+        )  # a stream that others wait on may have to wait for compute
+        transfer = self.link.running.launch(
+            program, "put", link_channel, self._entry, remote, limit, stream, self._priority
+        )
+        self._layering = layering
+        self.progress.on(Event.SEND, count)
+        self._transfers[transfer] = count
+        if self._is_watched or self.link.session.layer_events.is_watched(remote.cache_id):
+            self.watch()
+        transfer.add_done_callback(self._ended)
+
+    def watch(self) -> None:
+        """Report each layer when it lands from now on, not only the last."""
+        self._is_watched = True
+        if self._layering is not None:
+            for transfer in self._transfers:
+                self._passed(transfer.watch(self._passed))
+
+    def landed_at(self, first: int, stop: int, heard: float) -> list[float]:
+        """Return when layers, counted from the first, were known to have landed; ``heard`` is when the loop was told."""
+        if self._layering is None:
+            return [heard] * (stop - first)
+        return [stamp / 1e9 for stamp in self._layering.landed_ns[first:stop]]
+
+    # ---- what becomes of it ----
+
+    def _ended(self, transfer: StreamTransfer) -> None:
+        stop = self._transfers.pop(transfer)
+        self.nbytes += transfer.nbytes
+        self.ranges += transfer.ranges
+        self.transfer_seconds += transfer.transfer_seconds
+        if transfer.state is TransferState.DONE:
+            if not any(
+                before < stop for before in self._transfers.values()
+            ):  # otherwise that one failed, and will report it
+                self._arrived(stop)
+            self._send()
+        else:
+            self._close(transfer.state, self._of_gate(transfer.shut_gate, transfer.error))
+        self._news(self)
+
+    def _of_gate(self, number: int | None, error: LLMException | None) -> LLMException | None:
+        """Return the error of a wait for a gate, in the caller's words if the gate stayed shut for too long."""
+        if number is None or not isinstance(error, TransferTimeout):
+            return error
+        return TransferTimeout(
+            f"layer {self.layers[number]} was not recorded, or its compute did not end, within {self._gate_seconds:g} s, the"
+            " timeout of its EventLayerSynchronizer",
+            hint="give EventLayerSynchronizer a longer timeout",
+        )
+
+    def _passed(self, landed: int) -> None:
+        """Take over the number of landed layers from a program that the device carries on with."""
+        self._arrived(landed)
+        self._news(self)
+
+    def _arrived(self, landed: int) -> None:
+        """Take over the number of landed layers from the device."""
+        if self._comparison is None:
+            self._is_there(landed)
+        elif self.progress.is_open:
+            self._comparison.landed(landed)
+
+    def _compared(self, landed: int) -> None:
+        """Take over the number of layers that have landed and equal the source."""
+        self._is_there(landed)
+        self._news(self)
+
+    async def _compare(self, layer: int) -> None:
+        if self._remote is None or self._grid is None:
+            raise InternalError("a layer landed before its destination was known")
+        grid = _layers_of(self._grid, self._wanted.tensors, layer, layer + 1)
+        name = f"layer {self.layers[layer]}"
+        await self.link.requester.checks.compare_layer(name, self._entry, self._remote, grid, self._seconds)
+
+    @contextmanager
+    def _hold(self) -> Iterator[None]:
+        """Hold the peer's cache while it is compared."""
+        remote = self._remote
+        if remote is None:
+            raise InternalError("a layer landed before its destination was known")
+        with self.link.requester.holding(remote, lambda: self.fail(CacheNotFound("the peer revoked the destination"))):
+            yield
+
+    def _is_there(self, landed: int) -> None:
+        first = self.progress.landed
+        if self.progress.on(Event.LAND, landed) and self._remote is not None:
+            self.link.session.layer_events.tell(self._remote.cache_id, self._base + first, self._base + landed)
+            if self.progress.is_all_landed:
+                self._close(TransferState.DONE, None)
+
+    def on_watched(self) -> list[tuple[int, int]]:
+        told = self.progress.landed
+        self.watch()
+        return [(self._base, self._base + told)] if told else []
+
+    def on_link_ended(self, failure: LinkError) -> None:
+        """Fail, unless all is on the device and waits for nothing: that may still succeed.
+
+        Nothing more can be sent or compared.
+        """
+        cannot_end = not self.progress.is_all_sent or self._comparison is not None
+        if cannot_end or (self._gate is not None and self._gate.is_shut):
+            self.fail(failure)
+
+    def expire(self, seconds: float) -> None:
+        """Fail with ``LLM_TIMEOUT``, because the caller's limit of so many seconds is over."""
+        self.fail(too_late(seconds, self.progress.how_far(f"cluster {self.cluster_id}")))
+
+    def fail(self, error: LLMException) -> None:
+        """Fail with an error. What is on the device is stopped."""
+        own = error.with_status(error.status_code)  # a copy: others may fail with the same one
+        own.__cause__ = error.__cause__
+        self._close(TransferState.FAILED, own)
+        self._news(self)
+
+    def cancel(self) -> None:
+        self._close(TransferState.CANCELLED, None)
+        self._news(self)
+
+    def _close(self, state: TransferState, error: LLMException | None) -> None:
+        if self._layering is not None and state is not TransferState.DONE:
+            self._arrived(self._layering.landed)  # layers may have landed that were not watched
+        if not self.progress.on(END[state]):
+            return
+        if self._awaited is not None:
+            self._awaited.drop(self)
+        self.error = error
+        if error is not None:
+            error.peer = self.cluster_id
+        if self._remote is not None:
+            self.link.session.layer_events.finish(self)
+            if state is not TransferState.DONE:
+                failure = error or TransferError("the transfer was cancelled")
+                self.link.session.layer_events.tell(self._remote.cache_id, 0, 0, failure)
+        if state is not TransferState.DONE:  # otherwise all has landed, and the device reports it in a moment
+            for transfer in [*self._transfers, *self._waits]:
+                transfer.cancel()
+            if self._comparison is not None:
+                self._comparison.stop()
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if it has ended, the device has let go, and no checksum is made of its source."""
+        is_read = self._comparison is not None and self._comparison.is_running
+        return not self.progress.is_open and not self._transfers and not self._waits and not is_read
+
+    def give_back_gate(self) -> None:
+        """Release its gate. Call it once the destination is quiet, so that nothing waits there."""
+        if self._gate is not None:
+            passed = self._layering.landed if self._layering is not None else self.progress.ready
+            self._gate.close(passed, is_stuck=self.progress.stage is Stage.STUCK)
+
+
+def _layers_of(grid: Grid, tensors: int, first: int, stop: int) -> Grid:
+    """Return some layers of a grid over all of them."""
+    if first == 0 and stop * tensors == len(grid.local):
+        return grid
+    a, b = first * tensors, stop * tensors
+    return Grid(grid.local[a:b], grid.remote[a:b], grid.local_index, grid.remote_index,
+                grid.local_stride, grid.remote_stride, grid.nbytes, grid.tail)  # fmt: skip

@@ -1,0 +1,1 @@
+"""The v1 interface behind :mod:`aiodatadist.legacy`."""

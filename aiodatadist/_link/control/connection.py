@@ -1,0 +1,272 @@
+"""A connection: a plain socket until the client has said what it is for, then a byte stream or the heartbeats'.
+
+An event loop that reads a socket for its own stream cannot reliably be told to stop. So only the first message of a
+connection is read, and no byte more. The socket becomes a stream only if it is not for heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from typing import Self, SupportsIndex
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from aiodatadist._concurrency import forks
+from aiodatadist._link.control.wire import GONE, RECEIVE, UNVERIFIED_BODY, Wire
+from aiodatadist._wire.frames import Decoder, Unknown, encode
+from aiodatadist._wire.handshake import refusal
+from aiodatadist._wire.messages import Message
+from aiodatadist.errors import LinkError, PeerLost
+
+MAX_REST = 8 << 20
+"""The most bytes that are read from a broken connection. The kernel rarely holds more."""
+
+
+async def connected(host: str, port: int, first: bytes = b"") -> socket.socket:
+    """Connect a plain socket to an IP address, send ``first``, and return the socket. Raises OSError."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, (host, port))
+        if sock.getsockname() == sock.getpeername():  # TCP has connected it to itself: nothing listens on that port
+            # Closed without a handshake: otherwise a listener would find the port in use for a minute.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        await loop.sock_sendall(sock, first)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class FirstWords:
+    """Messages on a plain non-blocking socket, which stays the caller's. Bytes behind a message stay in the socket.
+
+    They cost a fraction of what a stream and a link cost, so a client gets a stream and a link only once it is known.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._decoder = Decoder(UNVERIFIED_BODY)
+
+    async def hear(self) -> Message | Unknown:
+        """Return the next message.
+
+        Raises:
+            PeerLost: if the client is gone.
+            ProtocolError: if what came is no message.
+            IncompatiblePeer: if it is of another major version.
+        """
+        loop, messages = asyncio.get_running_loop(), list[Message | Unknown]()
+        try:
+            while not messages:
+                data = await loop.sock_recv(self._sock, self._decoder.wanting)
+                if not data:
+                    raise PeerLost(GONE)
+                messages = self._decoder.feed(data)
+        except LinkError:  # which is an OSError, too
+            raise
+        except OSError as error:
+            raise PeerLost(GONE) from error
+        return messages[0]
+
+    async def say(self, *messages: Message) -> None:
+        """Send messages. Raises PeerLost if the client is gone."""
+        data = b"".join(encode(message, self._decoder.minor or 0) for message in messages)
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._sock, data)
+        except OSError as error:
+            raise PeerLost(GONE) from error
+
+    def refuse(self, error: LinkError) -> None:
+        """Tell the client why there is no link, without waiting: the kernel always accepts so little if the client reads.
+
+        What the client has sent is read before the caller closes the socket: otherwise the kernel may discard the refusal.
+        """
+        if isinstance(error, PeerLost):
+            return
+        with contextlib.suppress(OSError):
+            self._sock.send(encode(refusal(error), self._decoder.minor or 0))
+            self._sock.recv(RECEIVE)
+
+
+class _Reader(asyncio.StreamReader):
+    """A reader that still returns what came before the connection broke. It may contain the peer's last word.
+
+    asyncio's own reader discards these bytes. If a write finds the connection broken, they may still be in the kernel.
+
+    Attributes:
+        broken: the error that broke the connection.
+        hear: called with bytes that come while no others wait to be read. If it returns True, they are not read again.
+    """
+
+    broken: Exception | None = None
+    hear: Callable[[bytes], bool] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generation = forks.generation
+        # asyncio changes this buffer in place, and has no public question for how much is in it.
+        self._has_unread: Callable[[], int] = self._buffer.__len__  # type: ignore[attr-defined]
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        if self.hear is None or self._has_unread() or not self.hear(bytes(data)):
+            super().feed_data(data)
+
+    def set_exception(self, exc: Exception) -> None:
+        self.broken = exc
+        self._take_the_rest()
+        self.feed_eof()
+
+    def _take_the_rest(self) -> None:
+        """Read what the kernel still holds, because the event loop is about to close the socket.
+
+        ``feed_data`` is not used, because it would pause the transport. A forked child reads nothing: the bytes are the
+        parent's.
+        """
+        if self._generation != forks.generation:
+            return
+        transport = getattr(self, "_transport", None)  # set by asyncio, and never cleared
+        sock = None if transport is None else transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            while sock is not None and self._has_unread() < MAX_REST and (data := os.read(sock.fileno(), RECEIVE)):
+                self._buffer.extend(data)  # type: ignore[attr-defined]  # asyncio's own: see __init__
+
+
+TCP_INFO_BYTES = 256
+LAST_DATA_RECEIVED = 52
+"""The offset of ``tcpi_last_data_recv`` in the kernel's ``struct tcp_info``: milliseconds since data came."""
+
+
+def seconds_since_data(sock: socket.socket) -> float | None:
+    """Return how many seconds ago the kernel last received bytes of the peer.
+
+    None if the socket is not TCP, or is closed. Acknowledgements do not count: the kernel of a stopped process continues to
+    send them.
+    """
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    except OSError:
+        return None
+    if len(info) < LAST_DATA_RECEIVED + 4:
+        return None
+    return float(struct.unpack_from("I", info, LAST_DATA_RECEIVED)[0]) / 1000
+
+
+class _Space(threading.local):
+    """The memory that a thread's event loop reads into. It is free again at the end of the same call."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(RECEIVE))
+
+
+_space = _Space()
+
+
+class _Protocol(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
+    """asyncio's own protocol, except that it reads into memory that is already allocated.
+
+    For an unbuffered protocol asyncio allocates and frees 256 KiB for each message, which the kernel maps and unmaps: a third
+    of the cost of a question and its answer. uvloop has its own buffer, and calls ``data_received``.
+    """
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _space.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(_space.view[:nbytes])  # type: ignore[arg-type]  # which copies it
+
+
+class Connection(anyio.abc.ByteStream):
+    """A connected socket as a byte stream. The stream of a client starts behind its first message.
+
+    Attributes:
+        place: the address and port of the other end.
+    """
+
+    def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._may_hold_more = False
+        place = writer.get_extra_info("peername")  # None if the other end has closed already; a str for a Unix socket
+        self.place: tuple[str, int] = place[:2] if isinstance(place, tuple) else ("", 0)
+        writer.transport.set_write_buffer_limits(0)  # so that drain() waits until the kernel has accepted everything
+
+    @classmethod
+    async def over(cls, sock: socket.socket) -> Self:
+        """Make a stream over a socket. The stream owns the socket from here on, even if this raises."""
+        loop, reader = asyncio.get_running_loop(), _Reader()
+        protocol = _Protocol(reader)
+        try:
+            # Without TCP_NODELAY a message waits for the acknowledgement of the one before, up to 40 ms. asyncio sets it only
+            # for sockets created with an explicit protocol number.
+            if sock.family in {socket.AF_INET, socket.AF_INET6}:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            transport, _ = await loop.create_connection(lambda: protocol, sock=sock)
+            return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+        except BaseException:
+            sock.close()
+            raise
+
+    def wire(self) -> Wire:
+        """Return a wire that carries messages over this connection."""
+        wire = Wire(self, self.send_at_once)
+        self._reader.hear = wire.hear
+        return wire
+
+    def quiet_seconds(self) -> float | None:
+        """Return how many seconds ago the kernel last received bytes of the peer, read or not; None if that is not known."""
+        transport = self._writer.transport
+        sock = None if transport.is_closing() else transport.get_extra_info("socket")
+        return None if sock is None else seconds_since_data(sock)
+
+    async def receive(self, max_bytes: int = RECEIVE) -> bytes:
+        """Receive bytes. Raises EndOfStream or BrokenResourceError if no more will come."""
+        if self._may_hold_more:  # then reading does not wait, and a peer that sends much would hold up the loop
+            await anyio.lowlevel.checkpoint()
+        data = await self._reader.read(max_bytes)
+        if not data:
+            if self._reader.broken is not None:
+                raise anyio.BrokenResourceError from self._reader.broken
+            raise anyio.EndOfStream
+        self._may_hold_more = len(data) == max_bytes
+        return data
+
+    async def send(self, item: bytes) -> None:
+        """Send bytes, and wait until the kernel has accepted them. Raises BrokenResourceError."""
+        if self._writer.transport.is_closing():
+            raise anyio.BrokenResourceError
+        self._writer.write(item)
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            raise anyio.BrokenResourceError from error
+
+    def send_at_once(self, data: bytes) -> bool:
+        """Send without waiting, and return True.
+
+        Return False, and send nothing, if the kernel has not accepted earlier bytes, or if the connection is closing.
+        """
+        transport = self._writer.transport
+        if transport.is_closing() or transport.get_write_buffer_size():
+            return False
+        transport.write(data)
+        return True
+
+    async def send_eof(self) -> None:
+        with contextlib.suppress(OSError):
+            self._writer.write_eof()
+
+    async def aclose(self) -> None:
+        """Close the connection at once. Bytes that are still buffered are dropped."""
+        self._writer.transport.abort()
+        await anyio.lowlevel.checkpoint()

@@ -1,0 +1,156 @@
+"""The beginning of a link: two ends agree, and open their channel together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import anyio
+
+from aiodatadist._link.control.wire import Wire
+from aiodatadist._link.data.channels import Channels
+from aiodatadist._transport import Endpoint
+from aiodatadist._wire.frames import Unknown
+from aiodatadist._wire.handshake import Handshake, refusal
+from aiodatadist._wire.messages import Connect, EndpointInfo, Hello, Message, Ready
+from aiodatadist.errors import LinkError, LLMException, PeerLost
+
+if TYPE_CHECKING:
+    from aiodatadist._transport import Transport
+
+logger = logging.getLogger(__name__)
+
+REASON_SECONDS = 0.1
+"""Seconds to wait for the peer's own reason if the channel could not be opened."""
+
+
+async def refuse(wire: Wire, error: LinkError) -> None:
+    """Tell the peer why there is no link."""
+    if isinstance(error, PeerLost):
+        return
+    with anyio.move_on_after(1, shield=True):  # a peer that does not read is none of our business
+        try:
+            await wire.send(refusal(error))
+        except PeerLost:
+            logger.debug("the peer was gone before it could be told: %s", error)
+
+
+class LinkHandshake:
+    """A handshake over a connection.
+
+    Args:
+        check: called with the peer's hello as soon as it comes, before either end opens anything. It may raise.
+        admit: called with the peer's hello once that is proved. It may raise, and may wait.
+    """
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        wire: Wire,
+        channels: Channels,
+        transport: Transport,
+        check: Callable[[Hello], None],
+        admit: Callable[[Hello], Awaitable[None]],
+    ) -> None:
+        self._handshake = handshake
+        self._wire = wire
+        self._channels = channels
+        self._transport = transport
+        self._check = check
+        self._admit = admit
+
+    async def agree(
+        self,
+        connect: Connect | None,
+        first: Message | Unknown | None,
+        heartbeat_token: str,
+        attach: Callable[[str], Awaitable[None]] | None,
+    ) -> Ready:
+        """Shake hands until both halves of the channel are open, and heartbeats come. The caller sets the deadline.
+
+        Args:
+            connect: the introduction to send if this end is the client; None if it is the server.
+            first: the message that a client has sent after its introduction, if any.
+            heartbeat_token: the token that a connection for heartbeats must present to this end.
+            attach: called at the client with the server's token, to make such a connection. Raises LinkError.
+
+        Returns:
+            The peer's last message of the handshake.
+
+        Raises:
+            LinkError: if there can be no link. The peer has been told if this end refused.
+        """
+        handshake = self._handshake
+        try:
+            if connect is not None:
+                await self._wire.send(*handshake.start(connect))
+            peer, connect = await self._converse(first)
+            await self._open_channel(peer, connect)
+            if attach is not None:
+                await attach((await self._hear_ready()).heartbeat_token)
+            await self._wire.send(*handshake.opened(self._channels.current.mine, heartbeat_token))
+            return await self._hear_ready()
+        except LinkError as error:
+            await refuse(self._wire, error)
+            raise
+        except LLMException as error:
+            failure = LinkError(str(error), status_code=error.status_code)
+            await refuse(self._wire, failure)
+            raise failure from error
+
+    async def _hear_ready(self) -> Ready:
+        """Return the peer's last message of the handshake, which may have come already."""
+        while self._handshake.ready is None:
+            self._handshake.receive(await self._wire.receive())
+        return self._handshake.ready
+
+    async def _converse(self, first: Message | Unknown | None) -> tuple[Hello, Connect]:
+        """Exchange messages until each end knows the other and the name of the channel."""
+        if self._handshake.peer is not None:  # a client whose hello came before there was a link
+            self._wire.meet(self._handshake.peer)
+            self._check(self._handshake.peer)
+        while True:
+            message, first = first or await self._wire.receive(), None
+            answers = self._handshake.receive(message)
+            if isinstance(message, Hello):
+                self._check(message)
+            agreed = self._handshake.agreed
+            if agreed is not None:
+                await self._admit(agreed[0])
+                self._wire.trust()
+            await self._wire.send(*answers)
+            if agreed is not None:
+                return agreed
+
+    async def _open_channel(self, peer: Hello, connect: Connect) -> None:
+        """Open our half; stop waiting if the peer says that it cannot open its half."""
+        theirs, mine = (
+            Endpoint(**peer.endpoint.model_dump(include=set(EndpointInfo.model_fields))),
+            self._transport.endpoint,
+        )
+        rank = 0 if self._handshake.side == "client" else 1
+        ends = (mine, theirs) if rank == 0 else (theirs, mine)
+        refused: LinkError | None = None
+        failure: LinkError | None = None
+        async with anyio.create_task_group() as group:
+
+            async def hear() -> None:
+                nonlocal refused
+                try:
+                    self._handshake.receive(await self._wire.receive())
+                except LinkError as error:
+                    refused = error
+                    group.cancel_scope.cancel()
+
+            group.start_soon(hear)
+            try:
+                await self._channels.open(connect.channel, rank, ends, connect.timeout)
+            except LinkError as error:
+                failure = error
+                with anyio.move_on_after(REASON_SECONDS):
+                    await anyio.sleep_forever()
+            group.cancel_scope.cancel()
+        reason = refused or failure
+        if reason is not None:
+            raise reason

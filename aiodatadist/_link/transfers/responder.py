@@ -1,0 +1,542 @@
+"""The responder of request/response mode: it writes what the peer asks for into the peer's memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from aiodatadist._cache.names import Name
+from aiodatadist._cache.plan import plan
+from aiodatadist._concurrency.fair_queue import FairQueue
+from aiodatadist._concurrency.scope import Scope
+from aiodatadist._concurrency.signal import Signal
+from aiodatadist._device import StreamTransfer, TransferReport, TransferState
+from aiodatadist._link.control.served_requests import ServedRequests
+from aiodatadist._link.lifecycle import LinkState
+from aiodatadist._link.transfers.requests_in_line import RequestInLine, RequestLines
+from aiodatadist._values import peer_budget
+from aiodatadist._values.grid import Side
+from aiodatadist._values.peer_budget import CHECKSUM_CACHES, Budget
+from aiodatadist._values.selection import BlockParts, Layers, Selection
+from aiodatadist._values.transfer_priority import TransferPriority
+from aiodatadist._wire.messages import MAX_INDEXES, Digest, Digests, Found, Lookup, OtherPulled, Pull, Pulled
+from aiodatadist._wire.reasons import reason_of
+from aiodatadist.errors import (
+    CacheNotFound,
+    FeatureNotEnabled,
+    LLMException,
+    LLMStatusCode,
+    ParamInvalid,
+    ProtocolError,
+    TransferError,
+    TransferTimeout,
+)
+
+if TYPE_CHECKING:
+    from aiodatadist._cache.catalogue import RemoteCache
+    from aiodatadist._cache.table import Entry
+    from aiodatadist._link.data.channels import LinkChannel
+    from aiodatadist._link.transfers.running import RunningTransfers
+    from aiodatadist._link.transfers.shortcuts import Shortcuts
+
+MAX_SERVED = 4096
+"""The most requests of one peer that are under way."""
+MAX_ASKED_EARLY = 4096
+"""The most questions of one peer for caches that are being revoked. Each keeps a message."""
+MAX_DIGESTED = 64
+"""The most questions of one peer for checksums. Each may name as many blocks as a request, and costs memory and CPU time."""
+
+_ERRORS: dict[LLMStatusCode, type[LLMException]] = {
+    LLMStatusCode.LLM_KV_CACHE_NOT_EXIST: CacheNotFound,
+    LLMStatusCode.LLM_PARAM_INVALID: ParamInvalid,
+    LLMStatusCode.LLM_TIMEOUT: TransferTimeout,
+    LLMStatusCode.LLM_FEATURE_NOT_ENABLED: FeatureNotEnabled,
+}
+
+
+def status_error(answer: Pulled | Digests, before: str = "") -> LLMException:
+    """Return the error that stands for a peer's refusal. ``before`` is put in front of the peer's reason."""
+    status = LLMStatusCode.of(answer.status)
+    return _ERRORS.get(status, TransferError)(before + answer.reason, status_code=status)
+
+
+class _Stoppable(Protocol):
+    """A request that can be cancelled: the scope of its task, or its transfer."""
+
+    def cancel(self) -> object:
+        """Cancel the request."""
+
+
+class Responder:
+    """The requests of one peer. Their transfers run one after the other on its stream.
+
+    A request goes on the stream in the call that brings it, and its answer is posted in the call that ends the transfer. It
+    gets a task only if it must wait for something else: a channel, a key that others pull at the same time, the turn of a v1
+    cluster, checksums. Few requests have a task at a time. The others stand in line.
+    """
+
+    def __init__(self, running: RunningTransfers, shortcuts: Shortcuts) -> None:
+        self._running = running
+        self._session = session = running.session
+        self._registry = session.host.registry
+        self._shortcuts = shortcuts
+        self._under_way: dict[int, _Stoppable] = {}
+        self._asked_early: dict[Entry, list[Lookup]] = {}  # for caches that are being revoked
+        self._in_line = RequestLines()
+        self._moved = Signal()  # a request has left its line
+        self._served = ServedRequests()
+        self._ended: list[OtherPulled] | None = None  # those of one message
+        self._waiting_blocks = 0  # numbers in the requests that have a task, or stand in line
+        self._digested = 0
+        self._summing = 0  # bytes, of all questions
+        self._to_sum = FairQueue()
+
+    def find(self, message: Lookup) -> None:
+        """Tell the peer where a cache of this end is. If the cache is being revoked, wait until that has ended."""
+        session = self._session
+        wanted = message.name
+        name = Name(wanted.kind, wanted.id, wanted.model_id)
+        found = self._registry.offered(name) if session.life.state is LinkState.READY else None
+        if found is None:
+            session.post(Found(call=message.call, cache=None))
+            return
+        entry, slot = found
+        if session.peer_leases.is_settled(entry):
+            session.peer_leases.told(entry)
+            session.post(Found(call=message.call, cache=entry.message(), slot=slot))
+            return
+        asked = self._asked_early.setdefault(entry, [])
+        if not asked:
+            session.spawn(partial(self._find_later, entry))
+        if len(asked) < MAX_ASKED_EARLY:
+            asked.append(message)
+        else:
+            session.post(Found(call=message.call, cache=None))
+
+    async def _find_later(self, entry: Entry) -> None:
+        """Answer what was asked about a cache while it was being revoked."""
+        await self._session.peer_leases.wait_settled(entry)
+        for message in self._asked_early.pop(entry):
+            self.find(message)
+
+    def begin_each(self, message: Pull) -> None:
+        """Serve the requests of a message. Those that have ended by then are answered together."""
+        if not message.also:
+            self.begin(message)
+            return
+        if (count := message.count_blocks()) > 2 * MAX_INDEXES:
+            raise ProtocolError(f"the requests of a message name {count} blocks: the limit is {2 * MAX_INDEXES}")
+        ended = self._ended = []
+        try:
+            for each in message.each():
+                self.begin(each)
+        finally:
+            self._ended = None
+            if ended and self._session.is_open:
+                self._say(_report_all(ended))
+
+    def begin(self, message: Pull) -> None:
+        """Serve a request, unless it came before, or was stopped before it came."""
+        if len(self._under_way) + len(self._in_line) >= MAX_SERVED:
+            raise ProtocolError(f"{MAX_SERVED} requests are under way")
+        if not self._served.is_new(message.call) or self._write_at_once(message):
+            return
+        try:
+            self._session.check_ready()
+            selection = _selection(message)
+            self._check_room(selection)
+        except LLMException as error:
+            self._say(_refusal(message.call, error))
+        else:
+            self._admit(message, selection)
+
+    def _admit(self, message: Pull, selection: Selection) -> None:
+        """Give a request a task, or a place in the line. Its destination stays in use until its end."""
+        self._waiting_blocks += selection.count_blocks()
+        target = self._session.catalogue.get(message.target)  # now: the peer may take it back in its next message
+        if target is not None:
+            target.use()
+        if self._in_line.enter(message.priority):
+            self._start(message, selection, target)
+        else:
+            self._in_line.add(RequestInLine(message, selection, target))
+
+    def _drop(self, blocks: int, target: RemoteCache | None) -> None:
+        """Give back what a request kept in use."""
+        self._waiting_blocks -= blocks
+        if target is not None:
+            target.release()
+
+    async def wait_served(self) -> None:
+        """Wait until no request stands in line. Only for a link that ends: further requests are refused."""
+        while len(self._in_line):
+            await self._moved.wait()
+
+    def refuse_line(self) -> None:
+        """Refuse the requests in line, because the time for ending the link in good order has passed."""
+        for request in self._in_line.clear():
+            self._drop(request.blocks, request.target)
+            self._say(_refusal(request.call, self._session.copy_of_failure()))
+
+    def end(self) -> None:
+        """Drop the requests in line, because the link has ended. The others end with their tasks and transfers."""
+        for request in self._in_line.clear():
+            self._drop(request.blocks, request.target)
+
+    def _check_room(self, selection: Selection) -> None:
+        """Raise TransferError if the requests that wait would name too many blocks with this one."""
+        numbers = self._waiting_blocks + selection.count_blocks()
+        if numbers > peer_budget.REQUEST_BLOCKS:
+            self._session.totals.budget_refusals[Budget.REQUEST_BLOCKS.value] += 1
+            raise TransferError(
+                f"requests that wait would name {numbers} blocks with this one: the limit is {peer_budget.REQUEST_BLOCKS}",
+                hint="pull again when some of them have ended",
+            )
+
+    def _write_at_once(self, message: Pull) -> bool:
+        """Put a request on the stream, or refuse it. Return False if it needs a task; nothing has begun then."""
+        session, call = self._session, message.call
+        target = session.catalogue.get(message.target)
+        if target is None or message.checksum or not session.is_ready or self._serving_a_request() is not None:
+            return False
+        try:
+            entry, _, slot = self._find(message)
+            link_channel = session.channels.find(entry.epoch, target.epoch)
+            if link_channel is None or self._registry.has_keys(entry):
+                return False
+            done = self._put(message, slot, entry, target, link_channel)
+        except LLMException as error:
+            self._say(_refusal(call, error))
+            return True
+        if isinstance(done, TransferReport):
+            self._succeeded((call, *done))
+            return True
+        if not done.is_done:
+            self._under_way[call] = done
+        done.add_done_callback(lambda transfer: self._written(call, transfer))
+        return True
+
+    def _serving_a_request(self) -> AbstractContextManager[None] | None:
+        """Return a context to enter around the answer to a request, or None.
+
+        Entering it raises LLMException if something else is under way.
+        """
+        return self._session.host.serving_a_request(self._session.cluster_id)
+
+    def _put(
+        self, message: Pull, slot: int, entry: Entry, target: RemoteCache, link_channel: LinkChannel
+    ) -> TransferReport | StreamTransfer:
+        """Put a request on the stream, and return its transfer, or its report if it has ended at once.
+
+        Raises LLMException if the request does not fit the two caches.
+        """
+        priority = TransferPriority(message.priority)
+        way = entry, target, link_channel, message.seconds, priority
+        if message.is_whole_blocks:
+            done = self._shortcuts.serve(*way, message.src_blocks, message.dst_blocks)
+            if done is not None:
+                return done
+        grid = plan(_selection(message), entry, target, src_slot=slot)
+        transfer = self._running.submit("put", link_channel, entry, target, grid, message.seconds, "served", priority)
+        if transfer.state is TransferState.DONE and message.is_whole_blocks:
+            self._shortcuts.learn_served(*way)
+        return transfer
+
+    def _written(self, call: int, transfer: StreamTransfer) -> None:
+        """Answer a request whose transfer has ended.
+
+        If the link has ended, there is no answer: the end tells the peer more than an answer could.
+        """
+        self._under_way.pop(call, None)
+        if not self._session.is_open:
+            return
+        if transfer.state is TransferState.DONE:
+            self._succeeded((call, *_figures(transfer)))
+        elif transfer.error is not None:
+            self._say(_refusal(call, transfer.error))
+        else:
+            self._say(_refusal(call, TransferError("the request was stopped"), stopped=True))
+
+    def _succeeded(self, ended: OtherPulled) -> None:
+        if self._ended is None:
+            self._say(_report_all([ended]))
+        else:
+            self._ended.append(ended)
+
+    def _start(self, message: Pull, selection: Selection, target: RemoteCache | None) -> None:
+        # Without its lists: each is walked whenever garbage is collected.
+        bare = message.model_copy(update={"src_blocks": [], "dst_blocks": [], "parts": None})
+        self._session.spawn(self._work_on(bare, selection, target))
+
+    def _work_on(
+        self, message: Pull, selection: Selection, target: RemoteCache | None
+    ) -> Callable[[], Coroutine[Any, Any, None]]:
+        scope = self._under_way[message.call] = Scope()
+
+        async def run() -> None:
+            answer: Pulled | None = None
+            try:
+                with scope:
+                    answer = await self._answer(message, selection, target)
+            finally:
+                self._under_way.pop(message.call, None)
+                self._drop(selection.count_blocks(), target)
+            self._say(answer or _refusal(message.call, TransferError("the request was stopped"), stopped=True))
+            if self._in_line.has(message.priority):
+                await checkpoint()  # if the link has ended, none of them starts
+            self._start_next(message.priority)
+
+        return run
+
+    def _start_next(self, priority: int) -> None:
+        """Start the first request in line in the place of a task that has ended."""
+        request = self._in_line.next(priority)
+        if request is not None:
+            message = request.message()
+            self._start(message, _selection(message), request.target)
+            self._moved.wake()
+
+    def _say(self, answer: Pulled) -> None:
+        self._served.answered(answer)
+        self._session.post(answer)
+
+    def stop(self, call: int) -> None:
+        """Stop a request that the peer gives up.
+
+        If the request was answered, the answer is repeated, because it may have been lost. If the request has not come yet,
+        it is not served when it comes.
+        """
+        running = self._under_way.get(call)
+        if running is not None:
+            running.cancel()
+            return
+        waiting = self._in_line.remove(call)
+        if waiting is not None:
+            self._drop(waiting.blocks, waiting.target)
+            self._moved.wake()
+            self._say(_refusal(call, TransferError("the request was stopped"), stopped=True))
+            return
+        self._served.is_new(call)
+        said = self._served.answer(call)
+        self._session.post(said or _refusal(call, TransferError("the request is not under way"), stopped=True))
+
+    async def _answer(self, message: Pull, selection: Selection, target: RemoteCache | None) -> Pulled:
+        try:
+            if not self._session.is_open:
+                raise self._session.copy_of_failure()
+            if target is None:
+                return _unknown(message)
+            with self._serving_a_request() or nullcontext():
+                return await self._serve(message, selection, target)
+        except LLMException as error:
+            return _refusal(message.call, error)
+
+    async def _serve(self, message: Pull, selection: Selection, target: RemoteCache) -> Pulled:
+        entry, name, slot = self._find(message)
+        if not self._registry.is_consumable(entry, name, slot):
+            return await self._write(message, selection, target, entry, name, slot)
+        async with self._registry.claim(entry, slot):  # another pull finds the key afterwards, or finds that it is gone
+            return await self._write(message, selection, target, *self._find(message))
+
+    async def _write(
+        self, message: Pull, selection: Selection, target: RemoteCache, entry: Entry, name: Name, slot: int
+    ) -> Pulled:
+        grid = plan(selection, entry, target, src_slot=slot)
+        sums: list[int] = []
+        entry.lease()
+        try:
+            link_channel = await self._session.channels.reach(entry.epoch, target.epoch)
+            priority = TransferPriority(message.priority)
+            transfer = self._running.submit(
+                "put", link_channel, entry, target, grid, message.seconds, "served", priority
+            )
+            await transfer.join()
+            if transfer.error is not None:
+                raise transfer.error
+            if transfer.is_cancelled:
+                raise TransferError("the request was stopped: its destination was revoked")
+            if message.checksum:
+                sums = await self._sum(entry, grid.remote_side, message.seconds)
+        finally:
+            entry.release()
+        if message.offsets is None:
+            self._registry.consumed(entry, name, slot, selection.layers.of_source(entry))
+        return _report(message.call, transfer, sums)
+
+    # ---- checksums ----
+
+    def digest(self, message: Digest) -> None:
+        """Answer a question for checksums, once if it comes twice.
+
+        This works also while the link is being ended, because the peer's transfers end first.
+        """
+        if self._digested >= MAX_DIGESTED:
+            raise ProtocolError(f"{MAX_DIGESTED} questions for checksums are under way")
+        if message.call not in self._under_way:
+            self._session.spawn(self._sum_up(message))
+
+    def _take(self, nbytes: int) -> bool | None:
+        """Count bytes that are summed up from now on, and return True.
+
+        Return None if there is no room for them beside earlier questions of this peer. A question that is alone always has
+        room.
+        """
+        limit = CHECKSUM_CACHES * self._session.peer_leases.held_bytes
+        if self._summing and self._summing + nbytes > limit:
+            return None
+        self._summing += nbytes
+        return True
+
+    def _sum_up(self, message: Digest) -> Callable[[], Coroutine[Any, Any, None]]:
+        scope = self._under_way[message.call] = Scope()
+        self._digested += 1
+        entry = self._session.peer_leases.held(message.cache_id)
+
+        async def run() -> None:
+            answer: Digests | None = None
+            try:
+                with scope:
+                    answer = await self._digests(message, entry)
+            finally:
+                self._under_way.pop(message.call, None)
+                self._digested -= 1
+            self._session.post(answer or _undigested(message.call, TransferError("the question was stopped")))
+
+        return run
+
+    async def _digests(self, message: Digest, entry: Entry | None) -> Digests:
+        try:
+            if entry is None:
+                raise CacheNotFound(f"cache {message.cache_id} was never announced, or has been revoked")
+            side = _side(message, entry)
+            entry.lease()
+            try:
+                sums = await self._sum_in_turn(message, entry, side)
+            finally:
+                entry.release()
+        except LLMException as error:
+            return _undigested(message.call, error)
+        return Digests(call=message.call, status=int(LLMStatusCode.LLM_SUCCESS), checksums=sums)
+
+    async def _sum_in_turn(self, message: Digest, entry: Entry, side: Side) -> list[int]:
+        """Compute checksums, as :meth:`_sum` does, when earlier questions of this peer leave room for the bytes."""
+        nbytes = message.tensors * ((len(message.indexes) - 1) * message.nbytes + message.tail)
+        deadline = anyio.current_time() + message.seconds
+        try:
+            await self._to_sum.take(partial(self._take, nbytes), deadline)
+        except TimeoutError as error:
+            raise _not_summed(message.seconds) from error
+        try:
+            return await self._sum(entry, side, deadline - anyio.current_time())
+        finally:
+            self._summing -= nbytes
+            self._to_sum.call()
+
+    async def _sum(self, entry: Entry, side: Side, seconds: float) -> list[int]:
+        """Return the checksums of a cache that the caller has leased.
+
+        Raises LLMException if it cannot be read, and TransferTimeout if that takes longer than ``seconds``.
+        """
+        with anyio.move_on_after(seconds):
+            return (await self._session.host.digester.digests(entry, side, self._session.cluster_id)).tolist()
+        raise _not_summed(seconds)
+
+    def _find(self, message: Pull) -> tuple[Entry, Name, int]:
+        name = Name(message.name.kind, message.name.id, message.name.model_id)
+        found = self._registry.offered(name)
+        if found is None:
+            raise CacheNotFound(f"there is no cache or slot with the name {tuple(name)}")
+        entry, slot = found
+        if name.kind == "id":
+            slot = message.slot
+        if slot >= (1 if entry.blocks else entry.pieces):
+            raise CacheNotFound(f"cache {entry.cache_id} has no batch index {slot}")
+        return entry, name, slot
+
+
+def _selection(message: Pull) -> Selection:
+    """Return the selection of a request, without the source's slot, which depends on the cache that the name stands for."""
+    src, dst = (None if pair is None else range(*pair) for pair in (message.src_layers, message.dst_layers))
+    parts = message.parts
+    return Selection(
+        Layers(src, dst, message.tensors_per_layer),
+        array("Q", message.src_blocks),
+        array("Q", message.dst_blocks),
+        0,
+        message.dst_slot,
+        message.nbytes,
+        message.offsets,
+        None if parts is None else BlockParts(parts.nbytes, parts.src, parts.dst),
+    )
+
+
+def _side(message: Digest, entry: Entry) -> Side:
+    """Return where the pieces of a question are. Raises ParamInvalid if one of them is not in the cache."""
+    first, stop = message.first_tensor, message.first_tensor + message.tensors
+    if stop > len(entry.addresses):
+        raise ParamInvalid(f"tensors {first} to {stop - 1}: cache {entry.cache_id} has {len(entry.addresses)}")
+    if message.tail > message.nbytes:
+        raise ParamInvalid(f"tail is {message.tail}: must be at most {message.nbytes}, the bytes of a piece")
+    *others, last = message.indexes
+    ends = [last * message.step + message.tail]
+    if others:
+        ends.append(max(others) * message.step + message.nbytes)
+    end, limit = message.offset + max(ends), entry.pieces * entry.stride
+    if end > limit:
+        raise ParamInvalid(f"a piece ends at byte {end}: a tensor of cache {entry.cache_id} has {limit}")
+    starts = array("Q", [address + message.offset for address in entry.addresses[first:stop]])
+    return Side(starts, array("Q", message.indexes), message.step, message.nbytes, message.tail)
+
+
+def _not_summed(seconds: float) -> TransferTimeout:
+    return TransferTimeout(f"the checksums were not computed within {seconds:g} s")
+
+
+def _undigested(call: int, error: LLMException) -> Digests:
+    return Digests(call=call, status=_status(error), reason=reason_of(error))
+
+
+def _refusal(call: int, error: LLMException, stopped: bool = False) -> Pulled:
+    return Pulled(call=call, status=_status(error), reason=reason_of(error), stopped=stopped)
+
+
+def _status(error: LLMException) -> int:
+    """Return the status for an answer.
+
+    A broken protocol becomes a failed link: its own status would tell the peer's caller that an argument was wrong.
+    """
+    return int(LLMStatusCode.LLM_LINK_FAILED if isinstance(error, ProtocolError) else error.status_code)
+
+
+def _unknown(message: Pull) -> Pulled:
+    why = ParamInvalid(f"the destination, cache {message.target}, was never announced, or has been revoked")
+    return _refusal(message.call, why).model_copy(update={"is_unknown": True})
+
+
+def _figures(transfer: StreamTransfer) -> TransferReport:
+    queued, seconds = max(0.0, transfer.queue_seconds), max(0.0, transfer.transfer_seconds)
+    return TransferReport(transfer.nbytes, transfer.ranges, queued, seconds)
+
+
+def _report(call: int, transfer: StreamTransfer, checksums: list[int]) -> Pulled:
+    return _report_all([(call, *_figures(transfer))]).model_copy(update={"checksums": checksums})
+
+
+def _report_all(ended: list[OtherPulled]) -> Pulled:
+    call, nbytes, ranges, queued, seconds = ended[0]
+    return Pulled(
+        call=call,
+        status=int(LLMStatusCode.LLM_SUCCESS),
+        reason="",
+        nbytes=nbytes,
+        ranges=ranges,
+        queue_seconds=queued,
+        transfer_seconds=seconds,
+        also=ended[1:],
+    )

@@ -1,0 +1,141 @@
+"""The shortcuts of one link: they are learnt from transfers that took the long way, and taken by later ones like them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from aiodatadist._cache.catalogue import RemoteCache
+from aiodatadist._cache.task import AtOnce
+from aiodatadist._device import BlockRun, Program, StreamTransfer, TransferReport
+from aiodatadist._link.data.shortcut import Shortcut
+from aiodatadist._link.transfers.running import CALLS, DONE, LANES
+from aiodatadist._values.descriptors import BlocksCacheKey
+from aiodatadist._values.grid import Grid
+from aiodatadist._values.transfer_priority import TransferPriority
+
+if TYPE_CHECKING:
+    from aiodatadist._cache.table import Entry
+    from aiodatadist._link.data.channels import LinkChannel
+    from aiodatadist._link.data.remote_operation import TransferSpec
+    from aiodatadist._link.transfers.running import RunningTransfers
+
+SHORTCUTS = 1024
+"""The most pairs of caches whose shortcut is remembered."""
+_FIRST = array("Q", [0])
+
+
+class Shortcuts:
+    """The shortcuts of one link: for transfers that this end asks for, and for those that the peer asks for.
+
+    Attributes:
+        ours: those of this end, by direction, the peer's model id, the number of this end's cache, and if they are critical.
+    """
+
+    def __init__(self, running: RunningTransfers) -> None:
+        self._running = running
+        self._session = running.session
+        self.ours: dict[tuple[str, int, int, bool], Shortcut] = {}
+        self._served: dict[tuple[int, int, float, TransferPriority], Shortcut] = {}
+
+    # ---- of this end's ----
+
+    def learn(self, spec: TransferSpec, remote: RemoteCache, link_channel: LinkChannel) -> None:
+        """Make a shortcut of a transfer that ended at once, so that the next one looks nothing up again."""
+        key = spec.key
+        if not isinstance(key, BlocksCacheKey):
+            return
+        made = self._make("ours", spec.direction, spec.entry, remote, link_channel, spec.seconds, spec.priority)
+        if made is not None:
+            _make_room(self.ours)
+            self.ours[spec.direction, key.model_id, spec.entry.cache_id, made.is_critical] = made
+
+    # ---- of the peer's ----
+
+    def learn_served(
+        self, entry: Entry, target: RemoteCache, link_channel: LinkChannel, seconds: float, priority: TransferPriority
+    ) -> None:
+        """Make a shortcut of a transfer that the peer asked for and that ended at once."""
+        made = self._make("served", "put", entry, target, link_channel, seconds, priority)
+        if made is not None:
+            _make_room(self._served)
+            self._served[entry.cache_id, target.cache_id, seconds, priority] = made
+
+    def serve(
+        self,
+        entry: Entry,
+        target: RemoteCache,
+        link_channel: LinkChannel,
+        seconds: float,
+        priority: TransferPriority,
+        src: Sequence[int],
+        dst: Sequence[int],
+    ) -> TransferReport | StreamTransfer | None:
+        """Write block ``src[i]`` of this end's cache into ``dst[i]`` of the peer's.
+
+        Return None if nothing was done. Then the transfer takes the long way.
+        """
+        way = self._served.get((entry.cache_id, target.cache_id, seconds, priority))
+        if (
+            way is None
+            or way.entry is not entry
+            or way.remote is not target
+            or way.link_channel is not link_channel
+            or len(src) != len(dst)
+        ):
+            return None
+        return self.run(way, src, dst, len(src))
+
+    # ---- both ----
+
+    def _make(
+        self,
+        end: Literal["ours", "served"],
+        direction: Literal["get", "put"],
+        entry: Entry,
+        remote: RemoteCache,
+        link_channel: LinkChannel,
+        seconds: float,
+        priority: TransferPriority,
+    ) -> Shortcut | None:
+        """Return a shortcut, or None if the channel does not move the bytes itself, as within a process."""
+        running, channel = self._running, link_channel.channel
+        if channel.has_one_queue:
+            return None
+        stride = entry.stride
+        one_block = Grid(entry.addresses, remote.addresses, _FIRST, _FIRST, stride, stride, stride, stride)
+        program, opened = Program(), running.stream(LANES[end, priority])
+        (channel.add_get if direction == "get" else channel.add_put)(program, one_block)
+        if not program.is_one_sided:
+            return None
+        blocks = BlockRun(opened, program, entry.pieces, remote.pieces, max(1, round(seconds * 1000)))
+        session, is_critical = self._session, priority is TransferPriority.CRITICAL
+        what, call = (DONE[direction], CALLS[direction]) if end == "ours" else (end, end)
+        common = AtOnce(call, session.cluster_id, session.host.check_here, opened.loop_time)
+        return Shortcut(what, is_critical, entry, remote, link_channel, blocks, session.totals.transfers[call], common)
+
+    def run(
+        self, way: Shortcut, mine: Sequence[int], theirs: Sequence[int], count: int
+    ) -> TransferReport | StreamTransfer | None:
+        """Move ``count`` blocks by a shortcut: ``theirs[i]`` into ``mine[i]`` if it reads, or the other way round.
+
+        Most transfers have ended when this returns. They lease nothing, because nothing else happens meanwhile.
+
+        Return None if nothing was done. Then the transfer takes the long way, which also reports what is wrong with it.
+        """
+        done = way.blocks.run(mine, theirs, count)
+        if type(done) is TransferReport:
+            nbytes, ranges, _, seconds = done
+            self._running.ran(way.what, nbytes, seconds, is_critical=way.is_critical)
+            way.flow.ran(nbytes, ranges, seconds)
+        elif type(done) is StreamTransfer:
+            self.ours.clear()  # it is spent
+            self._served.clear()
+            self._running.watch_over(done, way.blocks.program, way.what, way.link_channel, way.entry, way.remote)
+        return done
+
+
+def _make_room(ways: dict[Any, Shortcut]) -> None:
+    if len(ways) >= SHORTCUTS:
+        ways.clear()

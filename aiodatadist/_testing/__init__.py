@@ -1,0 +1,1 @@
+"""The tools of tests, behind :mod:`aiodatadist.testing`."""

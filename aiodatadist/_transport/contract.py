@@ -1,0 +1,207 @@
+"""The contract of a transport."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+
+from aiodatadist._values.descriptors import Placement
+from aiodatadist.errors import LinkError
+
+if TYPE_CHECKING:
+    from aiodatadist._device import Device, Layering, Program
+    from aiodatadist._values.grid import Grid
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Memory of this process that a peer may read and write once it is registered."""
+
+    address: int
+    nbytes: int
+    placement: Placement
+
+    def overlaps(self, other: Region) -> bool:
+        return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The properties of this end that a peer needs to open a channel. Plain text: it travels in the handshake.
+
+    Attributes:
+        transport, runtime: must be the same at both ends.
+        host: identifies the machine (its boot id and user); a runtime that cannot leave the machine compares it.
+        server_id, device_id, device_ip: this device in a rank table.
+        process: the process id on its machine.
+        super_device_id, super_pod_id: for super-pod hardware, otherwise empty.
+        device_port, host_ip, backup_device_ip: further fields of the rank table, if they were given.
+    """
+
+    transport: str
+    runtime: str
+    host: str
+    server_id: str
+    device_id: str
+    device_ip: str
+    process: int
+    super_device_id: str = ""
+    super_pod_id: str = ""
+    device_port: str = ""
+    host_ip: str = ""
+    backup_device_ip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelOffer:
+    """The terms of a channel, which both ends open at the same time. They are the same apart from ``rank``.
+
+    Attributes:
+        name: unique among all channels; at most 127 characters.
+        rank: this end's, 0 or 1. ``endpoints[rank]`` is this end's.
+    """
+
+    name: str
+    rank: int
+    endpoints: tuple[Endpoint, Endpoint]
+
+    @property
+    def peer_rank(self) -> int:
+        return 1 - self.rank
+
+
+class RdmaConfig(NamedTuple):
+    """The marks of a channel's RDMA packets.
+
+    None means the environment's ``HCCL_RDMA_TC`` and ``HCCL_RDMA_SL``, or the vendor's defaults, 132 and 4.
+    """
+
+    traffic_class: int | None = None
+    service_level: int | None = None
+
+
+DEFAULT_RDMA: Final = RdmaConfig()
+
+
+class StillWritten(LinkError):
+    """A channel is closed, but the peer may still write into our memory.
+
+    The peer was stopped in the middle of a write, and finishes that piece when it continues; or it is the other end in
+    this process, and has not ended a transfer.
+    """
+
+
+class Channel(ABC):
+    """A way to one peer's registered memory. One-sided: the peer takes no part in a transfer.
+
+    A channel covers the regions that both ends had registered when it was opened.
+
+    Attributes:
+        has_one_queue: True if all gets and puts wait in one queue, which any later one starts, whatever its stream. So
+            all transfers of one end use one stream, one at a time, and a transfer that was stopped half-way has ended
+            only when the channel is closed. True over RDMA, and over HCCS if HCCL unfolds batches on the device.
+        reaches_host: True if the peer's HOST memory can be read and written, too; otherwise only DEVICE memory.
+    """
+
+    has_one_queue: bool = False
+    reaches_host: bool = True
+
+    @abstractmethod
+    def add_get(self, program: Program, grid: Grid) -> None:
+        """Add a step that reads the grid's remote side into its local side."""
+
+    @abstractmethod
+    def add_put(self, program: Program, grid: Grid, layering: Layering | None = None) -> None:
+        """Add a step that writes the grid's local side to its remote side, layer by layer if there is a ``layering``."""
+
+    def take_over(self, program: Program) -> None:
+        """Move a program that was made for another channel to this peer, and has not started, to this channel.
+
+        For channels that have one queue.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close the channel; its transfers must have ended. May be called twice.
+
+        Whatever the peer does, none of its bytes lands in our memory after this has returned.
+
+        Raises:
+            StillWritten: if that cannot be promised yet. Call it again after :meth:`wait_let_go`.
+            LLMException: if the runtime refused. It then stays unknown if the peer can still write.
+        """
+
+    async def wait_let_go(self) -> None:  # noqa: B027 - a channel that never raises it has nothing to wait for
+        """Wait, after ``StillWritten``, until :meth:`aclose` is worth another try. There is no limit. May be cancelled."""
+
+    def abandon(self) -> None:  # noqa: B027 - the same
+        """Release everything without waiting, after ``StillWritten``. Memory that the peer may write is withheld.
+
+        Memory of the device stays mapped as long as a peer in this process copies there, even if the device is closed.
+        """
+
+
+class Transport(ABC):
+    """A factory of channels for one device. Regions are counted: each ``register`` needs its own ``unregister``.
+
+    Attributes:
+        rdma: options for channels over RDMA.
+        epoch: grows whenever a region becomes known. A channel reaches the regions of the epoch in which it was opened.
+
+    Every method raises LLMException if the runtime refuses.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, device: Device, resource: str | None = None, rdma: RdmaConfig = DEFAULT_RDMA) -> None:
+        self.device = device
+        self.rdma = rdma
+        self.epoch = 0
+
+    @property
+    @abstractmethod
+    def endpoint(self) -> Endpoint:
+        """The endpoint by which peers reach this device."""
+
+    @abstractmethod
+    async def register(self, regions: Sequence[Region]) -> None:
+        """Register regions: all of them or, after failure and cancellation, none. Channels opened later cover them.
+
+        Raises:
+            ParamInvalid: if one overlaps another region without being the same.
+        """
+
+    def withdraw(self, regions: Sequence[Region]) -> None:  # noqa: B027 - a transport that binds nothing has nothing to leave out
+        """Announce that each of these will be unregistered once. Channels that are opened from now on leave them out.
+
+        A region that others have registered, too, stays covered. Registering a region again, or an ``unregister`` that
+        fails, undoes this.
+        """
+
+    @abstractmethod
+    async def unregister(self, regions: Sequence[Region]) -> None:
+        """Unregister regions, even if cancelled. No open channel may cover them.
+
+        Raises:
+            LLMException: if the runtime refused one; it stays registered, and the others are released.
+        """
+
+    @abstractmethod
+    async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
+        """Open a channel together with the peer, which calls this at about the same time.
+
+        If cancelled, it returns only when the runtime has let go. On an NPU, and on strict softnpu, that is when the
+        runtime has given up waiting for the peer by itself, after up to three times ``timeout``; otherwise at once. A
+        failed attempt is not retried: a further call makes everything again.
+
+        Raises:
+            LinkTimeout: if the peer did not come in time.
+            LinkError: if the channel could not be made.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Release all regions. Channels must be closed."""

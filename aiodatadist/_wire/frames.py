@@ -1,0 +1,285 @@
+"""Messages as bytes: an 8-byte head (magic, version, length), then JSON, then its checksum as blanks."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from aiodatadist._values.foreign import Unreadable, printable, read_foreign
+from aiodatadist._wire.messages import MAX_INDEXES, MAX_NOTE, MINOR, NEWER_FIELDS, PROTOCOL, Hello, Message, parser
+from aiodatadist.errors import IncompatiblePeer, ProtocolError
+
+MAGIC = b"KV"
+VERSION = 1
+HEAD = struct.Struct(">2sBxI")
+SEAL = b"\n\r\n\r"
+"""The mark between the JSON of a message and its CRC-32.
+
+Both are blanks, which an end that does not know them skips; so every message has them, even the first. TCP's own
+checksum misses one damage in some 65,000, and a changed digit is the number of another block.
+"""
+SEALED_SINCE = 1
+"""The minor version from which on every message must have a checksum, because the damage may be in the mark."""
+_BLANKS = b" \t\n\r"
+_FOUR_BLANKS = [bytes(_BLANKS[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256)]
+"""Each byte as four blanks, two bits in each."""
+MAX_BODY = 20 * MAX_INDEXES
+"""The largest message in bytes: two full lists of nine-digit numbers. Checked before anything is allocated for it."""
+SMALL_FRAME = 4096
+"""The largest frame in bytes that is parsed in the call that receives it."""
+MAX_KIND = 32
+"""The longest message type, in characters."""
+MAX_TEXT = (MAX_NOTE + 2) // 3 * 4
+"""The longest text, in characters: that of a notification."""
+MAX_NEWER = 16
+"""The largest number of fields in one message that are ignored because a newer minor version may have added them."""
+
+
+class Unknown(NamedTuple):
+    """A message of a newer minor version, whose kind this end does not know. ``call`` is its number, or 0."""
+
+    type: str
+    call: int
+
+
+def encode(message: Message, minor: int = MINOR) -> bytes:
+    """Return one frame, for a peer of this minor version, without the fields that the peer does not know.
+
+    A hello always has the fields of its own version, so that it is the same in both ends' proofs.
+
+    Raises:
+        ProtocolError: if the message is larger than a frame may be, or newer than the peer's version.
+    """
+    unknown: set[str] | None = None
+    if isinstance(message, Hello):
+        minor = message.minor
+    if minor < MINOR:
+        _check_minor(message, minor, "peer")
+        unknown = {name for name, since in NEWER_FIELDS.get(type(message), {}).items() if since > minor}
+    # The message's own serializer: the parser's looks for the type first, which takes several times as long as the rest.
+    content = message.__pydantic_serializer__.to_json(message, exclude=unknown)
+    body = sealed(content)
+    if len(body) > MAX_BODY:
+        raise ProtocolError(f"a {message.type!r} message has {len(body)} bytes: the limit is {MAX_BODY}")
+    return HEAD.pack(MAGIC, VERSION, len(body)) + body
+
+
+def sealed(content: bytes) -> bytes:
+    """Return the content with its checksum appended."""
+    crc, blanks = zlib.crc32(content), _FOUR_BLANKS
+    return content + SEAL + blanks[crc >> 24] + blanks[crc >> 16 & 255] + blanks[crc >> 8 & 255] + blanks[crc & 255]
+
+
+_SEALED = len(sealed(b""))
+
+
+class Decoder:
+    """A decoder: bytes in, messages out. It cannot be used after an error.
+
+    Attributes:
+        max_body: bytes that a message may have.
+        minor: the peer's minor version, from its hello; None before that.
+    """
+
+    def __init__(self, max_body: int = MAX_BODY) -> None:
+        self.max_body = max_body
+        self.minor: int | None = None
+        self._buffer = bytearray()
+        self._failure: ProtocolError | IncompatiblePeer | None = None
+
+    @property
+    def wanting(self) -> int:
+        """Bytes to the end of the next message, or of its head. Reading no more than that takes nothing from behind it."""
+        if len(self._buffer) < HEAD.size:
+            return HEAD.size - len(self._buffer)
+        *_, length = HEAD.unpack_from(self._buffer)
+        return HEAD.size + int(length) - len(self._buffer)
+
+    def feed(self, data: bytes | memoryview) -> list[Message | Unknown]:
+        """Return the messages that are complete with ``data``.
+
+        Messages before an error are not lost: they are returned, and the next call raises the error.
+
+        Raises:
+            ProtocolError: if these bytes are not a message of this protocol.
+            IncompatiblePeer: if they are a hello of another major version.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._buffer += data
+        messages: list[Message | Unknown] = []
+        try:
+            while (body := self._next()) is not None:
+                message = _parse(body, self.minor)
+                if message is not None:
+                    if self.minor is not None:
+                        _check_minor(message, self.minor, "sender")
+                    self.meet(message)
+                    messages.append(message)
+        except (ProtocolError, IncompatiblePeer) as error:
+            if not messages:
+                raise
+            self._failure = error
+        return messages
+
+    def peek(self, data: bytes) -> Message | Unknown | None:
+        """Return the message if ``data`` is exactly one small message, and no incomplete one came before; None otherwise.
+
+        The message is not consumed: :meth:`feed` would return it, too, or raise what is wrong with it.
+        """
+        if self._buffer or self._failure is not None or not HEAD.size < len(data) <= SMALL_FRAME:
+            return None
+        if HEAD.unpack_from(data) != (MAGIC, VERSION, len(data) - HEAD.size) or len(data) > self.max_body:
+            return None
+        try:
+            message = _parse(data[HEAD.size :], self.minor)
+            if message is not None and self.minor is not None:
+                _check_minor(message, self.minor, "sender")
+        except (ProtocolError, IncompatiblePeer):
+            return None
+        return message
+
+    def meet(self, message: Message | Unknown) -> None:
+        """Learn the peer's version from its hello. Has no effect on other messages."""
+        if isinstance(message, Hello):
+            self.minor = message.minor
+
+    def _next(self) -> bytes | None:
+        if len(self._buffer) < HEAD.size:
+            if not MAGIC.startswith(bytes(self._buffer[: len(MAGIC)])):
+                raise ProtocolError(f"the peer does not speak our protocol: it begins with {bytes(self._buffer)!r}")
+            return None
+        magic, version, length = HEAD.unpack_from(self._buffer)
+        if magic != MAGIC:
+            raise ProtocolError(f"the peer does not speak our protocol: it begins with {magic!r}, not {MAGIC!r}")
+        if version != VERSION:
+            raise ProtocolError(f"the peer's frames have version {version}, ours {VERSION}")
+        if length > self.max_body:
+            raise ProtocolError(f"the peer announced a message of {length} bytes: the limit is {self.max_body}")
+        end = HEAD.size + length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[HEAD.size : end])
+        del self._buffer[:end]
+        return body
+
+
+def _check_minor(message: Message | Unknown, minor: int, end: str) -> None:
+    """Raise ProtocolError if messages of this kind are newer than the protocol of this end of the connection."""
+    if isinstance(message, Unknown) or message.since <= minor:
+        return
+    raise ProtocolError(
+        f"{message.type!r} messages came with version {PROTOCOL}.{message.since}, the {end} has {PROTOCOL}.{minor}"
+    )
+
+
+def _parse(body: bytes, minor: int | None) -> Message | Unknown | None:
+    """Return the message in a frame from a peer of this minor version; None if it is unknown and may be ignored.
+
+    It takes some milliseconds and megabytes at most, whatever the frame contains.
+
+    Raises:
+        ProtocolError: if there is no message, or its checksum is wrong, or missing although the peer's version has
+            them.
+        IncompatiblePeer: if it is a hello of another major version.
+    """
+    is_sealed = body[-_SEALED:].startswith(SEAL)
+    if is_sealed and body != sealed(body[:-_SEALED]):
+        raise ProtocolError("a message from the peer was damaged in transit: its checksum is wrong")
+    message = _content(body, minor)
+    if isinstance(message, Hello):
+        minor = message.minor
+    is_cut_off = body[-1:].isspace()  # blanks after the JSON are the rest of a damaged mark: 4.0 sends none
+    if not is_sealed and (is_cut_off or (minor is not None and minor >= SEALED_SINCE)):
+        raise ProtocolError("a message from the peer was damaged in transit: it has no checksum")
+    return message
+
+
+def _content(body: bytes, minor: int | None) -> Message | Unknown | None:
+    """Return the message in the part before the checksum, as :func:`_parse` does.
+
+    If the peer's minor version is newer than this end's, unknown fields are ignored, and unknown messages are
+    recognised.
+    """
+    try:
+        return read_foreign(body, parser, limit_bytes=MAX_BODY, limit_chars=MAX_TEXT)
+    except Unreadable as error:
+        return _of_another_version(body, error, minor)
+
+
+def _of_another_version(body: bytes, error: Unreadable, minor: int | None) -> Message | Unknown | None:
+    """Return a message that is not of this version, but may be of another.
+
+    Raises:
+        ProtocolError: if it is not of a newer minor version either, or the peer has none. The message names both
+            versions if the peer's is known.
+        IncompatiblePeer: if it is a hello of another major version.
+    """
+    what = f"the peer sent a message that is not valid: {error}"
+    complaint = ProtocolError(what if minor is None else f"{what} ({both_versions(PROTOCOL, minor)})")
+    if error.error is None:  # it is larger than any message
+        raise complaint from None
+    try:
+        content = from_json(body)
+    except ValueError:
+        raise complaint from None
+    if not isinstance(content, dict):
+        raise complaint from None
+    if content.get("type") == "hello":
+        major, minor_said = content.get("protocol"), content.get("minor")
+        check_version(major, minor_said)
+        raise ProtocolError(f"{what} ({both_versions(major, minor_said)})") from None
+    is_newer = minor is not None and minor > MINOR
+    found = error.error
+    problems = found.errors(include_url=False, include_context=False, include_input=False) if is_newer else []
+    kinds = {problem["type"] for problem in problems}
+    kind = content.get("type")
+    if kinds == {"union_tag_invalid"} and isinstance(kind, str) and len(kind) <= MAX_KIND:
+        return _unknown(kind, content)
+    if kinds != {"extra_forbidden"} or len(problems) > MAX_NEWER:
+        raise complaint from None
+    for problem in problems:
+        _drop(content, problem["loc"][1:])
+    try:
+        return parser.validate_python(content)
+    except ValidationError:
+        raise complaint from None
+
+
+def check_version(major: object, minor: object) -> None:
+    """Raise IncompatiblePeer if a hello with these versions is of another major version."""
+    if _is_number(major) and major != PROTOCOL:
+        raise IncompatiblePeer(f"protocol differs: {PROTOCOL}.{MINOR} here, {_version(major, minor)} at the peer")
+
+
+def both_versions(major: object, minor: object) -> str:
+    """Return this end's version and the peer's in words, whatever the peer's hello has in its place."""
+    return f"protocol {PROTOCOL}.{MINOR} here, {_version(major, minor)} at the peer"
+
+
+def _version(major: object, minor: object) -> str:
+    if not _is_number(major):
+        return "none"
+    return f"{major}.{minor}" if _is_number(minor) else f"{major}"
+
+
+def _is_number(said: object) -> bool:
+    """Return True for a number that a hello may have. A longer one would be written out in an error."""
+    return isinstance(said, int) and not isinstance(said, bool) and 0 <= said < 2**32
+
+
+def _unknown(kind: str, content: dict[str, Any]) -> Unknown | None:
+    if content.get("optional") is True:
+        return None
+    call = content.get("call")
+    return Unknown(printable(kind, MAX_KIND), call if isinstance(call, int) and 0 < call < 2**63 else 0)
+
+
+def _drop(content: Any, path: tuple[int | str, ...]) -> None:
+    for step in path[:-1]:
+        content = content[step]
+    del content[path[-1]]

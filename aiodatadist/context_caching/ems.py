@@ -1,0 +1,55 @@
+"""EMS's own interface, for callers that block: the same names, checks and results.
+
+``Ems.init`` starts the process's client, which runs one event loop in its own thread; ``Ems.get_cc`` returns its cache,
+and ``Ems.shutdown`` ends it. EMS's times are milliseconds; ``lease``, which is not EMS's, is seconds.
+"""
+
+from aiodatadist._context_caching.ems import (
+    CcCacheConfig,
+    CcConfig,
+    CcConfig_v1,
+    CcFuture,
+    CcKvOption,
+    CcResult,
+    CcStatus,
+    ContextCache_v1,
+    ContextCaching,
+    Ems,
+    EmsConfig,
+    EmsErrorCode,
+    EmsException,
+    EmsForkError,
+    EmsInternalError,
+    EmsInvalidArgument,
+    EmsIoError,
+    EmsTimeout,
+    KvBufferWrapper,
+    KVCacheType,
+    LayerGroup,
+    PrimaryKey,
+)
+
+__all__ = [
+    "CcCacheConfig",
+    "CcConfig",
+    "CcConfig_v1",
+    "CcFuture",
+    "CcKvOption",
+    "CcResult",
+    "CcStatus",
+    "ContextCache_v1",
+    "ContextCaching",
+    "Ems",
+    "EmsConfig",
+    "EmsErrorCode",
+    "EmsException",
+    "EmsForkError",
+    "EmsInternalError",
+    "EmsInvalidArgument",
+    "EmsIoError",
+    "EmsTimeout",
+    "KVCacheType",
+    "KvBufferWrapper",
+    "LayerGroup",
+    "PrimaryKey",
+]
