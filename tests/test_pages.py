@@ -114,6 +114,18 @@ def test_a_chinese_paragraph_is_one_line(page: Path) -> None:
 
 BROKEN = re.compile(r"^.*[\u3000-\u9fff\uff00-\uffef]\n[ ]*(?![-#|>!<\s]|\d+\. ).+$", flags=re.MULTILINE)
 
+# ---- what a page quotes ----
+
+
+def test_every_message_of_the_troubleshooting_is_in_the_source() -> None:
+    source = "\n".join(text_of(path) for path in sorted((pages.ROOT / "aiodatadist").rglob("*.py")))
+    whole = re.sub(r'"\n\s+f?"', "", source)  # a text over several lines
+    page = text_of(pages.ROOT / "docs" / "troubleshooting.md")
+    quoted = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)
+    assert len(quoted) >= 16
+    assert [message for message in quoted if message not in whole] == []
+
+
 # ---- the site's menu ----
 
 

@@ -17,14 +17,14 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[2]
 FROM_THE_TOP = {
-    "index.md": "README.md",
-    "index.zh.md": "README.zh.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
     "security.zh.md": "SECURITY.zh.md",
 }
 """Pages of the site that are files of the repository's top."""
+INSTEAD = {"README.md": "index.md", "README.zh.md": "index.zh.md"}
+"""Files of the top that are no pages, and the pages where their links lead."""
 MODULES = (
     "aiodatadist.errors",
     "aiodatadist",
@@ -94,7 +94,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 
 def with_site_links(markdown: str, source: str, repository: str | None) -> str:
     """Rewrite the links in the text of ``source``, a path in the repository, to lead from its page of the site."""
-    pages = {path: page for page, path in FROM_THE_TOP.items()}
+    pages = {path: page for page, path in FROM_THE_TOP.items()} | INSTEAD
     here = pages.get(source, source.removeprefix("docs/"))
 
     def of_site(match: re.Match[str]) -> str:
