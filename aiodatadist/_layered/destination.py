@@ -92,6 +92,8 @@ class Destination:
         self._waits: dict[StreamTransfer, int] = {}
         self._wait_stream = ""
         self._is_reaching = False
+        self._taken = 0
+        self._is_going_on = False
         self._gate: Gate | None = None
         self._gate_seconds = 0.0
         self._layering: Layering | None = None
@@ -199,37 +201,58 @@ class Destination:
 
     def offer(self, count: int) -> None:
         """Take the first ``count`` layers, which the source calls final."""
-        for number in range(self.progress.offered, count):  # one by one: the first leaves at once, without the others
-            if self.progress.on(Event.OFFER, number + 1):
-                self._offered(number)
+        self.progress.on(Event.OFFER, count)
+        self._go_on()
 
-    def _offered(self, number: int) -> None:
+    def _go_on(self) -> None:
+        """Take and send what can be taken and sent, in order.
+
+        The caller's ``device_event`` may mark further layers, and a portion may land in the call that sends it. What comes
+        of that is left to the call that is under way: otherwise later layers would overtake those that it sends.
+        """
+        if self._is_going_on:
+            return
+        self._is_going_on = True
+        try:
+            while self._send() or self._take():  # the first layer leaves at once, without the others
+                pass
+        finally:
+            self._is_going_on = False
+
+    def _take(self) -> bool:
+        """Take the next layer that is offered; return False if there is none."""
+        number = self._taken
+        if number == self.progress.offered or not self.progress.is_sending:
+            return False
+        self._taken += 1
         if self._device_event is not None and self.link.session.channels.has_one_queue:
-            layer = self.layers[number]
-            self._try(lambda: self._wait_on_host(Program().wait_number(self._event(layer)), number, self._seconds))
+            self._try(lambda: self._wait_for_event(number))
         else:
-            self._next_is_ready()
+            self.progress.on(Event.READY, number + 1)
+        return True
 
     def _next_is_ready(self) -> None:
         self.progress.on(Event.READY, self.progress.ready + 1)
-        self._send()
+        self._go_on()
 
-    def _send(self) -> None:
+    def _send(self) -> bool:
+        """Send the layers that are ready; return False if nothing was to be sent."""
         progress = self.progress
         if not progress.may_send(self.group, len(self._transfers)):
-            return
+            return False
         # A failed portion ends only when its channel has closed. Until then a later one must not leave on the next channel:
         # its arrival would count as that of all layers before it.
         if any(transfer.is_failing for transfer in self._transfers):
-            return
+            return False
         if self._has_no_channel:
             self._reach()
-            return
+            return False
         first, stop = progress.sent, progress.ready
-        progress.on(Event.SEND, stop)  # before the launch, whose end may come at once and send the next ones
+        progress.on(Event.SEND, stop)  # before the launch, whose end may come at once
         started = perf_counter()
         self._try(lambda: self._launch(first, stop))
         self.link.running.estimate.add_interference(perf_counter() - started)
+        return True
 
     def _try(self, launch: Callable[[], None]) -> None:
         """Call ``launch``. An error ends this destination; after a fork it is raised, because it is the caller's."""
@@ -258,10 +281,12 @@ class Destination:
             raise TransferError(f"device_event({layer}) {raised}") from raised.__cause__
 
     def _launch(self, first: int, stop: int) -> None:
-        link_channel, remote, grid = self._usable()
         program = Program()
-        if self._device_event is not None and not link_channel.channel.has_one_queue:
-            program.wait_number(self._event(self.layers.start + stop - 1))
+        if self._device_event is not None and not self.link.session.channels.has_one_queue:
+            program.wait_number(self._event(self.layers[stop - 1]))
+            if not self.progress.is_open:  # the caller's code has ended it
+                return
+        link_channel, remote, grid = self._usable()
         link_channel.channel.add_put(program, _layers_of(grid, self._wanted.tensors, first, stop))
         seconds, priority = self._seconds * (stop - first), self._priority
         # A program that waits for an event holds its stream, so more urgent layers have another one.
@@ -296,6 +321,11 @@ class Destination:
         wait = self.link.running.stream(self._wait_stream).submit(program, seconds)
         self._waits[wait] = number
         wait.add_done_callback(self._waited)
+
+    def _wait_for_event(self, number: int) -> None:
+        event = self._event(self.layers[number])
+        if self.progress.is_open:  # otherwise the caller's code has ended it
+            self._wait_on_host(Program().wait_number(event), number, self._seconds)
 
     def _waited(self, wait: StreamTransfer) -> None:
         number = self._waits.pop(wait)
@@ -332,7 +362,7 @@ class Destination:
                 self.fail(error)
             finally:
                 self._is_reaching = False
-            self._send()
+            self._go_on()
 
         if not self._is_reaching:
             self._is_reaching = True
@@ -395,7 +425,7 @@ class Destination:
                 before < stop for before in self._transfers.values()
             ):  # otherwise that one failed, and will report it
                 self._arrived(stop)
-            self._send()
+            self._go_on()
         else:
             self._close(transfer.state, self._of_gate(transfer.shut_gate, transfer.error))
         self._news(self)
