@@ -132,6 +132,29 @@ async def a_later_layer_is_given_up_meanwhile() -> None:
     await _ended_meanwhile(lambda events, _: events.fail(1))
 
 
+async def layers_are_computed_on_streams_of_their_own() -> None:
+    """Layers that travel together wait for all of their events, which may complete in any order."""
+    async with fan() as made:
+        before, events = made.held(0), Events(made)
+        for layer in (1, 3):
+            made.compute(layer)
+            await events.record(layer)
+        made.compute(0)
+        async with events.recording(2) as complete:
+            async with events.recording(0) as first:
+                task = made.blocks(events)
+                for layer in range(LAYERS):
+                    events.ready(layer)
+                first()
+                landed = [done.layer_index async for done in _first(task, 2)]
+            await there_and_back(made.source, made.targets[0])
+            made.compute(2)
+            complete()
+            await task
+        assert landed == [0, 1]
+        assert made.held(0) == made.after_blocks(0, before)
+
+
 @KINDS
 @pytest.mark.parametrize(
     "program",
@@ -140,6 +163,7 @@ async def a_later_layer_is_given_up_meanwhile() -> None:
         later_layers_are_marked_while_one_is_taken,
         the_transfer_is_cancelled_meanwhile,
         a_later_layer_is_given_up_meanwhile,
+        layers_are_computed_on_streams_of_their_own,
     ],
 )
 def test_events(kind: str, program: Callable[[], Coroutine[None, None, None]]) -> None:

@@ -283,7 +283,8 @@ class Destination:
     def _launch(self, first: int, stop: int) -> None:
         program = Program()
         if self._device_event is not None and not self.link.session.channels.has_one_queue:
-            program.wait_number(self._event(self.layers[stop - 1]))
+            for number in range(first, stop):  # layers may be computed on several streams
+                program.wait_number(self._event(self.layers[number]))
             if not self.progress.is_open:  # the caller's code has ended it
                 return
         link_channel, remote, grid = self._usable()
