@@ -6,7 +6,10 @@ the menus and of the reference, the other language, and that a reader's browser 
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -37,6 +40,7 @@ class Page(HTMLParser):
         self.url = ADDRESS + path.relative_to(SITE).as_posix().removesuffix("index.html")
         self.language = ""
         self.ids: set[str] = set()
+        self.described: set[str] = set()  # what has a heading
         self.links: list[str] = []
         self.loaded: list[str] = []
         self.alternates: dict[str, str] = {}
@@ -50,6 +54,8 @@ class Page(HTMLParser):
         given = {name: value or "" for name, value in attrs}
         self.ids |= {given[name] for name in ("id", "name") if name in given}
         self._is_code += tag in {"pre", "code", "script", "style"}
+        if tag in {"h2", "h3"} and "id" in given:
+            self.described.add(given["id"])
         if tag == "html":
             self.language = given["lang"]
         elif tag == "a" and "href" in given:
@@ -122,11 +128,34 @@ def of_reference(pages: dict[str, Page]) -> Iterator[str]:
             if page is None:
                 yield f"{start}reference/{module}: is absent"
                 continue
-            described = {name for name in names.split() if f"{module}.{name}" in page.ids}
-            elsewhere = {word.rpartition("#")[2].rpartition(".")[2] for word in page.links}
-            missing = set(names.split()) - described - elsewhere
+            missing = [name for name in names.split() if f"{module}.{name}" not in page.ids]
+            missing += [
+                f"{name}.{member}"
+                for name in names.split()
+                if f"{module}.{name}" in page.described
+                for member in members(module, name)
+                if f"{module}.{name}.{member}" not in page.ids
+            ]
             if missing:
-                yield f"{page.url}: {sorted(missing)} are not described"
+                yield f"{page.url}: {missing} are not described"
+
+
+def members(module: str, name: str) -> list[str]:
+    """Return the public attributes and members of a class, inherited ones too unless it is an exception.
+
+    Another name of a class has none: they are described under the class's own.
+    """
+    found = getattr(importlib.import_module(module), name)
+    if not isinstance(found, type) or found.__name__ != name:
+        return []
+    bases = [found] if issubclass(found, Exception) else found.__mro__
+    names: set[str] = set()
+    for base in bases:
+        if base.__module__.partition(".")[0] == "aiodatadist":
+            section = re.search(r"^Attributes:\n((?: .*\n?|\n)+)", inspect.cleandoc(base.__doc__ or ""), flags=re.MULTILINE)
+            entries = re.findall(r"^ {4}(\w+(?:, \w+)*): ", section[1], flags=re.MULTILINE) if section else []
+            names |= {*vars(base), *inspect.get_annotations(base), *(each for one in entries for each in one.split(", "))}
+    return sorted(each for each in names if not each.startswith("_") and each != "model_config")
 
 
 def build() -> None:

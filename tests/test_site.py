@@ -30,6 +30,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         written(tmp_path, start, f'<a href="/{start}reference/aiodatadist/#aiodatadist.empty">x</a>')
         for module, names in PUBLIC.items():
             ids = "".join(f'<h2 id="{module}.{name}"></h2>' for name in names.split())
+            ids += "".join(
+                f'<p id="{module}.{name}.{member}"></p>' for name in names.split() for member in site.members(module, name)
+            )
             written(tmp_path, f"{start}reference/{module}/", ids)
     return tmp_path
 
@@ -80,6 +83,14 @@ def test_a_name_that_is_not_described_is_named(root: Path) -> None:
     written(root, "reference/aiodatadist.testing.pools/")
     (fault,) = faults(root)
     assert "PoolContract" in fault
+
+
+def test_an_attribute_and_a_member_that_are_not_described_are_named(root: Path) -> None:
+    page = root / "reference" / "aiodatadist" / "index.html"
+    for member in ("LLMDataDist.role", "DataType.DT_BF16"):
+        page.write_text(page.read_text(encoding="utf-8").replace(f'"aiodatadist.{member}"', '""'), encoding="utf-8")
+    (fault,) = faults(root)
+    assert fault.endswith("['DataType.DT_BF16', 'LLMDataDist.role'] are not described")
 
 
 def test_the_lane_installs_what_the_extra_says() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,3 +50,36 @@ def _method(name: str, start: Any, doc: str) -> griffe.Function:
     made.docstring = griffe.Docstring(written, parent=made, parser=start.docstring.parser)
     made.docstring.parser_options = start.docstring.parser_options
     return made
+
+
+ATTRIBUTES = re.compile(r"^Attributes:\n((?: +.*\n?|\n(?= ))+)", flags=re.MULTILINE)
+ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {5,}.*|\n(?= {5}))*)\n?", flags=re.MULTILINE)
+
+
+class Attributes(griffe.Extension):
+    """Give each attribute of a class an entry, with what the docstring of the class says of it."""
+
+    def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
+        if cls.docstring is None:
+            return
+        written = inspect.cleandoc(cls.docstring.value)
+        found = ATTRIBUTES.search(written)
+        if found is None:
+            return
+        left = ENTRY.sub(lambda entry: "" if _describe(cls, entry) else entry[0], found[1])
+        section = f"Attributes:\n{left}" if left.strip() else ""
+        cls.docstring.value = f"{written[: found.start()]}{section}{written[found.end() :]}".strip()
+
+
+def _describe(cls: griffe.Class, entry: re.Match[str]) -> bool:
+    """Move an entry to the attributes that it names. Return False if one of them is not the class's own."""
+    names = entry[1].split(", ")
+    if not all(name in cls.members and cls.members[name].is_attribute for name in names):
+        return False
+    words = " ".join(entry[2].split())
+    for name in names:
+        attribute = cls.members[name]
+        if attribute.docstring is None:
+            text = words[0].upper() + words[1:]
+            attribute.docstring = griffe.Docstring(text, parent=attribute, parser=cls.docstring.parser)
+    return True

@@ -139,7 +139,10 @@ def reference(module: str) -> str:
     inherited = str(module != "aiodatadist.errors").lower()  # of exceptions it would be the same for each
     text += [f"::: {module}.{name}\n    options:\n      inherited_members: {inherited}" for name in own]
     if elsewhere:
-        rows = [f"| `{name}` | [`{home}.{other}`][{home}.{other}] |" for name, home, other in elsewhere]
+        rows = [
+            f'| <span id="{module}.{name}"></span>`{name}` | [`{home}.{other}`][{home}.{other}] |'
+            for name, home, other in elsewhere
+        ]
         text += ["## Names that are described elsewhere", "\n".join(["| name | is |", "| --- | --- |", *rows])]
     return "\n\n".join(text) + "\n"
 
