@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections import Counter
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from aiodatadist import LLMConfig
+from aiodatadist._config.llm_config import _OPTIONS
 from tests import pages
 
 LINKED = [*sorted(pages.ROOT.glob("*.md")), *sorted((pages.ROOT / "docs").rglob("*.md"))]
@@ -125,6 +128,30 @@ def test_every_message_of_the_troubleshooting_is_in_the_source() -> None:
     assert len(quoted) >= 16
     assert [message for message in quoted if message not in whole] == []
 
+
+def test_the_table_of_options_is_that_of_the_class() -> None:
+    page = text_of(pages.ROOT / "docs" / "configuration.md")
+    (table,) = (section.text for section in pages.sections(page) if section.heading == "Options of a cluster")
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]*)` \| (?:`([^`]+)`)? \|", table, flags=re.MULTILINE)
+    keys = {option.field: option.key for option in reversed(_OPTIONS)}
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in LLMConfig.model_fields.items()}
+    assert [name for name, _, _ in rows] == list(defaults)
+    assert {name: ast.literal_eval(default) for name, default, _ in rows} == defaults
+    assert {name: key for name, _, key in rows if key} == keys
+
+
+def test_every_environment_variable_is_on_the_page() -> None:
+    page = text_of(pages.ROOT / "docs" / "configuration.md")
+    files = [*(pages.ROOT / "native" / "softnpu").rglob("*.c"), *(pages.ROOT / "aiodatadist").rglob("*.py")]
+    texts = [text_of(path) for path in files]
+    names = {name for text in texts for name in re.findall(VARIABLE, text)}
+    assert len(names) >= 15
+    assert sorted(name for name in names - OF_THE_TESTS if f"`{name}`" not in page) == []
+
+
+VARIABLE = r'"((?:AIODATADIST|SOFTNPU)_[A-Z_]+|HCCL_(?:CONNECT|EXEC)_TIMEOUT|HCCL_(?:RDMA|OP|INTRA|NPU)_[A-Z_]+)"'
+OF_THE_TESTS = {"AIODATADIST_PORTS"}
+"""Set by the runs of the tests, and for nothing else."""
 
 # ---- the site's menu ----
 
