@@ -152,9 +152,15 @@ def members(module: str, name: str) -> list[str]:
     names: set[str] = set()
     for base in bases:
         if base.__module__.partition(".")[0] == "aiodatadist":
-            section = re.search(r"^Attributes:\n((?: .*\n?|\n)+)", inspect.cleandoc(base.__doc__ or ""), flags=re.MULTILINE)
+            section = re.search(
+                r"^Attributes:\n((?: .*\n?|\n)+)", inspect.cleandoc(base.__doc__ or ""), flags=re.MULTILINE
+            )
             entries = re.findall(r"^ {4}(\w+(?:, \w+)*): ", section[1], flags=re.MULTILINE) if section else []
-            names |= {*vars(base), *inspect.get_annotations(base), *(each for one in entries for each in one.split(", "))}
+            names |= {
+                *vars(base),
+                *inspect.get_annotations(base),
+                *(each for one in entries for each in one.split(", ")),
+            }
     return sorted(each for each in names if not each.startswith("_") and each != "model_config")
 
 

@@ -31,7 +31,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for module, names in PUBLIC.items():
             ids = "".join(f'<h2 id="{module}.{name}"></h2>' for name in names.split())
             ids += "".join(
-                f'<p id="{module}.{name}.{member}"></p>' for name in names.split() for member in site.members(module, name)
+                f'<p id="{module}.{name}.{member}"></p>'
+                for name in names.split()
+                for member in site.members(module, name)
             )
             written(tmp_path, f"{start}reference/{module}/", ids)
     return tmp_path
