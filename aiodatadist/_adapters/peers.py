@@ -106,7 +106,8 @@ class Peers:
         address = _as_address(host)
         if address is None:
             name = host.lower().rstrip(".")
-            return [rule for rule, pattern in self._names if pattern.fullmatch(name)]
+            # A resolver takes "127.1" and "0x7f000001" for addresses, so what is no name matches no rule, "*" included.
+            return [rule for rule, pattern in self._names if is_host_name(name) and pattern.fullmatch(name)]
         return [rule for rule, network in self._networks if address in network]
 
     def share_of(self, host: str) -> PeerRule | None:
@@ -128,7 +129,12 @@ LOOPBACK: Final = tuple(PeerRule(host=host) for host in ("127.0.0.0/8", "::1", "
 
 
 def _pattern(host: str) -> re.Pattern[str]:
-    return re.compile("[^.]*".join(map(re.escape, host.lower().rstrip(".").split("*"))))
+    first, *others = map(re.escape, host.lower().rstrip(".").split("*"))
+    if not others:
+        return re.compile(first)
+    *inner, last = others
+    # Each star but the last takes as little as it can, and never more later: backtracking would take hours for ten stars.
+    return re.compile("".join([first, *(f"(?>[^.]*?{part})" for part in inner), "[^.]*", last]))
 
 
 def is_loopback(host: str) -> bool:
