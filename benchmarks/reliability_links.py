@@ -251,7 +251,7 @@ async def again(number: int, listen: int, one_sided: bool) -> AsyncIterator[obje
 
 async def started_again(short: bool) -> Figure:
     """Measure row R16."""
-    rounds = 2 if short else 10
+    rounds = 1 if short else 10
     seconds: list[float] = []
     right = refused = 0
     for one_sided in (True, False):

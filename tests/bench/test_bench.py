@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,7 +36,9 @@ from tests import children
 from tests.profiles import at_night
 from tests.strict.marks import any_memory
 
-SHORT = ("--layers", "2", "--batch", "4", "--seconds", "0.1", "--warmup", "0", "--windows", "2", "--block")
+SHORT = ("--layers", "2", "--batch", "4", "--seconds", "0.05", "--warmup", "0", "--windows", "2", "--block")
+MANY = ("4KiB:512KiB", "--memory", "pool,user,host", "--seconds", "0.25")
+"""24 cases, which take several seconds: what comes after the first of them comes before the last."""
 PATIENCE = 60.0
 
 
@@ -115,7 +118,7 @@ def test_layered_on_uvloop_and_inside_one_process() -> None:
 def test_two_commands_one_after_the_other_and_at_the_same_time(tmp_path: Path) -> None:
     """Run initiators as on two machines. The owner stays, whatever becomes of them."""
     with owner("--listen", "127.0.0.1:0") as (process, address):
-        command = ["--role", "decode", "--peer", address, "--device", "1", *SHORT, "4KiB,8KiB", "--op", "pull,push"]
+        command = ["--role", "decode", "--peer", address, "--device", "1", *SHORT, "4KiB", "--op", "pull,push"]
         started = [sys.executable, "-m", "aiodatadist", "bench", *command]
         with children.Popen([*started, "--seconds", "60"], stderr=subprocess.DEVNULL, forks=True) as killed:
             both = [children.Popen(started, forks=True) for _ in range(2)]
@@ -138,17 +141,16 @@ def test_an_owner_that_dies_is_named_and_what_was_measured_is_shown() -> None:
             "--peer",
             address,
             *SHORT,
-            "4KiB,8KiB,16KiB",
+            *MANY,
         ]
-        with children.Popen(
-            [*command, "--seconds", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, forks=True
-        ) as decode:
+        with children.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, forks=True) as decode:
             assert decode.stderr is not None
-            assert decode.stderr.readline().startswith("1 of 3: pull pool 4KiB")
+            assert decode.stderr.readline().startswith("1 of 24: pull pool 4KiB")
             process.kill()
             out, errors = decode.communicate(timeout=PATIENCE)
     assert decode.returncode == 1
-    assert "case 2 of 3 failed" in errors
+    ended = len(re.findall(r"^\d+ of 24: ", errors, flags=re.MULTILINE)) + 1
+    assert f"case {ended + 1} of 24 failed" in errors
     assert " 4096 " in out
 
 
@@ -161,22 +163,20 @@ def test_ctrl_c_shows_and_writes_what_was_measured(loop: str, tmp_path: Path) ->
         "aiodatadist",
         "bench",
         *SHORT,
-        "4KiB:512KiB",
+        *MANY,
         "--loop",
         loop,
         "--json",
         str(into),
     ]
-    with children.Popen(
-        [*command, "--seconds", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, forks=True
-    ) as process:
+    with children.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, forks=True) as process:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("1 of 8: pull pool 4KiB")
+        assert process.stderr.readline().startswith("1 of 24: pull pool 4KiB")
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     report = BenchReport.model_validate_json(into.read_text())
-    assert errors.splitlines()[-1] == f"aiodatadist: interrupted after {len(report.rows)} of 8 cases"
+    assert errors.splitlines()[-1] == f"aiodatadist: interrupted after {len(report.rows)} of 24 cases"
     assert " 4096 " in out
     assert report.rows[0].case.block == 4096
     assert report.failure == "interrupted"
@@ -219,20 +219,20 @@ def test_against_memcpy_with_every_operation(tmp_path: Path) -> None:
     """Also with those, and as many at a time, that no other library has."""
     into = tmp_path / "report.json"
     more = ["--op", "pull,layered,copy", "--concurrency", "2", "--against", "memcpy"]
-    done = bench(*SHORT, "4KiB,8KiB", *more, "--json", str(into), env={**os.environ, "COLUMNS": "400"})
+    done = bench(*SHORT, "4KiB", *more, "--json", str(into), env={**os.environ, "COLUMNS": "400"})
     assert done.returncode == 0, done.stderr
     rows = BenchReport.model_validate_json(into.read_text()).rows
-    assert [row.by for row in rows] == ["aiodatadist", "memcpy"] * 6
+    assert [row.by for row in rows] == ["aiodatadist", "memcpy"] * 3
     for ours, copies in zip(rows[::2], rows[1::2], strict=True):
         assert copies.case == ours.case
         assert ours.memcpy_gigabytes_per_second is not None
         assert copies.gigabytes_per_second.median == pytest.approx(ours.memcpy_gigabytes_per_second.median)
         assert copies.transfers % 2 == 0
         assert (copies.latency_us, copies.wrong) == (None, None)
-    assert sum(line.split()[:1] == ["memcpy"] for line in done.stdout.splitlines()) == 6
-    again = bench(*SHORT, "4KiB,8KiB", *more, "--compare", str(into), env={**os.environ, "COLUMNS": "400"})
+    assert sum(line.split()[:1] == ["memcpy"] for line in done.stdout.splitlines()) == 3
+    again = bench(*SHORT, "4KiB", *more, "--compare", str(into), env={**os.environ, "COLUMNS": "400"})
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("memcpy: ") == 6
+    assert again.stdout.count("memcpy: ") == 3
     assert " gone " not in again.stdout
 
 
