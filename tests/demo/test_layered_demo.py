@@ -22,11 +22,11 @@ from .test_real_demo import Start
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    prompt = tmp_path / "prompt.txt"
-    prompt.write_text(("It was the best of times, it was the worst of times. " * 20)[:1000])
     with ExitStack() as stack:
 
-        def start_demo(*arguments: str) -> Demo:
+        def start_demo(length: int, *arguments: str) -> Demo:
+            prompt = tmp_path / "prompt.txt"
+            prompt.write_text(("It was the best of times, it was the worst of times. " * 20)[:length])
             demo = Demo.real("--prompt", str(prompt), "--layered", *arguments)
             stack.callback(demo.close)
             return demo
@@ -35,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_layers_arrive_while_others_are_computed_and_tokens_are_equal(start: Start, tmp_path: Path) -> None:
-    demo = start("--tokens", "8", "--json", "--trace", str(tmp_path / "trace.json"))
+    demo = start(1000, "--tokens", "8", "--json", "--trace", str(tmp_path / "trace.json"))
     out, errors = demo.process.communicate(timeout=PATIENCE)
     assert (demo.process.returncode, errors) == (0, "")
     result = json.loads(out)
@@ -50,7 +50,7 @@ def test_layers_arrive_while_others_are_computed_and_tokens_are_equal(start: Sta
 
 
 def test_the_timeline_is_drawn(start: Start) -> None:
-    out, _ = start("--tokens", "4").process.communicate(timeout=PATIENCE)
+    out, _ = start(100, "--tokens", "4").process.communicate(timeout=PATIENCE)
     drawn = [line for line in out.splitlines() if line.strip().startswith("layer ")]
     assert len(drawn) == 8
     assert all("#" in line and ">" in line for line in drawn)
@@ -60,7 +60,7 @@ def test_the_timeline_is_drawn(start: Start) -> None:
 
 @pytest.mark.parametrize("victim", ["prefill", at_night("decode")])
 def test_death_of_one_worker_between_two_layers_ends_everything_with_one_line(start: Start, victim: str) -> None:
-    demo = start("--tokens", "200")
+    demo = start(100, "--tokens", "200")
     demo.wait_until_started()
     demo.read_until("pull: 50%")
     os.kill(demo.pids[victim], signal.SIGKILL)
