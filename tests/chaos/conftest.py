@@ -1,0 +1,5 @@
+"""Collections of garbage in these tests do not look at what earlier tests left."""
+
+from tests.heap import pytest_runtest_logstart
+
+__all__ = ["pytest_runtest_logstart"]
