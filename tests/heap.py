@@ -1,8 +1,7 @@
 """Keep collections of garbage cheap: what earlier tests left is frozen from time to time, and not looked at again.
 
 ``no_leaks`` and others collect garbage in each test. After a thousand tests each collection would look at the reports, timers
-and imported modules of all of them, which costs more than most tests. A folder whose tests do that has
-``pytest_runtest_logstart`` of this module in its ``conftest.py``.
+and imported modules of all of them, which costs more than most tests.
 """
 
 from __future__ import annotations
@@ -10,13 +9,16 @@ from __future__ import annotations
 import gc
 from itertools import count
 
+import pytest
+
 EVERY = 25
 """Tests between two freezes."""
 
 _started = count()
 
 
-def pytest_runtest_logstart() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
     """Freeze what is alive between two tests: modules and reports, but nothing that a test has made for itself."""
     if next(_started) % EVERY == 0:
         gc.collect()

@@ -13,9 +13,6 @@ from aiodatadist._blocking import stats
 from aiodatadist._cache.task import CacheTask
 from aiodatadist._concurrency import loop_thread as thread
 from tests.blocking.pairs import Pair, linked_pair
-from tests.heap import pytest_runtest_logstart
-
-__all__ = ["pytest_runtest_logstart"]
 
 
 @pytest.fixture(params=["asyncio", "uvloop"], autouse=True)

@@ -25,9 +25,8 @@ from tests.context_caching.servers import (
     redis_cluster,
     running,
 )
-from tests.heap import pytest_runtest_logstart
 
-__all__ = ["mooncake_master", "pytest_runtest_logstart", "redis_server", "redis_servers"]
+__all__ = ["mooncake_master", "redis_server", "redis_servers"]
 
 SMALL = 48 * MIB
 """Bytes that an engine's small store has for values."""
