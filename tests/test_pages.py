@@ -132,7 +132,7 @@ def test_every_message_of_the_troubleshooting_is_in_the_source() -> None:
 def test_the_table_of_options_is_that_of_the_class() -> None:
     page = text_of(pages.ROOT / "docs" / "configuration.md")
     (table,) = (section.text for section in pages.sections(page) if section.heading == "Options of a cluster")
-    rows = re.findall(r"^\| `(\w+)` \| `([^`]*)` \| (?:`([^`]+)`)? \|", table, flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| `([^`]*)` \| (?:`([^`]+)`)? \|$", table, flags=re.MULTILINE)
     keys = {option.field: option.key for option in reversed(_OPTIONS)}
     defaults = {name: field.get_default(call_default_factory=True) for name, field in LLMConfig.model_fields.items()}
     assert [name for name, _, _ in rows] == list(defaults)
