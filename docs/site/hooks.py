@@ -133,6 +133,8 @@ def reference(module: str) -> str:
         _package()[module.removeprefix("aiodatadist").removeprefix(".")] if module != "aiodatadist" else _package()
     )
     first = introduction.docstring.value if introduction.docstring else ""
+    if module == "aiodatadist":  # the rest is about inner packages
+        first = first.partition("\n\n")[0]
     own = [name for name, (home, _) in found[module].items() if home == module]
     elsewhere = [(name, home, other) for name, (home, other) in found[module].items() if home != module]
     text = [f"# {module}", as_markdown(first)]
