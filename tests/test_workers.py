@@ -104,6 +104,26 @@ def test_death_of_a_worker_fails_its_test_alone(run: Run, tmp_path: Path, death:
     assert len(notes(tmp_path, "ran")) == 60
 
 
+def test_death_of_a_worker_half_way_through_a_report_fails_its_test_alone(run: Run) -> None:
+    cut = """
+import os, struct
+from tests.workers import Worker
+send = Worker._send
+
+def cut(self, number, reports):
+    if number == 7:
+        os.write(self._channel.fileno(), struct.pack("!i", 100) + b"half")
+        os._exit(3)
+    send(self, number, reports)
+
+Worker._send = cut
+"""
+    done = run(conftest=cut, a=MANY)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
+    assert "FAILED test_a.py::test_it[7]" in done.stdout
+    assert "1 failed, 29 passed" in done.stdout
+
+
 def test_death_of_a_worker_at_its_end_fails_the_run(run: Run) -> None:
     done = run(a="import atexit\ndef test_it(): atexit.register(lambda: os._exit(4))")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -44,6 +44,8 @@ Result = tuple[int, list[dict[str, Any]]]
 
 MORE = None
 """What a worker sends when it has run what it was given."""
+GONE: Final = object()
+"""Instead of what a worker sends: it has ended."""
 
 
 class Lost(Exception):
@@ -261,13 +263,16 @@ class Runner:
         """Wait for workers, and take what each of them has sent."""
         ready = set(wait([each.channel for each in self._workers] + [each.ended for each in self._workers]))
         for worker in list(self._workers):
+            if worker.channel not in ready and worker.ended not in ready:
+                continue
             try:
-                if worker.channel in ready and worker.channel.poll():
-                    self._take(worker, worker.channel.recv())
-                elif worker.ended in ready or worker.channel in ready:
-                    self._ended(worker)
-            except (EOFError, ConnectionResetError):
+                sent: Any = worker.channel.recv() if worker.channel.poll() else GONE
+            except (EOFError, OSError):  # it died, perhaps half-way through a report
+                sent = GONE
+            if sent is GONE:
                 self._ended(worker)
+            else:
+                self._take(worker, sent)
         if self._session.shouldfail:
             raise self._session.Failed(self._session.shouldfail)
         if self._session.shouldstop:
