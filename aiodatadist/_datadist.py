@@ -528,10 +528,15 @@ class LLMDataDist:
         Returns:
             As :meth:`link_clusters`. A cluster that is not linked counts as success.
         """
-        engine, seconds = self._running_here(), check_milliseconds(timeout, "timeout")
+        self._running_here()
+        seconds = check_milliseconds(timeout, "timeout")
         checks.instance(force, "force", bool)
-        ids = [_cluster_id(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
         self._suspect(timeout, "timeout of unlink_clusters()")
+        return await self._unlink_each(clusters, seconds, force)
+
+    async def _unlink_each(self, clusters: Sequence[LLMClusterInfo], seconds: float, force: bool) -> LinkResults:
+        engine = self._running_here()
+        ids = [_cluster_id(info) for info in checks.sequence(clusters, "clusters", LLMClusterInfo)]
 
         async def unlink(info: LLMClusterInfo, cluster_id: int) -> None:
             self._check_unlink(info, force)

@@ -157,6 +157,21 @@ async def test_v1_links_one_peer_with_its_own_rules() -> None:
         await decoder.unlink_from(1)
 
 
+async def test_v1_suspects_milliseconds_and_not_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    config = legacy.LLMConfig(enable_cache_manager=False, listen="127.0.0.1:0")
+    other = legacy.LLMConfig(enable_cache_manager=False, device_id=1)
+    async with (
+        legacy.LLMDataDist(LLMRole.PROMPT, 1, config) as prompt,
+        legacy.LLMDataDist(LLMRole.DECODER, 2, other) as decoder,
+    ):
+        assert prompt.listen_address is not None
+        await decoder.link_to(1, prompt.listen_address, timeout=5)
+        await decoder.unlink_from(1, timeout=0.049, force=True)
+        assert "milliseconds" not in caplog.text
+        await decoder.unlink_clusters([LLMClusterInfo(1, prompt.listen_address)], 49)
+        assert "timeout of unlink_clusters() is 49" in caplog.text
+
+
 def test_without_await_the_reason_is_raised_as_well() -> None:
     prompt, decoder = blocking.LLMDataDist(LLMRole.MIX, 1), blocking.LLMDataDist(LLMRole.MIX, 2)
     try:

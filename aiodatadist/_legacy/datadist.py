@@ -232,10 +232,12 @@ class LLMDataDist(datadist.LLMDataDist):
         refusal = _check(clusters)
         if refusal is not None:
             return LinkResults(refusal, [])
-        async with self._alone(check_milliseconds(timeout, "timeout")) as is_alone:
+        seconds = check_milliseconds(timeout, "timeout")
+        self._suspect(timeout, "timeout of unlink_clusters()")
+        async with self._alone(seconds) as is_alone:
             if not is_alone:
                 return LinkResults(LLMStatusCode.LLM_PROCESSING_LINK, [])
-            each = LinkResults.of(await _gather([self._unlink(info, timeout, force) for info in clusters]))
+            each = LinkResults.of(await _gather([self._unlink(info, seconds, force) for info in clusters]))
         harmless = {OK, LLMStatusCode.LLM_NOT_YET_LINK}
         status = next((status for status in reversed(each.statuses) if status not in harmless), OK)
         return LinkResults(status, each.statuses, each.errors)
@@ -291,24 +293,24 @@ class LLMDataDist(datadist.LLMDataDist):
         async with self._alone(seconds) as is_alone:
             if not is_alone:
                 raise _not_alone("unlink_from")
-            error = await self._unlink(LLMClusterInfo(cluster_id), max(1, round(1000 * seconds)), force)
+            error = await self._unlink(LLMClusterInfo(cluster_id), seconds, force)
         if error is not None and error.status_code is not LLMStatusCode.LLM_NOT_YET_LINK:
             raise error
 
-    async def _unlink(self, info: LLMClusterInfo, timeout: int, force: bool) -> LLMException | None:
+    async def _unlink(self, info: LLMClusterInfo, seconds: float, force: bool) -> LLMException | None:
         """End one link; return why that did not succeed, or None."""
         cluster_id = checks.integer(info.remote_cluster_id, "remote_cluster_id", checks.UINT64)
         if self._running().links.peek(cluster_id) is None:
-            await self._running().relinker.forget(cluster_id, timeout / 1000)
+            await self._running().relinker.forget(cluster_id, seconds)
             return NotLinked(f"cluster {cluster_id} is not linked", peer=cluster_id)
         if force:
-            return (await super().unlink_clusters([info], timeout, force=True)).errors[0]
+            return (await self._unlink_each([info], seconds, True)).errors[0]
         try:
             with self._v1("unlink_clusters").link_locks.hold(cluster_id, "unlink_clusters"):
-                (error,) = (await super().unlink_clusters([info], timeout)).errors
+                (error,) = (await self._unlink_each([info], seconds, False)).errors
                 if error is None:
                     return None
-                await super().unlink_clusters([info], timeout, force=True)
+                await self._unlink_each([info], seconds, True)
         except LLMException as busy:
             logger.warning("cluster %d: %s", self.cluster_id, busy)
             return busy
