@@ -146,10 +146,11 @@ class CacheService:
 
     def take(self) -> Ended:
         """Return what ended since the last call. Never waits."""
+        life = self._door.opened  # once: another thread may close it
         with self._lock:
             ended, self._ended = self._ended, Ended()
-        if self._door.opened is not None:
-            ended.incidents = self._door.opened.incidents.take()
+        if life is not None:
+            ended.incidents = life.incidents.take()
         return ended
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ import pytest
 from aiodatadist import LLMException, ParamInvalid
 from aiodatadist._adapters.cache_service import CacheService, CacheSettings, check_pool
 from aiodatadist._adapters.ended import Ended
+from aiodatadist._adapters.loop_service import LoopDoor
 from aiodatadist._device import Device
 from aiodatadist.context_caching import CcConfig_v1, EmsInvalidArgument
 from tests.context_caching.servers import RedisServer, need_redis, running
@@ -221,3 +222,21 @@ def test_what_cannot_be() -> None:
     check_pool(CacheSettings(pool="redis://x"), False)
     with pytest.raises(ParamInvalid, match="this engine has several"):
         check_pool(CacheSettings(pool=POOL), False)
+
+
+def test_taking_while_another_thread_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives: list[Any] = []
+
+    def close_behind_the_look(door: LoopDoor[Any]) -> Any:
+        life, vars(door)["opened"] = vars(door)["opened"], None
+        lives.append(life)
+        return life
+
+    with closing(CacheService(CacheSettings(pool=POOL))) as service:
+        service.open(CcConfig_v1(rank_id=0, device_id=0, model_id="m"))
+        with monkeypatch.context() as patch:
+            door = property(close_behind_the_look, lambda door, life: vars(door).update(opened=life))
+            patch.setattr(LoopDoor, "opened", door, raising=False)
+            assert service.take().sent == set()
+        assert len(lives) == 1
+        service._door.opened = lives[0]
