@@ -124,10 +124,11 @@ class LoopDoor(Generic[LifeT]):
     @property
     def life(self) -> LifeT:
         """The life. Raises LLMException if there is none."""
-        if self.opened is None:
+        life = self.opened  # once: another thread may close it
+        if life is None:
             state = "closed" if self._is_closed else "not open"
             raise LLMException(f"this {self._what} is {state}", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
-        return self.opened
+        return life
 
     def close(self) -> None:
         """Close the life, and give the thread back. May be called twice."""

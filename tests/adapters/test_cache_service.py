@@ -224,7 +224,7 @@ def test_what_cannot_be() -> None:
         check_pool(CacheSettings(pool=POOL), False)
 
 
-def test_taking_while_another_thread_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_for_the_life_while_another_thread_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     lives: list[Any] = []
 
     def close_behind_the_look(door: LoopDoor[Any]) -> Any:
@@ -238,5 +238,7 @@ def test_taking_while_another_thread_closes(monkeypatch: pytest.MonkeyPatch) -> 
             door = property(close_behind_the_look, lambda door, life: vars(door).update(opened=life))
             patch.setattr(LoopDoor, "opened", door, raising=False)
             assert service.take().sent == set()
-        assert len(lives) == 1
+            service._door.opened = lives[0]
+            assert service._door.life is lives[0]
+        assert len(lives) == 2
         service._door.opened = lives[0]
