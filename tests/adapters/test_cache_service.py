@@ -225,20 +225,20 @@ def test_what_cannot_be() -> None:
 
 
 def test_looking_for_the_life_while_another_thread_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    lives: list[Any] = []
+    looks: list[tuple[LoopDoor[Any], Any]] = []
 
     def close_behind_the_look(door: LoopDoor[Any]) -> Any:
         life, vars(door)["opened"] = vars(door)["opened"], None
-        lives.append(life)
+        looks.append((door, life))
         return life
 
     with closing(CacheService(CacheSettings(pool=POOL))) as service:
         service.open(CcConfig_v1(rank_id=0, device_id=0, model_id="m"))
         with monkeypatch.context() as patch:
-            door = property(close_behind_the_look, lambda door, life: vars(door).update(opened=life))
-            patch.setattr(LoopDoor, "opened", door, raising=False)
+            opened = property(close_behind_the_look, lambda door, life: vars(door).update(opened=life))
+            patch.setattr(LoopDoor, "opened", opened, raising=False)
             assert service.take().sent == set()
-            service._door.opened = lives[0]
-            assert service._door.life is lives[0]
-        assert len(lives) == 2
-        service._door.opened = lives[0]
+            ((door, life),) = looks
+            door.opened = life
+            assert door.life is life
+        door.opened = life
