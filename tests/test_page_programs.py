@@ -110,7 +110,7 @@ async def pull() -> AsyncIterator[dict[str, Any]]:
 @asynccontextmanager
 async def landing() -> AsyncIterator[dict[str, Any]]:
     async with linked_pair(DESC) as (prompt, decoder, source, target):
-        prefill, decode = prompt.datadist.cache_manager, decoder.datadist.cache_manager
+        prefill, decode = prompt.datadist, decoder.datadist
         scene: dict[str, Any] = {"prefill": prefill, "decode": decode, "source": source, "target": target}
         yield scene
         assert scene["report"].bytes == 2 * 4 * 4096
