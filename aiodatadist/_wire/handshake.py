@@ -178,7 +178,10 @@ class Handshake:
         if theirs.cluster_id == mine.cluster_id:
             raise IncompatiblePeer(f"both ends have cluster id {mine.cluster_id}: ids must be unique")
         if self._expected is not None and theirs.cluster_id != self._expected:
-            raise IncompatiblePeer(f"cluster {self._expected} was asked for, {theirs.cluster_id} answered")
+            raise IncompatiblePeer(
+                f"cluster {self._expected} was asked for, {theirs.cluster_id} answered",
+                hint="check the address and the cluster id",
+            )
         if theirs.has_key != mine.has_key:
             owner = theirs if theirs.has_key else mine
             raise AuthError(f"only cluster {owner.cluster_id} has a key", hint=SAME_KEY)

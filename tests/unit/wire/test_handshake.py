@@ -284,6 +284,7 @@ def test_other_cluster_than_the_asked_for_is_refused_and_its_proof_not_asked_for
     client.start(CONNECT)
     with pytest.raises(IncompatiblePeer, match="cluster 2 was asked for, 3 answered") as caught:
         client.receive(hello(3, has_key=key is not None))
+    assert caught.value.hint == "check the address and the cluster id"
     assert not caught.value.is_proved
 
 
