@@ -118,6 +118,13 @@ async def test_a_peer_needs_the_last_ones_only(pair: Pair) -> None:
     assert await ended(lease) is LeaseEnd.TAKEN
 
 
+async def test_a_peer_needs_the_first_ones_only(pair: Pair) -> None:
+    lease = pair.lease()
+    await pair.puller.pull_leased(lease.ticket(), pair.mine, TARGETS[:2])
+    pair.verify(BLOCKS[:2], TARGETS[:2])
+    assert await ended(lease) is LeaseEnd.TAKEN
+
+
 async def test_a_pull_that_is_cancelled_releases_them(pair: Pair) -> None:
     lease = pair.lease()
     with held_transfer(pair.mover) as held:
@@ -523,8 +530,10 @@ async def test_bad_arguments(pair: Pair) -> None:
             puller.pull_leased({**good, **change}, pair.mine, TARGETS)
     with pytest.raises(TypeError):
         puller.pull_leased("ticket", pair.mine, TARGETS)  # type: ignore[arg-type]
-    with pytest.raises(ParamInvalid, match="the same length"):
+    with pytest.raises(ParamInvalid, match="dst_blocks has 4 entries: the ticket has 3 blocks"):
         puller.pull_leased(good, pair.mine, [1, 2, 3, 4])
+    with pytest.raises(ParamInvalid, match="dst_blocks has 3 entries: the ticket has 2 blocks from first=1 on"):
+        puller.pull_leased(good, pair.mine, [1, 2, 3], first=1)
     with pytest.raises(ParamInvalid, match="first is 3"):
         puller.pull_leased(good, pair.mine, [1], first=3)
     with pytest.raises(NotLinked):

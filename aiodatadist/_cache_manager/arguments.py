@@ -10,6 +10,7 @@ from aiodatadist._cache.plan import check_once
 from aiodatadist._values import checks
 from aiodatadist._values.descriptors import BlocksCacheKey, CacheKey
 from aiodatadist._values.grid import BlockNumbers, indexes
+from aiodatadist._values.lease_ticket import LeaseTicket
 from aiodatadist._values.transfer_priority import TransferPriority
 from aiodatadist.errors import ParamInvalid
 
@@ -51,6 +52,15 @@ def blocks_to_pull(key: Key, src_blocks: BlockNumbers, dst_blocks: BlockNumbers)
         )
     check_once(targets, "dst_blocks")
     return sources, targets
+
+
+def leased_to_pull(ticket: LeaseTicket, first: int, dst_blocks: array[int]) -> tuple[array[int], array[int]]:
+    """Return the two lists of a ``pull_leased``, as C reads them. Raises the errors of :func:`blocks_to_pull`."""
+    sources = ticket.blocks[first : first + len(dst_blocks)]
+    if len(dst_blocks) > len(sources):
+        since = f" from first={first} on" if first else ""
+        raise ParamInvalid(f"dst_blocks has {len(dst_blocks)} entries: the ticket has {len(sources)} blocks{since}")
+    return blocks_to_pull(ticket.key, sources, dst_blocks)
 
 
 def blocks_to_push(src_blocks: BlockNumbers, dst_blocks: BlockNumbers) -> tuple[array[int], array[int]]:

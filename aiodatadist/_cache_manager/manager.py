@@ -11,7 +11,7 @@ from aiodatadist._cache.names import Key
 from aiodatadist._cache.plan import check_below, check_once
 from aiodatadist._cache.table import Entry
 from aiodatadist._cache.task import BLOCKS, CacheTask, EndedTask
-from aiodatadist._cache_manager.arguments import Terms, blocks_to_pull, blocks_to_push, check_offset
+from aiodatadist._cache_manager.arguments import Terms, blocks_to_pull, blocks_to_push, check_offset, leased_to_pull
 from aiodatadist._cache_manager.caches import Caches
 from aiodatadist._cache_manager.short_way import short_way
 from aiodatadist._device import TransferReport, give_way
@@ -329,7 +329,7 @@ class CacheManager(Caches):
             raise ParamInvalid(f"first is {first}: the ticket has {len(kept.blocks)} blocks")
         wanted = indexes(dst_blocks, "dst_blocks")
         if parts is None:
-            sources, targets = blocks_to_pull(kept.key, kept.blocks[first : first + len(wanted)], wanted)
+            sources, targets = leased_to_pull(kept, first, wanted)
         else:
             sources, targets = indexes(kept.blocks[first:], "blocks"), wanted
             check_once(targets, "dst_blocks")
