@@ -164,7 +164,7 @@ class Reactions:
 
     def _learn(self, question: Question, cache: CacheEntry, slot: int) -> None:
         """Remember a cache, unless the peer has revoked it since it sent the answer. Transfers that need it ask again."""
-        if cache.cache_id not in question.revoked:
+        if not self.session.questions.is_revoked_since(question, cache.cache_id):
             self.session.catalogue.learn(cache, question.name, slot)
 
     def on_revoke(self, message: Revoke) -> None:

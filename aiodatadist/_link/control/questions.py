@@ -19,6 +19,9 @@ AGAIN_SECONDS = 1.0
 MOST_AGAIN_SECONDS = 8.0
 """The most seconds between two repetitions."""
 
+REVOKED_CACHES = 1024
+"""The latest revoked caches that are remembered one by one. Of older ones, the number of the last revocation is enough."""
+
 Answer = Found | Pulled | Pong | Owned | Claimed | Digests
 
 
@@ -33,11 +36,11 @@ class Question:
         answered: set when the question is settled.
         answer: the peer's answer; None until then, and if the peer's version does not know such questions.
         again: the timer that repeats the question.
-        revoked: caches that the peer has revoked meanwhile. An answer that names one of them was sent before that.
+        asked_after: the number of revocations that had come from the peer when the question was asked.
         then: called when the question is settled.
     """
 
-    __slots__ = ("again", "answer", "answered", "checksums", "kind", "name", "number", "revoked", "then")
+    __slots__ = ("again", "answer", "answered", "asked_after", "checksums", "kind", "name", "number", "then")
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class Question:
         self.answered = Signal()
         self.answer: Answer | None = None
         self.again: asyncio.TimerHandle | None = None
-        self.revoked: set[int] = set()
+        self.asked_after = 0
         self.then = then
 
     def settle(self, answer: Answer | None) -> None:
@@ -90,6 +93,9 @@ class PendingQuestions:
         self._numbers = itertools.count(1)
         self._open: dict[int, Question] = {}
         self._insisting: set[anyio.CancelScope] = set()
+        self._revocations = 0
+        self._revoked: dict[int, int] = {}  # the number of the last revocation, by cache; the oldest first
+        self._forgotten = 0  # the highest number that was dropped from these
         self.is_over = False
         self.heard = 0
 
@@ -141,12 +147,14 @@ class PendingQuestions:
 
     def expect(self, kind: type[Answer], then: Callable[[], object], checksums: int = 0) -> Question:
         """Open a question, as :meth:`start` does, that the caller sends under the question's number."""
-        call = Question(next(self._numbers), kind, None, checksums, then)
-        self._open[call.number] = call
-        return call
+        return self._keep(Question(next(self._numbers), kind, None, checksums, then))
 
     def _say(self, question: Callable[[int], Message], call: Question) -> Question:
         self._post(question(call.number))
+        return self._keep(call)
+
+    def _keep(self, call: Question) -> Question:
+        call.asked_after = self._revocations
         self._open[call.number] = call
         return call
 
@@ -187,10 +195,22 @@ class PendingQuestions:
                 pause = min(2 * pause, MOST_AGAIN_SECONDS)
 
     def revoked(self, cache_id: int) -> None:
-        """Note that the peer revokes a cache. Earlier answers that name it may still come, late or repeated."""
-        for call in self._open.values():
-            if call.kind is Found:
-                call.revoked.add(cache_id)
+        """Note that the peer revokes a cache. Earlier answers that name it may still come, late or repeated.
+
+        This costs the same however many questions are open: a peer may revoke thousands of caches that it never had.
+        """
+        self._revocations += 1
+        self._revoked.pop(cache_id, None)
+        self._revoked[cache_id] = self._revocations
+        if len(self._revoked) > REVOKED_CACHES:
+            self._forgotten = self._revoked.pop(next(iter(self._revoked)))
+
+    def is_revoked_since(self, question: Question, cache_id: int) -> bool:
+        """Return True if the peer revoked a cache after the question was asked, or may have.
+
+        An answer that names the cache may have been sent before that.
+        """
+        return self._revoked.get(cache_id, self._forgotten) > question.asked_after
 
     def refused(self, number: int) -> bool:
         """Settle a question that the peer's version does not know. Return False if there is none of this number."""
