@@ -151,11 +151,11 @@ class Decoder:
     def _next(self) -> bytes | None:
         if len(self._buffer) < HEAD.size:
             if not MAGIC.startswith(bytes(self._buffer[: len(MAGIC)])):
-                raise ProtocolError(f"the peer does not speak our protocol: it begins with {bytes(self._buffer)!r}")
+                raise _foreign(bytes(self._buffer))
             return None
         magic, version, length = HEAD.unpack_from(self._buffer)
         if magic != MAGIC:
-            raise ProtocolError(f"the peer does not speak our protocol: it begins with {magic!r}, not {MAGIC!r}")
+            raise _foreign(magic)
         if version != VERSION:
             raise ProtocolError(f"the peer's frames have version {version}, ours {VERSION}")
         if length > self.max_body:
@@ -166,6 +166,13 @@ class Decoder:
         body = bytes(self._buffer[HEAD.size : end])
         del self._buffer[:end]
         return body
+
+
+def _foreign(beginning: bytes) -> ProtocolError:
+    return ProtocolError(
+        f"the peer does not speak our protocol: it begins with {beginning!r}, not {MAGIC!r}",
+        hint="check the address: another program listens there",
+    )
 
 
 def _check_minor(message: Message | Unknown, minor: int, end: str) -> None:
