@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from aiodatadist import _cli as cli
 from aiodatadist._cli.demo import arguments
 from aiodatadist._cli.demo import command as demo
+from aiodatadist._cli.kit import children
 
 SCENARIO = sys.argv[1]
 
@@ -22,5 +24,6 @@ def run_with_fakes(options: demo.DemoOptions) -> int:
 
 
 if __name__ == "__main__":
-    setattr(arguments, "run_demo", run_with_fakes)  # noqa: B010 - the one thing that this script changes
+    setattr(arguments, "run_demo", run_with_fakes)  # noqa: B010 - with the next, all that this script changes
+    setattr(children, "REAP_SECONDS", math.inf)  # noqa: B010 - a killed worker that is waited for in vain hangs the test
     sys.exit(cli.main(["demo", *sys.argv[2:]]))

@@ -134,6 +134,7 @@ class Child:
                     await self.process.wait()
             code = self.process.returncode
             self.signal(signal.SIGKILL)
+            self._close_pipes()
             with anyio.move_on_after(REAP_SECONDS):
                 await self.process.wait()
             for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
@@ -154,16 +155,27 @@ class Child:
             with anyio.move_on_after(GRACE_SECONDS), suppress(OSError):
                 await writer.wait_closed()
 
-    def _close_transport(self) -> None:
-        """Close asyncio's transport, for which anyio has no call.
+    def _close_pipes(self) -> None:
+        """Close this end of the pipes, for which anyio has no call.
 
-        It closes by itself when the pipes have been read to their ends. asyncio stops reading a pipe that is full, so that
-        may be never: then it would be closed when it is collected, maybe after its loop, which asyncio reports on stderr.
+        With older anyio, the wait for a process ends once its pipes have, and asyncio stops reading a pipe that is full:
+        stopping a child with unread reports then took as long as the limit allows.
         """
-        process = getattr(self.process, "_process", None)
-        transport = getattr(process, "_transport", None)
+        transport = self._transport()
+        for number in range(3):
+            pipe = None if transport is None else transport.get_pipe_transport(number)
+            if pipe is not None:
+                pipe.close()
+
+    def _close_transport(self) -> None:
+        """Close asyncio's transport. That of a child that is not gone would outlive its loop, which asyncio reports."""
+        transport = self._transport()
         if transport is not None:
             transport.close()
+
+    def _transport(self) -> asyncio.SubprocessTransport | None:
+        process = getattr(self.process, "_process", None)
+        return getattr(process, "_transport", None)
 
     def __str__(self) -> str:
         return f"the {self.name} process (pid {self.pid})"
