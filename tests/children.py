@@ -49,7 +49,7 @@ AT_THE_START = (
 """Variables that are read when an interpreter starts, or when a module is imported."""
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 SET_CHILD_SUBREAPER = 36
-"""Of ``prctl``: orphans among the descendants of this process become its children."""
+"""The option of ``prctl`` that makes orphans among the descendants of this process its children."""
 
 _started = subprocess.Popen
 _libc = ctypes.CDLL(None, use_errno=True)

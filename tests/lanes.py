@@ -189,7 +189,7 @@ def make(lane: Lane) -> None:
 
 
 EXTRAS = ("redis", "uvloop", "demo", "testing", "prometheus", "otel")
-"""What a lane installs of the package's optional dependencies."""
+"""The optional dependencies of the package that each lane installs."""
 
 
 def package_needs() -> list[str]:

@@ -34,18 +34,18 @@ AT_ONCE = 4
 LAST = "unit"
 """Tests in folders of this name run last. They are short, so all workers end at about the same time."""
 SET_DEATH_SIGNAL = 1
-"""Of ``prctl``: the signal that a process gets when its parent ends."""
+"""The option of ``prctl`` that sets the signal a process gets when its parent ends."""
 
 Given = list[int]
-"""What a worker is told to run: numbers of tests. None are given when it shall end."""
+"""The numbers of the tests that a worker must run. An empty list ends it."""
 Result = tuple[int, list[dict[str, Any]]]
 """A test's number, and its serialised reports."""
 
 
 MORE = None
-"""What a worker sends when it has run what it was given."""
+"""The message by which a worker asks for more tests."""
 GONE: Final = object()
-"""Instead of what a worker sends: it has ended."""
+"""The message that stands for the end of a worker."""
 
 
 class Lost(Exception):

@@ -91,7 +91,7 @@ class LoopDoor(Generic[LifeT]):
     """The loop's thread, and the life there while it is open. Only :meth:`open` and :meth:`close` wait.
 
     Attributes:
-        thread: the process's loop thread, or one of its own.
+        thread: the loop thread that the process shares, or a separate one.
         opened: the life; None before :meth:`open` has returned, and once :meth:`close` was called.
     """
 

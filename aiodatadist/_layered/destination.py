@@ -496,7 +496,7 @@ class Destination:
             self.fail(failure)
 
     def expire(self, seconds: float) -> None:
-        """Fail with ``LLM_TIMEOUT``, because the caller's limit of so many seconds is over."""
+        """Fail with ``LLM_TIMEOUT``, because the caller's limit of ``seconds`` is over."""
         self.fail(too_late(seconds, self.progress.how_far(f"cluster {self.cluster_id}")))
 
     def fail(self, error: LLMException) -> None:

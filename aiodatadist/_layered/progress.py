@@ -4,7 +4,7 @@ A destination is at one :class:`Stage`. How many of its layers have come how far
 
 ======= ==========================================================================
 offered layers that the source has called final; none if the device waits at gates
-ready   layers that nothing has to be waited for before they are sent
+ready   layers that can be sent without waiting
 sent    layers on the device. Behind gates, the device has them before they are ready
 landed  layers at the peer, and compared with the source if that was asked for
 told    layers that the transfer has announced to its caller
@@ -125,7 +125,7 @@ TABLE: Final[Mapping[Stage, Mapping[Event, Stage | None]]] = {
     },
     **{stage: _ended(stage) for stage in (Stage.DONE, Stage.FAILED, Stage.CANCELLED, Stage.STUCK)},
 }
-"""What each event makes of each stage. None if the event comes too late, and changes nothing."""
+"""The next stage, by stage and event. None if the event comes too late and changes nothing."""
 
 
 class Progress:

@@ -212,7 +212,7 @@ class LayeredTransfer(TransferCompletion):
                 self._offer(part)
 
     def _offer(self, part: Destination) -> None:
-        """Offer a destination its next layers, up to the first that is not ready; fail it if that one never will be."""
+        """Offer a destination the layers that are ready in order. Fail it if the next one can never be ready."""
         offered, count = part.progress.offered, 0
         error = None
         for layer in part.layers[offered:]:
