@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import random
 from array import array
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -243,3 +243,37 @@ async def test_one_that_fails_says_so_and_the_next_works(monkeypatch: pytest.Mon
         assert p.decoder.datadist.statistics().links[0].failures
         await p.manager.pull_blocks(KEY, p.target, [8], [9])
         p.check({1: 1, 9: 8})
+
+
+class Number:
+    """A block number that pulls another block when it is read for the first time."""
+
+    def __init__(self, number: int, pull: Callable[[], CacheTask]) -> None:
+        self._number = number
+        self._pull = pull
+        self.pulled: CacheTask | None = None
+
+    def __index__(self) -> int:
+        if self.pulled is None:
+            self.pulled = self._pull()
+        return self._number
+
+
+@short
+@pytest.mark.parametrize("is_held", [False, True], ids=["that ends at once", "that is under way"])
+async def test_a_number_that_pulls_another_block_when_it_is_read_changes_no_other_number(
+    is_held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(monkeypatch) as p:
+        for _ in range(3):
+            await p.manager.pull_blocks(KEY, p.target, [1], [1])
+        number: Any = Number(4, lambda: p.manager.pull_blocks(KEY, p.target, [9, 10], [8, 9]))
+        with held_transfer() if is_held else nullcontext() as held:
+            task = p.manager.pull_blocks(KEY, p.target, [number, 5], [6, 7])
+            if held is not None:
+                await held.arrived()
+                assert not number.pulled.done()
+                held.release()
+            await number.pulled
+            await task
+        p.check({1: 1, 6: 4, 7: 5, 8: 9, 9: 10})

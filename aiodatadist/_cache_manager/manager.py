@@ -184,14 +184,14 @@ class CacheManager(Caches):
     ) -> CacheTask | None:  # fmt: skip
         """Start a small transfer by a shortcut; return None if nothing was done, and it must take the long way."""
         engine = self._engine
-        short = short_way(engine, direction, key, cache, mine, theirs, rest, checksum, priority)
+        short = short_way(engine, direction, key, cache, mine, theirs, rest, checksum, priority, deadline)
         if short is None:
             return None
-        count, (shortcuts, way) = len(mine), short
+        shortcuts, way, numbers, count = short
         if deadline is not None:
             check_deadline(deadline)
         engine.check_here()
-        done = shortcuts.run(way, mine, theirs, count)
+        done = shortcuts.run(way, numbers, count)
         what, peer = way.common.operation, way.common.peer
         if isinstance(done, TransferReport):
             task = EndedTask(way.common, done, key, count)

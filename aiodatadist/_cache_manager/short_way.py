@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any, Final
 
+from aiodatadist._device import packed
 from aiodatadist._link import LinkState
 from aiodatadist._values.descriptors import BlocksCacheKey, Cache
 from aiodatadist._values.transfer_priority import TransferPriority
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _LISTS: Final = frozenset({list, tuple, range, array})
 """Types of block lists that a shortcut reads."""
+_DEADLINES: Final = frozenset({type(None), int, float})
 
 
 def short_way(
@@ -28,11 +30,13 @@ def short_way(
     rest: tuple[Any, Any, Any, Any],
     checksum: Any,
     priority: Any,
-) -> tuple[Shortcuts, Shortcut] | None:
-    """Return the shortcut that a transfer may take, and the shortcuts of its link; None if it must take the long way.
+    deadline: Any,
+) -> tuple[Shortcuts, Shortcut, bytes, int] | None:
+    """Return the shortcut that a transfer may take, the shortcuts of its link, the numbers of its blocks, and their count.
 
-    Everything that can be wrong with a call, or has changed since an earlier one, leads to the long way, which reports it.
-    Nothing here raises, so that both ways raise the same errors.
+    Return None if the transfer must take the long way. Everything that can be wrong with a call, or has changed since an
+    earlier one, leads to the long way, which reports it. Nothing here raises by itself, so that both ways raise the same
+    errors.
 
     Args:
         mine, theirs: the block lists of this end and of the peer.
@@ -47,12 +51,18 @@ def short_way(
         or type(key) is not BlocksCacheKey
         or type(cache) is not Cache
         or type(priority) is not TransferPriority
+        or type(deadline) not in _DEADLINES
         or src_layers is not None
         or dst_layers is not None
         or tensors != 2
         or notify is not None
         or (engine.transfer_checksum if checksum is None else checksum is not False)
     ):
+        return None
+    # The numbers, before everything that may change: reading one may run the caller's code, which may begin a transfer.
+    count = len(mine)
+    numbers = packed(mine, theirs, count)
+    if numbers is None:
         return None
     link = engine.links.peek(key.cluster_id)
     if link is None:
@@ -70,4 +80,4 @@ def short_way(
         or not life.ownership.is_ours
     ):
         return None
-    return shortcuts, way
+    return shortcuts, way, numbers, count

@@ -7,7 +7,7 @@ from any thread; streams belong to the event loop on which they were opened.
 
 from aiodatadist._concurrency.completion import TransferCompletion, TransferReport, TransferState
 from aiodatadist._concurrency.loop_time import give_way
-from aiodatadist._device.block_run import BlockRun, RanAtOnce
+from aiodatadist._device.block_run import BlockRun, RanAtOnce, packed
 from aiodatadist._device.device import Device
 from aiodatadist._device.gate import Gate, open_gates, refuse_captured
 from aiodatadist._device.memory import Memory, first_unusable
@@ -38,6 +38,7 @@ __all__ = [
            "first_unusable",
            "give_way",
            "open_gates",
+           "packed",
            "refuse_captured",
            "torch_empty",
 ]  # fmt: skip

@@ -21,15 +21,29 @@ _STATE_AT: Final = ffi.offsetof("ring_blocks", "ran", "state")
 _new = tuple.__new__
 
 
-def _packer(count: int) -> Callable[..., None]:
-    """Return a function that writes this number of integers as C reads them.
+def _packer(count: int) -> Callable[..., bytes]:
+    """Return a function that returns this number of integers as C reads them.
 
     It raises struct.error if one of them is not an integer of 64 bits.
     """
-    return struct.Struct(f"={count}Q").pack_into
+    return struct.Struct(f"={count}Q").pack
 
 
 _packers: Final = [_packer(2 * count) for count in range(MOST_BLOCKS + 1)]
+
+
+def packed(local: Sequence[int], remote: Sequence[int], count: int) -> bytes | None:
+    """Return the numbers of ``count`` blocks at either side as C reads them.
+
+    Return None if they are too many, or not numbers of blocks. Numbers may be objects that run their caller's code, which may
+    begin another transfer: whatever that could change must be looked at afterwards.
+    """
+    if count > MOST_BLOCKS:
+        return None
+    try:
+        return _packers[count](*local, *remote)
+    except struct.error:
+        return None
 
 
 class BlockRun:
@@ -71,19 +85,16 @@ class BlockRun:
         self._stream = stream
         self._timeout_ms = timeout_ms
 
-    def run(self, local: Sequence[int], remote: Sequence[int], count: int) -> TransferReport | StreamTransfer | None:
-        """Run it with these ``count`` blocks at either side.
+    def run(self, numbers: bytes, count: int) -> TransferReport | StreamTransfer | None:
+        """Run it with ``count`` blocks at either side, whose numbers :func:`packed` has returned.
 
         Returns:
             The report of a success; or a transfer that is under way or has failed; or None if nothing was done, because
                 it cannot run at once, or there are no such blocks.
         """
-        if self._is_spent or count > MOST_BLOCKS or not self._stream.may_run_at_once:
+        if self._is_spent or not self._stream.may_run_at_once:
             return None
-        try:
-            _packers[count](self._numbers, 0, *local, *remote)
-        except struct.error:
-            return None
+        self._numbers[: len(numbers)] = numbers
         status = self._run(self._blocks, count)
         if status != ring.RING_RAN:
             return self._take_up(False) if status == ring.RING_QUEUED else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aiodatadist._cache.catalogue import RemoteCache
 from aiodatadist._cache.task import AtOnce
-from aiodatadist._device import BlockRun, Program, StreamTransfer, TransferReport
+from aiodatadist._device import BlockRun, Program, StreamTransfer, TransferReport, packed
 from aiodatadist._link.data.shortcut import Shortcut
 from aiodatadist._link.transfers.running import CALLS, DONE, LANES
 from aiodatadist._values.descriptors import BlocksCacheKey
@@ -85,7 +85,8 @@ class Shortcuts:
             or len(src) != len(dst)
         ):
             return None
-        return self.run(way, src, dst, len(src))
+        numbers = packed(src, dst, len(src))
+        return None if numbers is None else self.run(way, numbers, len(src))
 
     # ---- both ----
 
@@ -115,16 +116,14 @@ class Shortcuts:
         common = AtOnce(call, session.cluster_id, session.host.check_here, opened.loop_time)
         return Shortcut(what, is_critical, entry, remote, link_channel, blocks, session.totals.transfers[call], common)
 
-    def run(
-        self, way: Shortcut, mine: Sequence[int], theirs: Sequence[int], count: int
-    ) -> TransferReport | StreamTransfer | None:
-        """Move ``count`` blocks by a shortcut: ``theirs[i]`` into ``mine[i]`` if it reads, or the other way round.
+    def run(self, way: Shortcut, numbers: bytes, count: int) -> TransferReport | StreamTransfer | None:
+        """Move ``count`` blocks by a shortcut, to or from the peer. Their numbers at either end are packed.
 
         Most transfers have ended when this returns. They lease nothing, because nothing else happens meanwhile.
 
         Return None if nothing was done. Then the transfer takes the long way, which also reports what is wrong with it.
         """
-        done = way.blocks.run(mine, theirs, count)
+        done = way.blocks.run(numbers, count)
         if type(done) is TransferReport:
             nbytes, ranges, _, seconds = done
             self._running.ran(way.what, nbytes, seconds, is_critical=way.is_critical)
