@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMException, LLMStatusCode, TransferPriority
+from aiodatadist._cache.catalogue import RemoteCache
+from aiodatadist._link.data.shortcut import Shortcut
+from aiodatadist._link.transfers import shortcuts
 from aiodatadist._link.transfers.running import RunningTransfers
 from aiodatadist._wire.messages import Grant, KeyName, Pull, Pulled, Revoke
 from aiodatadist.testing import Cluster, inside, linked_pair, soft_fault, soft_faults_cleared, verify
@@ -213,3 +217,42 @@ async def test_one_that_fails_says_so_and_the_next_works(served: Served) -> None
     assert served.prompt.datadist.figures().transfers["served"].running == 0
     await served.pull([8], [9])
     served.check({1: 1, 9: 8})
+
+
+def living(kind: type) -> int:
+    """Return how many objects of a type are kept in this process."""
+    gc.collect()
+    return sum(type(thing) is kind for thing in gc.get_objects())
+
+
+async def test_nothing_is_kept_of_a_cache_that_the_peer_took_back(served: Served) -> None:
+    manager = served.decoder.datadist.cache_manager
+    for number in range(5):
+        lent = await manager.allocate_blocks_cache(DESC)
+        for _ in range(4):
+            await manager.pull_blocks(KEY, lent, [2], [3])
+        if not number:
+            before = living(RemoteCache)
+        await manager.deallocate_blocks_cache(lent)
+    assert living(RemoteCache) == before - 1
+
+
+async def test_requests_with_other_time_limits_take_the_place_of_earlier_ones(served: Served) -> None:
+    """A peer chooses the limit of each request, and each shortcut takes some kilobytes."""
+    await served.pull([1], [1])
+    link = inside(served.decoder.datadist).links.find(1)
+    for seconds in range(1, 40):
+        for _ in range(2):
+            answer = await link.session.questions.ask(request(served.target, seconds=float(seconds)), Pulled)
+            assert isinstance(answer, Pulled)
+            assert answer.status == LLMStatusCode.LLM_SUCCESS
+    assert living(Shortcut) == 1
+    served.check({1: 1, 5: 4})
+
+
+async def test_caches_of_many_tensors_have_few_shortcuts(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortcuts, "SHORTCUT_TENSORS", 8)
+    for number in range(12):
+        await served.pull([number], [number + 1], priority=list(TransferPriority)[number % 3])
+    assert 1 <= living(Shortcut) <= 2, "each keeps four tensors"
+    served.check({number + 1: number for number in range(12)})

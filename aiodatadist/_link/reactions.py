@@ -179,6 +179,8 @@ class Reactions:
             return
         session.questions.revoked(message.cache_id)
         remote = session.catalogue.withdraw(message.cache_id)
+        if remote is not None:
+            self._transfers.withdrawn(remote)
         withdrawal = _Withdrawal(message.cache_id, message.number, remote)
         self._withdrawing[message.cache_id] = withdrawal
         if remote is not None and remote.uses:

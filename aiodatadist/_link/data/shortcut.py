@@ -30,6 +30,7 @@ class Shortcut:
         remote: the cache at the peer.
         link_channel: the channel that reaches both.
         blocks: runs the transfers.
+        seconds: the time limit of each.
         flow: counts the transfers.
         common: what the tasks of the transfers have in common.
     """
@@ -40,5 +41,6 @@ class Shortcut:
     remote: RemoteCache
     link_channel: LinkChannel
     blocks: BlockRun
+    seconds: float
     flow: Flow
     common: AtOnce

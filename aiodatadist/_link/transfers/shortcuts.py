@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from aiodatadist._link.transfers.running import RunningTransfers
 
 SHORTCUTS = 1024
-"""The most pairs of caches whose shortcut is remembered."""
+"""The most shortcuts of a link that are remembered."""
+SHORTCUT_TENSORS = 1 << 16
+"""The most tensors in all of these, each counted for each shortcut: 512 of a cache with 128. Each keeps two addresses."""
 _FIRST = array("Q", [0])
 
 
@@ -37,7 +39,11 @@ class Shortcuts:
         self._running = running
         self._session = running.session
         self.ours: dict[tuple[str, int, int, bool], Shortcut] = {}
-        self._served: dict[tuple[int, int, float, TransferPriority], Shortcut] = {}
+        self._served: dict[tuple[int, int, TransferPriority], Shortcut] = {}
+        self._keys: dict[
+            RemoteCache, dict[Any, dict[Any, Shortcut]]
+        ] = {}  # of each cache's shortcuts, and where they are
+        self._tensors = 0  # of all shortcuts
 
     # ---- of this end's ----
 
@@ -48,8 +54,7 @@ class Shortcuts:
             return
         made = self._make("ours", spec.direction, spec.entry, remote, link_channel, spec.seconds, spec.priority)
         if made is not None:
-            _make_room(self.ours)
-            self.ours[spec.direction, key.model_id, spec.entry.cache_id, made.is_critical] = made
+            self._keep(self.ours, (spec.direction, key.model_id, spec.entry.cache_id, made.is_critical), made)
 
     # ---- of the peer's ----
 
@@ -59,8 +64,7 @@ class Shortcuts:
         """Make a shortcut of a transfer that the peer asked for and that ended at once."""
         made = self._make("served", "put", entry, target, link_channel, seconds, priority)
         if made is not None:
-            _make_room(self._served)
-            self._served[entry.cache_id, target.cache_id, seconds, priority] = made
+            self._keep(self._served, (entry.cache_id, target.cache_id, priority), made)
 
     def serve(
         self,
@@ -76,9 +80,10 @@ class Shortcuts:
 
         Return None if nothing was done. Then the transfer takes the long way.
         """
-        way = self._served.get((entry.cache_id, target.cache_id, seconds, priority))
+        way = self._served.get((entry.cache_id, target.cache_id, priority))
         if (
             way is None
+            or way.seconds != seconds
             or way.entry is not entry
             or way.remote is not target
             or way.link_channel is not link_channel
@@ -114,7 +119,39 @@ class Shortcuts:
         session, is_critical = self._session, priority is TransferPriority.CRITICAL
         what, call = (DONE[direction], CALLS[direction]) if end == "ours" else (end, end)
         common = AtOnce(call, session.cluster_id, session.host.check_here, opened.loop_time)
-        return Shortcut(what, is_critical, entry, remote, link_channel, blocks, session.totals.transfers[call], common)
+        flow = session.totals.transfers[call]
+        return Shortcut(what, is_critical, entry, remote, link_channel, blocks, seconds, flow, common)
+
+    def _keep(self, ways: dict[Any, Shortcut], key: Any, way: Shortcut) -> None:
+        """Remember a shortcut, in the place of an earlier one with the same key."""
+        self._drop(ways, key)
+        tensors = len(way.entry.addresses)
+        if len(self.ours) + len(self._served) >= SHORTCUTS or self._tensors + tensors > SHORTCUT_TENSORS:
+            self._clear()
+        ways[key] = way
+        self._keys.setdefault(way.remote, {})[key] = ways
+        self._tensors += tensors
+
+    def _drop(self, ways: dict[Any, Shortcut], key: Any) -> None:
+        """Forget the shortcut with this key, if there is one."""
+        way = ways.pop(key, None)
+        if way is not None:
+            keys = self._keys[way.remote]
+            del keys[key]
+            if not keys:
+                del self._keys[way.remote]
+            self._tensors -= len(way.entry.addresses)
+
+    def forget(self, remote: RemoteCache) -> None:
+        """Forget the shortcuts to a cache that the peer takes back, with all that they keep of it."""
+        for key, ways in list(self._keys.get(remote, {}).items()):
+            self._drop(ways, key)
+
+    def _clear(self) -> None:
+        self.ours.clear()
+        self._served.clear()
+        self._keys.clear()
+        self._tensors = 0
 
     def run(self, way: Shortcut, numbers: bytes, count: int) -> TransferReport | StreamTransfer | None:
         """Move ``count`` blocks by a shortcut, to or from the peer. Their numbers at either end are packed.
@@ -129,12 +166,6 @@ class Shortcuts:
             self._running.ran(way.what, nbytes, seconds, is_critical=way.is_critical)
             way.flow.ran(nbytes, ranges, seconds)
         elif type(done) is StreamTransfer:
-            self.ours.clear()  # it is spent
-            self._served.clear()
+            self._clear()  # it is spent
             self._running.watch_over(done, way.blocks.program, way.what, way.link_channel, way.entry, way.remote)
         return done
-
-
-def _make_room(ways: dict[Any, Shortcut]) -> None:
-    if len(ways) >= SHORTCUTS:
-        ways.clear()

@@ -130,6 +130,10 @@ class Transfers:
 
     # ---- how they end ----
 
+    def withdrawn(self, remote: RemoteCache) -> None:
+        """Let no further transfer find a cache that the peer takes back. Those under way may end."""
+        self.shortcuts.forget(remote)
+
     def take_back(self, remote: RemoteCache) -> None:
         """Stop what still uses a cache that the peer takes back."""
         self.running.take_back(remote)
