@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, Placement
 from aiodatadist._cache.names import Name
+from aiodatadist._concurrency import loop_time
+from aiodatadist._link.control import wire
 from aiodatadist._link.transfers.responder import MAX_ASKED_EARLY
 from aiodatadist._values.peer_budget import REQUEST_TASKS
 from aiodatadist._wire.messages import CacheEntry, Grant, KeyName, Lookup, Owned, Pull, Revoke, Stop
-from aiodatadist.testing import inside, linked_pair
+from aiodatadist.testing import Cluster, inside, linked_pair
 from tests.held import there_and_back, turns
+
+if TYPE_CHECKING:
+    from aiodatadist._cache.table import Entry
+    from aiodatadist._link import Link
 
 DESC = CacheDesc(2, (8, 64), DataType.DT_UINT8, Placement.HOST)
 MANY = 500
@@ -77,7 +86,14 @@ async def test_a_cache_that_is_taken_back_while_requests_use_it_needs_no_task(
         assert len(link.session.catalogue) == 0
 
 
-async def test_questions_about_a_cache_that_is_being_taken_back_have_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
+@asynccontextmanager
+async def being_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[tuple[Cluster, Cluster, Link, Link, Entry]]:
+    """Link two clusters of which the first is revoking a cache that the second knows.
+
+    Yield both, their links, and the cache. The revocation ends when the first learns that the second has let go.
+    """
     async with linked_pair(DESC) as (prompt, decoder, _, target):
         link, liars = (inside(each.datadist).links.current[0] for each in (prompt, decoder))
         await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), target, [0], [0])
@@ -88,6 +104,11 @@ async def test_questions_about_a_cache_that_is_being_taken_back_have_one_task(mo
             patch.setattr(link.session.peer_leases, "on_revoked", nothing)
             link.session.peer_leases.revoke(found[0])
             await there_and_back(decoder, prompt)
+        yield prompt, decoder, link, liars, found[0]
+
+
+async def test_questions_about_a_cache_that_is_being_taken_back_have_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with being_taken_back(monkeypatch) as (prompt, decoder, link, liars, entry):
         before, late = len(asyncio.all_tasks()), inside(decoder.datadist).totals.answers_late
         many = MAX_ASKED_EARLY + 100
         for number in range(many):
@@ -97,10 +118,44 @@ async def test_questions_about_a_cache_that_is_being_taken_back_have_one_task(mo
         await there_and_back(decoder, prompt)
         assert len(asyncio.all_tasks()) <= before + 2
         assert inside(decoder.datadist).totals.answers_late == late + 100, "for which there is no room"
-        link.session.peer_leases.on_revoked(found[0].cache_id)
-        await turns()
-        await there_and_back(prompt, decoder)
-        assert inside(decoder.datadist).totals.answers_late == late + many
+        link.session.peer_leases.on_revoked(entry.cache_id)
+        while inside(decoder.datadist).totals.answers_late < late + many:
+            await turns()
+
+
+@pytest.mark.parametrize(
+    ("module", "limit"),
+    [(loop_time, "HELD"), (wire, "MAX_BACKLOG")],
+    ids=["the loop", "memory for answers"],
+)
+async def test_questions_about_a_cache_that_was_taken_back_are_answered_a_few_at_a_time(
+    module: Any, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their answers hold the event loop no longer than other calls may, and no more of them wait than of other messages."""
+    async with being_taken_back(monkeypatch) as (prompt, decoder, link, liars, entry):
+        many, answered = 500, Counter[int]()
+        for number in range(many):
+            liars.session.post(Lookup(call=2**40 + number, name=KeyName(kind="blocks", id=0, model_id=0)))
+        await there_and_back(decoder, prompt)
+        loop, rounds, find = asyncio.get_running_loop(), 0, link.transfers.responder.find
+
+        def go_round() -> None:
+            nonlocal rounds
+            rounds += 1
+            if answered.total() < many:
+                loop.call_soon(go_round)
+
+        def counted(message: Lookup) -> None:
+            answered[rounds] += 1
+            find(message)
+
+        monkeypatch.setattr(link.transfers.responder, "find", counted)
+        monkeypatch.setattr(module, limit, 0)
+        go_round()
+        link.session.peer_leases.on_revoked(entry.cache_id)
+        while answered.total() < many:
+            await turns()
+        assert max(answered.values()) <= 50
 
 
 async def test_a_link_that_belongs_to_no_end_is_ended_once_however_often_the_peer_says_so() -> None:

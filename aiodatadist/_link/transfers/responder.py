@@ -16,7 +16,7 @@ from aiodatadist._cache.plan import plan
 from aiodatadist._concurrency.fair_queue import FairQueue
 from aiodatadist._concurrency.scope import Scope
 from aiodatadist._concurrency.signal import Signal
-from aiodatadist._device import StreamTransfer, TransferReport, TransferState
+from aiodatadist._device import StreamTransfer, TransferReport, TransferState, give_way
 from aiodatadist._link.control.served_requests import ServedRequests
 from aiodatadist._link.lifecycle import LinkState
 from aiodatadist._link.transfers.requests_in_line import RequestInLine, RequestLines
@@ -120,10 +120,13 @@ class Responder:
             session.post(Found(call=message.call, cache=None))
 
     async def _find_later(self, entry: Entry) -> None:
-        """Answer what was asked about a cache while it was being revoked."""
+        """Answer what was asked about a cache while it was being revoked, a few questions at a time."""
         await self._session.peer_leases.wait_settled(entry)
         for message in self._asked_early.pop(entry):
             self.find(message)
+            if self._session.wire.is_congested:
+                await self._session.wire.flush()
+            await give_way()
 
     def begin_each(self, message: Pull) -> None:
         """Serve the requests of a message. Those that have ended by then are answered together."""
