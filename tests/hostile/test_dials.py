@@ -317,12 +317,21 @@ def test_a_dial_that_has_just_begun_gives_way_to_none(
     ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The offers of one step come at the same moment, and the honest one among them is the oldest."""
-    true, puller = ends(0), ends(1, link_seconds=20)
+    true, puller, ticked, tick = ends(0), ends(1, link_seconds=20), threading.Semaphore(0), dials.Dials.tick
+
+    def counted(self: dials.Dials) -> None:
+        tick(self)
+        ticked.release()
+
     monkeypatch.setattr(dials, "SILENT_TICKS", 10**9)
+    monkeypatch.setattr(dials.Dials, "tick", counted)
     silence.slow = true.address.port
     keep(true, puller, "honest")
     for number in range(300):
         puller.service.pull(pull(f"lie{number}", true.place(host=SILENT, port=1 + number)))
+    silence.wait_begun(63)
+    for _ in range(2):  # in which the oldest would give way, while its place has not answered
+        assert ticked.acquire(timeout=30)
     puller.pass_turns()
     assert silence.most == 63
     silence.answer()
