@@ -13,9 +13,9 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMException, LLMStatusCode, TransferPriority
 from aiodatadist._cache.catalogue import RemoteCache
-from aiodatadist._link.data.shortcut import Shortcut
 from aiodatadist._link.transfers import shortcuts
 from aiodatadist._link.transfers.running import RunningTransfers
+from aiodatadist._link.transfers.shortcuts import Shortcut
 from aiodatadist._wire.messages import Grant, KeyName, Pull, Pulled, Revoke
 from aiodatadist.testing import Cluster, inside, linked_pair, soft_fault, soft_faults_cleared, verify
 from tests.held import PUSH, held_transfer

@@ -32,6 +32,7 @@ from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 
 if TYPE_CHECKING:
     from aiodatadist._link import Transfers
+    from aiodatadist._link.transfers.shortcuts import Shortcut
 
 LEASED_SECONDS = 60.0
 """Seconds that a pull of leased blocks may take, unless its caller sets a limit."""
@@ -107,10 +108,11 @@ class CacheManager(Caches):
         If the call raises, nothing was started. While the transfer runs, and after failure or cancellation, the
         contents of the destination blocks are undefined; all other blocks are untouched.
         """
-        rest = src_layer_range, dst_layer_range, tensor_num_per_layer, notify
-        task = self._at_once(
-            "get", src_cache_key, dst_cache, dst_blocks, src_blocks, rest, checksum, priority, deadline
-        )
+        short = short_way(
+            self._engine, "get", src_cache_key, dst_cache, dst_blocks, src_blocks, src_layer_range, dst_layer_range,
+            tensor_num_per_layer, notify, checksum, priority, deadline,
+        )  # fmt: skip
+        task = None if short is None else self._at_once(short, src_cache_key, deadline)
         if task is not None:
             return task
         checks.instance(src_cache_key, "src_cache_key", (BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex))
@@ -178,30 +180,23 @@ class CacheManager(Caches):
         selection = Selection(layers, dst_slot=batch_index, nbytes=nbytes, offsets=offsets)
         return self._pull("pull_cache", cache_key, entry, selection, Terms(notify, checksum, priority, deadline))
 
-    def _at_once(
-        self, direction: str, key: Any, cache: Any, mine: Any, theirs: Any, rest: Any, checksum: Any, priority: Any,
-        deadline: Any,
-    ) -> CacheTask | None:  # fmt: skip
+    def _at_once(self, short: tuple[Shortcut, bytes, int], key: Any, deadline: Any) -> CacheTask | None:
         """Start a small transfer by a shortcut; return None if nothing was done, and it must take the long way."""
-        engine = self._engine
-        short = short_way(engine, direction, key, cache, mine, theirs, rest, checksum, priority, deadline)
-        if short is None:
-            return None
-        shortcuts, way, numbers, count = short
+        way, numbers, count = short
         if deadline is not None:
             check_deadline(deadline)
+        engine, common = self._engine, way.common
         engine.check_here()
-        done = shortcuts.run(way, numbers, count)
-        what, peer = way.common.operation, way.common.peer
+        done = way.run(numbers, count)
         if isinstance(done, TransferReport):
-            task = EndedTask(way.common, done, key, count)
+            task = EndedTask(common, done, key, count)
             if engine.observer is not None:
-                self._observe(engine.observer, what, peer, task.completion)
+                self._observe(engine.observer, common.operation, common.peer, task.completion)
             return task
         if done is None:
             return None
         self._limit(done, deadline)
-        return self._task(what, peer, done, (BLOCKS, key, count))
+        return self._task(common.operation, common.peer, done, (BLOCKS, key, count))
 
     def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, terms: Terms) -> CacheTask:
         link, engine = self._link_or_wait(key), self._engine
@@ -408,10 +403,11 @@ class CacheManager(Caches):
         For other errors see :meth:`pull_blocks`. After failure or cancellation, some of the peer's blocks may have been
         written.
         """
-        rest = src_layer_range, dst_layer_range, tensor_num_per_layer, notify
-        task = self._at_once(
-            "put", dst_cache_key, src_cache, src_blocks, dst_blocks, rest, checksum, priority, deadline
-        )
+        short = short_way(
+            self._engine, "put", dst_cache_key, src_cache, src_blocks, dst_blocks, src_layer_range, dst_layer_range,
+            tensor_num_per_layer, notify, checksum, priority, deadline,
+        )  # fmt: skip
+        task = None if short is None else self._at_once(short, dst_cache_key, deadline)
         if task is not None:
             return task
         checks.instance(dst_cache_key, "dst_cache_key", (BlocksCacheKey, CacheKeyByIdAndIndex))

@@ -12,8 +12,7 @@ from aiodatadist._values.transfer_priority import TransferPriority
 
 if TYPE_CHECKING:
     from aiodatadist._cluster.engine import Engine
-    from aiodatadist._link.data.shortcut import Shortcut
-    from aiodatadist._link.transfers.shortcuts import Shortcuts
+    from aiodatadist._link.transfers.shortcuts import Shortcut
 
 _LISTS: Final = frozenset({list, tuple, range, array})
 """Types of block lists that a shortcut reads."""
@@ -27,12 +26,15 @@ def short_way(
     cache: Any,
     mine: Any,
     theirs: Any,
-    rest: tuple[Any, Any, Any, Any],
+    src_layers: Any,
+    dst_layers: Any,
+    tensors: Any,
+    notify: Any,
     checksum: Any,
     priority: Any,
     deadline: Any,
-) -> tuple[Shortcuts, Shortcut, bytes, int] | None:
-    """Return the shortcut that a transfer may take, the shortcuts of its link, the numbers of its blocks, and their count.
+) -> tuple[Shortcut, bytes, int] | None:
+    """Return the shortcut that a transfer may take, the packed numbers of its blocks, and their count at either end.
 
     Return None if the transfer must take the long way. Everything that can be wrong with a call, or has changed since an
     earlier one, leads to the long way, which reports it. Nothing here raises by itself, so that both ways raise the same
@@ -40,14 +42,14 @@ def short_way(
 
     Args:
         mine, theirs: the block lists of this end and of the peer.
-        rest: both layer ranges, the tensors of a layer, and the notification.
+        tensors: the number in each layer.
     """
-    src_layers, dst_layers, tensors, notify = rest
     # The call: whole blocks, in lists that C can be given, and only moved.
     if (
         type(mine) not in _LISTS
         or type(theirs) not in _LISTS
-        or not 0 < len(mine) == len(theirs)
+        or not mine
+        or len(mine) != len(theirs)
         or type(key) is not BlocksCacheKey
         or type(cache) is not Cache
         or type(priority) is not TransferPriority
@@ -68,8 +70,8 @@ def short_way(
     if link is None:
         return None
     # What was learnt, and whether all of it is as it was.
-    shortcuts, life = link.transfers.shortcuts, link.life
-    way = shortcuts.ours.get((direction, key.model_id, cache.cache_id, priority is TransferPriority.CRITICAL))
+    ours, life = link.transfers.shortcuts.ours, link.life
+    way = ours.get((direction, key.model_id, cache.cache_id, priority is TransferPriority.CRITICAL))
     if (
         way is None
         or way.entry.cache is not cache
@@ -80,4 +82,4 @@ def short_way(
         or not life.ownership.is_ours
     ):
         return None
-    return shortcuts, way, numbers, count
+    return way, numbers, count

@@ -1,15 +1,19 @@
-"""The shortcuts of one link: they are learnt from transfers that took the long way, and taken by later ones like them."""
+"""The shortcuts of one link: they are learnt from transfers that took the long way, and taken by later ones like them.
+
+A shortcut keeps what does not change between small transfers of the same two caches. The rest is one call of C, and most
+such transfers have ended when it returns.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from aiodatadist._cache.catalogue import RemoteCache
 from aiodatadist._cache.task import AtOnce
 from aiodatadist._device import BlockRun, Program, StreamTransfer, TransferReport, packed
-from aiodatadist._link.data.shortcut import Shortcut
 from aiodatadist._link.transfers.running import CALLS, DONE, LANES
 from aiodatadist._values.descriptors import BlocksCacheKey
 from aiodatadist._values.grid import Grid
@@ -17,6 +21,7 @@ from aiodatadist._values.transfer_priority import TransferPriority
 
 if TYPE_CHECKING:
     from aiodatadist._cache.table import Entry
+    from aiodatadist._counting import Flow
     from aiodatadist._link.data.channels import LinkChannel
     from aiodatadist._link.data.remote_operation import TransferSpec
     from aiodatadist._link.transfers.running import RunningTransfers
@@ -26,6 +31,56 @@ SHORTCUTS = 1024
 SHORTCUT_TENSORS = 1 << 16
 """The most tensors in all of these, each counted for each shortcut: 512 of a cache with 128. Each keeps two addresses."""
 _FIRST = array("Q", [0])
+
+
+@dataclass(frozen=True, slots=True)
+class Shortcut:
+    """A short way for gets or puts of whole blocks, in all tensors, between a cache of each end over one channel.
+
+    It is made when such a transfer has taken the long way, where everything was checked that does not change.
+
+    Attributes:
+        home: the shortcuts of its link.
+        running: the transfers of its link.
+        what: pulled, pushed or served.
+        is_critical: True if the transfers are.
+        entry: the cache at this end.
+        remote: the cache at the peer.
+        link_channel: the channel that reaches both.
+        blocks: runs the transfers.
+        seconds: the time limit of each.
+        flow: counts the transfers.
+        common: what the tasks of the transfers have in common.
+    """
+
+    home: Shortcuts
+    running: RunningTransfers
+    what: str
+    is_critical: bool
+    entry: Entry
+    remote: RemoteCache
+    link_channel: LinkChannel
+    blocks: BlockRun
+    seconds: float
+    flow: Flow
+    common: AtOnce
+
+    def run(self, numbers: bytes, count: int) -> TransferReport | StreamTransfer | None:
+        """Move ``count`` blocks to or from the peer. Their numbers at either end are packed.
+
+        Most transfers have ended when this returns. They lease nothing, because nothing else happens meanwhile.
+
+        Return None if nothing was done. Then the transfer takes the long way, which also reports what is wrong with it.
+        """
+        done = self.blocks.run(numbers, count)
+        if type(done) is TransferReport:
+            nbytes, ranges, _, seconds = done
+            self.running.ran(self.what, nbytes, seconds, is_critical=self.is_critical)
+            self.flow.ran(nbytes, ranges, seconds)
+        elif type(done) is StreamTransfer:
+            self.home.clear()  # this one is spent
+            self.running.watch_over(done, self.blocks.program, self.what, self.link_channel, self.entry, self.remote)
+        return done
 
 
 class Shortcuts:
@@ -40,9 +95,8 @@ class Shortcuts:
         self._session = running.session
         self.ours: dict[tuple[str, int, int, bool], Shortcut] = {}
         self._served: dict[tuple[int, int, TransferPriority], Shortcut] = {}
-        self._keys: dict[
-            RemoteCache, dict[Any, dict[Any, Shortcut]]
-        ] = {}  # of each cache's shortcuts, and where they are
+        # for each cache of the peer: where its shortcuts are, by their keys
+        self._keys: dict[RemoteCache, dict[Any, dict[Any, Shortcut]]] = {}
         self._tensors = 0  # of all shortcuts
 
     # ---- of this end's ----
@@ -91,7 +145,7 @@ class Shortcuts:
         ):
             return None
         numbers = packed(src, dst, len(src))
-        return None if numbers is None else self.run(way, numbers, len(src))
+        return None if numbers is None else way.run(numbers, len(src))
 
     # ---- both ----
 
@@ -120,14 +174,14 @@ class Shortcuts:
         what, call = (DONE[direction], CALLS[direction]) if end == "ours" else (end, end)
         common = AtOnce(call, session.cluster_id, session.host.check_here, opened.loop_time)
         flow = session.totals.transfers[call]
-        return Shortcut(what, is_critical, entry, remote, link_channel, blocks, seconds, flow, common)
+        return Shortcut(self, running, what, is_critical, entry, remote, link_channel, blocks, seconds, flow, common)
 
     def _keep(self, ways: dict[Any, Shortcut], key: Any, way: Shortcut) -> None:
         """Remember a shortcut, in the place of an earlier one with the same key."""
         self._drop(ways, key)
         tensors = len(way.entry.addresses)
         if len(self.ours) + len(self._served) >= SHORTCUTS or self._tensors + tensors > SHORTCUT_TENSORS:
-            self._clear()
+            self.clear()
         ways[key] = way
         self._keys.setdefault(way.remote, {})[key] = ways
         self._tensors += tensors
@@ -147,25 +201,9 @@ class Shortcuts:
         for key, ways in list(self._keys.get(remote, {}).items()):
             self._drop(ways, key)
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Forget all shortcuts. The next transfers take the long way and make new ones."""
         self.ours.clear()
         self._served.clear()
         self._keys.clear()
         self._tensors = 0
-
-    def run(self, way: Shortcut, numbers: bytes, count: int) -> TransferReport | StreamTransfer | None:
-        """Move ``count`` blocks by a shortcut, to or from the peer. Their numbers at either end are packed.
-
-        Most transfers have ended when this returns. They lease nothing, because nothing else happens meanwhile.
-
-        Return None if nothing was done. Then the transfer takes the long way, which also reports what is wrong with it.
-        """
-        done = way.blocks.run(numbers, count)
-        if type(done) is TransferReport:
-            nbytes, ranges, _, seconds = done
-            self._running.ran(way.what, nbytes, seconds, is_critical=way.is_critical)
-            way.flow.ran(nbytes, ranges, seconds)
-        elif type(done) is StreamTransfer:
-            self._clear()  # it is spent
-            self._running.watch_over(done, way.blocks.program, way.what, way.link_channel, way.entry, way.remote)
-        return done
