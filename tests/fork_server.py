@@ -84,10 +84,7 @@ def _serve(channel_number: int) -> Request:
             os.close(writing)
             os.read(reading, 1)  # ends when the process between has ended
             os.close(reading)
-            channel.send(json.dumps([os.getpid(), threads]).encode())
-            channel.detach()
-            request["received"] = received
-            return request
+            return request | {"received": received, "asker": channel, "threads": threads}
         os.close(reading)
         os.waitpid(between, 0)
         for number in (writing, *received):
@@ -112,6 +109,10 @@ def become(request: Request) -> None:
         os.setsid()
     if request["group"] >= 0:
         os.setpgid(0, request["group"])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Not earlier: who knows of the program may signal it, or its group.
+    request["asker"].send(json.dumps([os.getpid(), request["threads"]]).encode())
+    request["asker"].detach()
     _take_descriptors(dict(zip(request["numbers"], request["received"], strict=True)), kept)
     os.chdir(request["cwd"])
     os.environ.clear()
