@@ -62,13 +62,10 @@ class End:
 @pytest.fixture
 def ends() -> Iterator[tuple[End, End]]:
     with ExitStack() as stack:
-        made = [End(n, Settings(link_seconds=5, patience_seconds=2, **FAST), LAYOUT) for n in range(2)]
+        made = [End(n, Settings(link_seconds=5, patience_seconds=2), LAYOUT) for n in range(2)]
         for each in made:
             stack.enter_context(closing(each.service))
         yield made[0], made[1]
-
-
-FAST: dict[str, Any] = {"heartbeat_interval": 0.1}
 
 
 def order(request: str, lease: str, source: WorkerAddress, **changes: Any) -> PullOrder:
@@ -112,7 +109,7 @@ def test_a_pull_that_fails_names_its_blocks_and_releases_the_owners(ends: tuple[
 
 
 def test_a_byte_that_changes_on_its_way_fails_its_block_where_checksums_are_compared() -> None:
-    settings = Settings(link_seconds=5, patience_seconds=2, transfer_checksum=True, **FAST)
+    settings = Settings(link_seconds=5, patience_seconds=2, transfer_checksum=True)
     owner, puller = (End(n, settings, LAYOUT) for n in range(2))
     with closing(owner.service), closing(puller.service), soft_faults_cleared():
         lease = new_lease_name()
@@ -203,7 +200,7 @@ def test_an_owner_that_is_gone(ends: tuple[End, End]) -> None:
 
 
 def test_layouts_that_differ_are_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
-    settings = Settings(link_seconds=5, patience_seconds=2, **FAST)
+    settings = Settings(link_seconds=5, patience_seconds=2)
     owner, puller = End(0, settings, {**LAYOUT, "dtype": "float16"}), End(1, settings, LAYOUT)
     with closing(owner.service), closing(puller.service):
         lease = new_lease_name()
@@ -221,7 +218,7 @@ def test_tensors_of_two_sizes_in_a_layer() -> None:
         for number in (0, 1)
     ]
     with ExitStack() as stack:
-        owner, puller = (BlockService(Settings(device_id=number, patience_seconds=2, **FAST)) for number in (0, 1))
+        owner, puller = (BlockService(Settings(device_id=number, patience_seconds=2)) for number in (0, 1))
         for service in (owner, puller):
             stack.enter_context(closing(service))
         address, _ = owner.open(layers[0], BLOCKS, LAYOUT), puller.open(layers[1], BLOCKS, LAYOUT)
@@ -354,7 +351,7 @@ def test_a_second_order_of_a_request_is_ignored(ends: tuple[End, End]) -> None:
 
 
 def test_requests_to_a_peer_that_does_not_answer_wait_side_by_side() -> None:
-    settings = Settings(link_seconds=1, pull_seconds=1, heartbeat_interval=0.1)
+    settings = Settings(link_seconds=1, pull_seconds=1)
     puller = End(1, settings, LAYOUT)
     with closing(puller.service), socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -381,7 +378,7 @@ from aiodatadist import InternalError
 from aiodatadist._link.transfers import transfers
 from aiodatadist.testing import soft_fault
 from tests.adapters.test_block_service import *
-settings = Settings(link_seconds=5, patience_seconds=1, sync_kv_timeout=300, **FAST)
+settings = Settings(link_seconds=5, patience_seconds=1, sync_kv_timeout=300)
 owner, puller = End(0, settings, LAYOUT), End(1, settings, LAYOUT)
 lease = new_lease_name()
 owner.service.keep("r", lease, [3, 9], PROMPT)

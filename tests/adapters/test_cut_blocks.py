@@ -24,7 +24,7 @@ from tests.adapters.test_block_service import PROMPT
 HEADS, HEAD, LAYERS, BLOCKS = 4, 8, 2, 12
 HEAD_MAJOR: Axes = ("heads", 2, "tokens", HEAD)
 TOKEN_MAJOR: Axes = ("tokens", "heads", HEAD)
-FAST: dict[str, Any] = {"heartbeat_interval": 0.1, "patience_seconds": 2, "link_seconds": 5}
+PATIENCE: dict[str, Any] = {"patience_seconds": 2, "link_seconds": 5}
 
 
 class Worker:
@@ -34,7 +34,7 @@ class Worker:
         sizes = {"tokens": tokens, "heads": HEADS // ranks}
         self.axes, self.tokens, self.first_head = axes, tokens, HEADS // ranks * rank
         self.kv = np.full((LAYERS, BLOCKS, *(sizes.get(str(axis)) or int(axis) for axis in axes)), -1, np.int32)
-        self.service = BlockService(Settings(device_id=device, **FAST), rank, ranks)
+        self.service = BlockService(Settings(device_id=device, **PATIENCE), rank, ranks)
         self.address = self.service.open(
             [[layer] for layer in self.kv],
             BLOCKS,

@@ -15,7 +15,7 @@ from aiodatadist._adapters.block_service import Settings
 from aiodatadist._adapters.block_shapes import MAX_LAYOUT, MAX_WORD
 from aiodatadist._adapters.sglang import identity as sglang_identity
 from aiodatadist._adapters.vllm import identity as vllm_identity
-from tests.adapters.test_block_service import FAST, LAYOUT, PROMPT, End, order
+from tests.adapters.test_block_service import LAYOUT, PROMPT, End, order
 from tests.adapters.test_pushes import LAYOUT as PUSH_LAYOUT
 from tests.adapters.test_pushes import End as PushEnd
 
@@ -145,7 +145,7 @@ HERE, THERE = {"model": "org/model", "cache_dtype": "fp8_e4m3"}, {"model": "org/
 
 
 def test_a_pull_is_refused_in_one_line_and_moves_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    settings = Settings(link_seconds=5, patience_seconds=2, **FAST)
+    settings = Settings(link_seconds=5, patience_seconds=2)
     owner, puller = End(0, settings, {**LAYOUT, **THERE}), End(1, settings, {**LAYOUT, **HERE})
     with closing(owner.service), closing(puller.service):
         lease = new_lease_name()
@@ -160,7 +160,7 @@ def test_a_pull_is_refused_in_one_line_and_moves_nothing(caplog: pytest.LogCaptu
 
 
 def test_an_engine_that_does_not_say_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    settings = Settings(link_seconds=5, patience_seconds=2, **FAST)
+    settings = Settings(link_seconds=5, patience_seconds=2)
     owner, puller = End(0, settings, LAYOUT), End(1, settings, {**LAYOUT, **HERE})
     with closing(owner.service), closing(puller.service):
         lease = new_lease_name()
@@ -171,7 +171,7 @@ def test_an_engine_that_does_not_say_is_refused(caplog: pytest.LogCaptureFixture
 
 
 def test_a_difference_that_is_accepted_is_none() -> None:
-    settings = Settings(link_seconds=5, patience_seconds=2, accept_differences=("model", "cache_dtype"), **FAST)
+    settings = Settings(link_seconds=5, patience_seconds=2, accept_differences=("model", "cache_dtype"))
     owner, puller = End(0, settings, {**LAYOUT, **THERE}), End(1, settings, {**LAYOUT, **HERE})
     with closing(owner.service), closing(puller.service):
         lease = new_lease_name()

@@ -23,14 +23,14 @@ from tests.stopwatch import lasting
 
 BLOCKS, BYTES, LAYERS = 16, 4096, 3
 LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
-FAST: dict[str, Any] = {"heartbeat_interval": 0.1, "link_seconds": 5, "patience_seconds": 0.2}
+PATIENCE: dict[str, Any] = {"link_seconds": 5, "patience_seconds": 0.2}
 
 
 class End:
     """A service and its arrays, one per layer; those of end ``n`` hold ``16 * n + block``."""
 
     def __init__(self, number: int, layout: dict[str, str | int] = LAYOUT, **settings: Any) -> None:
-        self.service = BlockService(Settings(**{**FAST, "device_id": number, **settings}))
+        self.service = BlockService(Settings(**{**PATIENCE, "device_id": number, **settings}))
         self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8) for _ in range(LAYERS)]
         for array in self.arrays:
             array[:] = (16 * number + np.arange(BLOCKS))[:, None]
@@ -319,7 +319,7 @@ class Grouped(End):
     """A service over tensors of several block sizes, with what goes with each request."""
 
     def __init__(self, number: int, layout: dict[str, str | int] = LAYOUT) -> None:  # of its own: no layers
-        self.service = BlockService(Settings(device_id=number, **FAST))
+        self.service = BlockService(Settings(device_id=number, **PATIENCE))
         self.found = Ended()
         self.kinds = [
             [[np.zeros((BLOCKS, nbytes), np.uint8) for _ in range(count)] for count, nbytes in groups]
@@ -396,7 +396,7 @@ def test_blocks_that_one_message_has_no_room_for(pages: int) -> None:
     with ExitStack() as stack:
         made = []
         for number in range(2):
-            service = BlockService(Settings(device_id=number, **FAST))
+            service = BlockService(Settings(device_id=number, **PATIENCE))
             stack.enter_context(closing(service))
             array = np.full((60_000, 64), number, np.uint8)
             groups = [TensorGroup((array.ctypes.data,), len(array), 64)]

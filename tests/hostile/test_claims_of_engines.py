@@ -13,7 +13,7 @@ from aiodatadist import new_lease_name, prompt_digest
 from aiodatadist._adapters.block_service import Settings
 from aiodatadist._adapters.block_shapes import BlockShape
 from aiodatadist._adapters.leased_blocks import WorkerAddress
-from tests.adapters.test_block_service import FAST, LAYOUT, PROMPT, End, order
+from tests.adapters.test_block_service import LAYOUT, PROMPT, End, order
 from tests.hostile.vllm_names import both_halves
 
 ANOTHER = prompt_digest([1, 2, 4])
@@ -24,7 +24,7 @@ SIZE = 16
 @pytest.fixture
 def ends() -> Iterator[tuple[End, End]]:
     with ExitStack() as stack:
-        made = [End(n, Settings(link_seconds=5, patience_seconds=2, **FAST), LAYOUT) for n in range(2)]
+        made = [End(n, Settings(link_seconds=5, patience_seconds=2), LAYOUT) for n in range(2)]
         for each in made:
             stack.enter_context(closing(each.service))
         yield made[0], made[1]
@@ -69,7 +69,7 @@ PLACES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", PLACES)
 def test_an_order_that_says_otherwise_how_blocks_are_made_up_uses_nothing(kind: str) -> None:
     """The right bytes would come into the wrong places, and count as the prompt's."""
-    settings = Settings(link_seconds=5, patience_seconds=2, **FAST)
+    settings = Settings(link_seconds=5, patience_seconds=2)
     layout = PLACES[kind].get("layout", LAYOUT)
     owner, puller = End(0, settings, LAYOUT, SHAPE), End(1, settings, layout, PLACES[kind].get("shape", SHAPE))
     with closing(owner.service), closing(puller.service):
@@ -90,7 +90,7 @@ def test_an_order_that_says_otherwise_how_blocks_are_made_up_uses_nothing(kind: 
 @pytest.mark.parametrize("copies", [2, 4])
 def test_a_worker_that_is_named_several_times_gives_nothing(copies: int) -> None:
     """Name a worker several times, as if each copy had a share of the model's heads."""
-    settings = Settings(link_seconds=5, patience_seconds=2, **FAST)
+    settings = Settings(link_seconds=5, patience_seconds=2)
     shape = SHAPE.model_copy(update={"heads": 2 * copies})
     owner, puller = End(0, settings, LAYOUT, SHAPE), End(1, settings, LAYOUT, shape)
     with closing(owner.service), closing(puller.service):

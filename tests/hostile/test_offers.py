@@ -34,7 +34,7 @@ from tests.hostile.vllm_names import both_halves, sglang_manager
 BLOCKS, BYTES = 8, 4096
 LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
 PROMPT = prompt_digest([1, 2, 3])
-FAST: dict[str, Any] = {"heartbeat_interval": 0.1, "link_seconds": 5, "patience_seconds": 1}
+PATIENCE: dict[str, Any] = {"link_seconds": 5, "patience_seconds": 1}
 ELSEWHERE = [
     ("198.51.100.1", 22),
     ("10.0.0.9", 6379),
@@ -85,7 +85,7 @@ class End:
     """A worker."""
 
     def __init__(self, number: int, shape: BlockShape | None = None, **settings: Any) -> None:
-        self.service = BlockService(Settings(**{**FAST, "device_id": number, **settings}))
+        self.service = BlockService(Settings(**{**PATIENCE, "device_id": number, **settings}))
         self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8)]
         self.address = self.service.open([[array] for array in self.arrays], BLOCKS, LAYOUT, shape)
 
