@@ -58,23 +58,32 @@ class _Selector(selectors.EpollSelector):
     def __init__(self, loop: AutojumpLoop) -> None:
         super().__init__()
         self._loop = loop
+        self._seen: tuple[Mapping[str, tuple[str, str]], int] = ({}, 0)
+        self._since = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or timeout <= 0:
             return super().select(timeout)
-        began = since = time.monotonic()
-        before = _others(), _in_flight()
+        began, window = time.monotonic(), 0.0
         while True:
-            if ready := super().select(WINDOW):
+            if ready := super().select(window):
                 self._loop.jumped, self._loop.stopped = self._loop.jumped + self._loop.stopped, 0.0
                 return ready
-            now, others = time.monotonic(), (_others(), _in_flight())
-            if others != before or any(state != "S" for state, _ in others[0].values()):
-                before, since = others, now
-            if now - since >= (FLIGHT if others[1] else WINDOW) or now - began > PATIENCE:
+            now, flying = time.monotonic(), self._look()
+            slept = now - (max(began, self._since) if flying else self._since)
+            if slept >= (FLIGHT if flying else WINDOW) or now - began > PATIENCE:
                 break
+            # What has worked for long is looked at less often, and twice, because it may sleep between two works.
+            window = WINDOW if window > WINDOW else max(WINDOW, (now - began) / 4)
         self._loop.jumped += timeout
         return []
+
+    def _look(self) -> int:
+        """Note since when all else has slept, also before this wait; return how many bytes are on their way."""
+        now, seen = time.monotonic(), (_others(), _in_flight())
+        if seen != self._seen or any(state != "S" for state, _ in seen[0].values()):
+            self._seen, self._since = seen, now
+        return seen[1]
 
 
 def _others() -> Mapping[str, tuple[str, str]]:
