@@ -14,7 +14,7 @@ from aiodatadist._testing.ports import free_port
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 QUICKSTART, CACHING = DOCS / "quickstart.md", DOCS / "context-caching.md"
 
-DECODE_SAYS, PREFILL_SAYS = "LLM_SUCCESS 32768 [1, 2, 3, 4]", "cluster 2: request 7 is here"
+DECODE_SAYS, PREFILL_SAYS = "32768 bytes [1, 2, 3, 4]", "cluster 2: request 7 is here"
 PYTHON = [sys.executable, "-X", "dev", "-W", "error", "-c"]
 
 

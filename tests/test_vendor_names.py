@@ -138,7 +138,7 @@ def test_the_readmes_two_programs_run_as_they_are(names: Path, strict: str) -> N
         assert prefill.stderr is not None
         assert prefill.stdout.readline() == "ready\n", prefill.stderr.read()
         done = run(program("decode.py", port), names, strict=strict)
-        assert done.stdout == "LLM_SUCCESS 32768 [1, 2, 3, 4]\n", done.stderr
+        assert done.stdout == "32768 bytes [1, 2, 3, 4]\n", done.stderr
         assert prefill.stdout.read() == "cluster 2: request 7 is here\n", prefill.stderr.read()
         assert prefill.wait(30) == 0
 
