@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
@@ -90,6 +91,8 @@ T = TypeVar("T")
 class LoopDoor(Generic[LifeT]):
     """The loop's thread, and the life there while it is open. Only :meth:`open` and :meth:`close` wait.
 
+    If one thread closes while another one opens, it waits until the life is open, and closes it.
+
     Attributes:
         thread: the loop thread that the process shares, or a separate one.
         opened: the life; None before :meth:`open` has returned, and once :meth:`close` was called.
@@ -100,6 +103,7 @@ class LoopDoor(Generic[LifeT]):
         self.opened: LifeT | None = None
         self._what = what
         self._is_closed = False
+        self._lock = threading.RLock()  # reentrant: a signal handler of the thread that holds it may close, too
         if own_thread is None:
             self.thread = shared_loop.acquire()
             self._give_back: Callable[[], None] = partial(shared_loop.release, self.thread)
@@ -108,9 +112,16 @@ class LoopDoor(Generic[LifeT]):
             self._give_back = self.thread.join
 
     def open(self, life: LifeT, opening: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Open the life; return the result of ``opening``, or raise its error."""
-        opened: T = self.thread.call(opening)
-        self.opened = life
+        """Open the life; return the result of ``opening``, or raise its error.
+
+        Raises LLMException if it is open, or was closed.
+        """
+        self.thread.check_usable()  # before the lock: its holder may wait for the loop's own thread
+        with self._lock:
+            if self._is_closed or self.opened is not None:
+                raise self._refusal()
+            opened: T = self.thread.call(opening)
+            self.opened = life
         return opened
 
     def open_or_close(self, life: LifeT, opening: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -126,12 +137,24 @@ class LoopDoor(Generic[LifeT]):
         """The life. Raises LLMException if there is none."""
         life = self.opened  # once: another thread may close it
         if life is None:
-            state = "closed" if self._is_closed else "not open"
-            raise LLMException(f"this {self._what} is {state}", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
+            raise self._refusal()
         return life
 
+    def _refusal(self) -> LLMException:
+        state = "closed" if self._is_closed else "not open" if self.opened is None else "open already"
+        return LLMException(f"this {self._what} is {state}", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
+
     def close(self) -> None:
-        """Close the life, and give the thread back. May be called twice."""
+        """Close the life, and give the thread back. May be called twice.
+
+        Raises LLMException on the loop's own thread, which would wait for itself; then nothing is closed.
+        """
+        if not self._is_closed:  # a second caller need not wait for the first one
+            self.thread.check_usable()
+            with self._lock:
+                self._close()
+
+    def _close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
