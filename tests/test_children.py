@@ -149,7 +149,7 @@ def test_it_is_a_child_that_can_be_signalled_and_waited_for() -> None:
 
 @pytest.mark.parametrize("options", [{"start_new_session": True}, {"process_group": 0}], ids=str)
 def test_its_group_can_be_signalled_as_soon_as_it_has_been_started(options: dict[str, Any]) -> None:
-    """A signal that came before the group was there would reach nobody, and who sent it would wait for an end in vain."""
+    """A signal sent before the group exists reaches no process, and its sender waits for an end that does not come."""
     command = [sys.executable, "-c", "input()"]
     with children.Popen(command, stdin=subprocess.PIPE, forks=True, **options) as process:
         os.killpg(process.pid, signal.SIGKILL)
