@@ -85,8 +85,8 @@ class LLMException(RuntimeError):
             end makes again (``LLMConfig.relink``).
     """
 
-    default_status = LLMStatusCode.LLM_FAILED
-    retryable = False
+    default_status: LLMStatusCode = LLMStatusCode.LLM_FAILED
+    retryable: bool = False
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class LLMException(RuntimeError):
         self.peer = peer
         self.operation = operation
         self.hint = hint
-        self.landed_blocks = 0
+        self.landed_blocks: int = 0
 
     @property
     def status_code(self) -> LLMStatusCode:
@@ -217,7 +217,7 @@ class LinkError(LLMException, ConnectionError):
     """
 
     default_status = LLMStatusCode.LLM_LINK_FAILED
-    is_proved = False
+    is_proved: bool = False
 
 
 class PeerLost(LinkError):

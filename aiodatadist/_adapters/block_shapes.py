@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict
 
@@ -42,7 +42,7 @@ class BlockShape(BaseModel):
         axes: axes for each of its caches; empty if the composition of a block is unknown.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     tokens: Size
     heads: Size

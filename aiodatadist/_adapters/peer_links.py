@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -56,7 +56,7 @@ class PeerAddress(BaseModel):
     ``host`` is an IP address, or a name that is looked up for each link.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     cluster_id: int = Field(ge=0, lt=2**64)
     host: Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_is_host)]

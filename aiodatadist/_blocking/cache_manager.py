@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from aiodatadist import _cache_manager as awaitable
 from aiodatadist._blocking.block_lease import BlockLease
@@ -46,35 +46,35 @@ class CacheManager:
 
     # ---- upstream's calls ----
 
-    allocate_cache = blocking(awaitable.CacheManager.allocate_cache)
-    allocate_blocks_cache = blocking(awaitable.CacheManager.allocate_blocks_cache)
-    register_cache = blocking(awaitable.CacheManager.register_cache)
-    register_blocks_cache = blocking(awaitable.CacheManager.register_blocks_cache)
-    deallocate_cache = blocking(awaitable.CacheManager.deallocate_cache)
-    deallocate_blocks_cache = blocking(awaitable.CacheManager.deallocate_blocks_cache)
-    remove_cache_key = blocking(awaitable.CacheManager.remove_cache_key)
-    unregister_cache = blocking(awaitable.CacheManager.unregister_cache)
-    pull_cache = moving(awaitable.CacheManager.pull_cache)
-    pull_blocks = moving(awaitable.CacheManager.pull_blocks)
-    push_cache = moving(awaitable.CacheManager.push_cache)
-    push_blocks = moving(awaitable.CacheManager.push_blocks)
-    copy_cache = moving(awaitable.CacheManager.copy_cache)
-    copy_blocks = moving(awaitable.CacheManager.copy_blocks)
-    swap_blocks = moving(awaitable.CacheManager.swap_blocks)
-    remap_registered_memory = blocking(awaitable.CacheManager.remap_registered_memory)
-    transfer_cache_async = starting(awaitable.CacheManager.transfer_cache_async)
-    check_cache_key = staticmethod(awaitable.CacheManager.check_cache_key)
+    allocate_cache: Final = blocking(awaitable.CacheManager.allocate_cache)
+    allocate_blocks_cache: Final = blocking(awaitable.CacheManager.allocate_blocks_cache)
+    register_cache: Final = blocking(awaitable.CacheManager.register_cache)
+    register_blocks_cache: Final = blocking(awaitable.CacheManager.register_blocks_cache)
+    deallocate_cache: Final = blocking(awaitable.CacheManager.deallocate_cache)
+    deallocate_blocks_cache: Final = blocking(awaitable.CacheManager.deallocate_blocks_cache)
+    remove_cache_key: Final = blocking(awaitable.CacheManager.remove_cache_key)
+    unregister_cache: Final = blocking(awaitable.CacheManager.unregister_cache)
+    pull_cache: Final = moving(awaitable.CacheManager.pull_cache)
+    pull_blocks: Final = moving(awaitable.CacheManager.pull_blocks)
+    push_cache: Final = moving(awaitable.CacheManager.push_cache)
+    push_blocks: Final = moving(awaitable.CacheManager.push_blocks)
+    copy_cache: Final = moving(awaitable.CacheManager.copy_cache)
+    copy_blocks: Final = moving(awaitable.CacheManager.copy_blocks)
+    swap_blocks: Final = moving(awaitable.CacheManager.swap_blocks)
+    remap_registered_memory: Final = blocking(awaitable.CacheManager.remap_registered_memory)
+    transfer_cache_async: Final = starting(awaitable.CacheManager.transfer_cache_async)
+    check_cache_key: Final = staticmethod(awaitable.CacheManager.check_cache_key)
 
     def set_is_call_linked(self) -> None:
         """Have no effect: kept for compatibility, because memory can be registered at any time here."""
 
     # ---- ours ----
 
-    arrays = blocking(awaitable.CacheManager.arrays)
-    tensors = blocking(awaitable.CacheManager.tensors)
-    pool_usage = blocking(awaitable.CacheManager.pool_usage)
-    pull_leased = moving(awaitable.CacheManager.pull_leased)
-    release_lease = blocking(awaitable.CacheManager.release_lease)
+    arrays: Final = blocking(awaitable.CacheManager.arrays)
+    tensors: Final = blocking(awaitable.CacheManager.tensors)
+    pool_usage: Final = blocking(awaitable.CacheManager.pool_usage)
+    pull_leased: Final = moving(awaitable.CacheManager.pull_leased)
+    release_lease: Final = blocking(awaitable.CacheManager.release_lease)
 
     def lease_blocks(
         self,

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import NoReturn, cast
+from typing import Final, NoReturn, cast
 
 import anyio
 
@@ -264,18 +264,18 @@ class LLMDataDist:
 
     # ---- upstream's calls ----
 
-    link_clusters = blocking(awaitable.LLMDataDist.link_clusters)
-    unlink_clusters = blocking(awaitable.LLMDataDist.unlink_clusters)
-    switch_role = blocking(awaitable.LLMDataDist.switch_role)
-    link = blocking(awaitable.LLMDataDist.link)
-    unlink = blocking(awaitable.LLMDataDist.unlink)
-    query_register_mem_status = blocking(awaitable.LLMDataDist.query_register_mem_status)
-    check_link_status = blocking(awaitable.LLMDataDist.check_link_status)
+    link_clusters: Final = blocking(awaitable.LLMDataDist.link_clusters)
+    unlink_clusters: Final = blocking(awaitable.LLMDataDist.unlink_clusters)
+    switch_role: Final = blocking(awaitable.LLMDataDist.switch_role)
+    link: Final = blocking(awaitable.LLMDataDist.link)
+    unlink: Final = blocking(awaitable.LLMDataDist.unlink)
+    query_register_mem_status: Final = blocking(awaitable.LLMDataDist.query_register_mem_status)
+    check_link_status: Final = blocking(awaitable.LLMDataDist.check_link_status)
 
     # ---- upstream's calls of the KvCacheManager mode ----
 
-    complete_request = blocking(legacy.LLMDataDist.complete_request)
-    check_capacity = blocking(legacy.LLMDataDist.check_capacity)
+    complete_request: Final = blocking(legacy.LLMDataDist.complete_request)
+    check_capacity: Final = blocking(legacy.LLMDataDist.check_capacity)
 
     def add_model(self, model_options: dict[str, str], model_runner: ModelRunner | None = None) -> LLMModel:
         """Add a model, as :meth:`aiodatadist.legacy.LLMDataDist.add_model` does.
@@ -299,12 +299,12 @@ class LLMDataDist:
         """Link to one peer that listens, as :meth:`aiodatadist.LLMDataDist.link_to` does, but return None."""
         self._thread.call(lambda: self._inner.link_to(peer, address, timeout=timeout))
 
-    unlink_from = blocking(awaitable.LLMDataDist.unlink_from)
-    statistics = blocking(awaitable.LLMDataDist.statistics)
-    wait_register_mem_status = blocking(awaitable.LLMDataDist.wait_register_mem_status)
-    wait_linked = blocking(awaitable.LLMDataDist.wait_linked)
-    wait_link_closed = blocking(awaitable.LLMDataDist.wait_link_closed)
-    notify = blocking(awaitable.LLMDataDist.notify)
+    unlink_from: Final = blocking(awaitable.LLMDataDist.unlink_from)
+    statistics: Final = blocking(awaitable.LLMDataDist.statistics)
+    wait_register_mem_status: Final = blocking(awaitable.LLMDataDist.wait_register_mem_status)
+    wait_linked: Final = blocking(awaitable.LLMDataDist.wait_linked)
+    wait_link_closed: Final = blocking(awaitable.LLMDataDist.wait_link_closed)
+    notify: Final = blocking(awaitable.LLMDataDist.notify)
 
     def next_notification(self, timeout: float | None = None) -> Notification | None:
         """Take the next notification from a peer, waiting at most ``timeout`` seconds; return None if there is none.

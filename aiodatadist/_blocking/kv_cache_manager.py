@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Final
 
 from aiodatadist._blocking.facade import blocking, moving, starting
 from aiodatadist._cache.registry import CacheRegistry
@@ -35,24 +36,24 @@ class KvCacheManager:
         """The event loop and the registry that release caches."""
         return self._inner.place
 
-    allocate_cache = blocking(awaitable.KvCacheManager.allocate_cache)
-    allocate_blocks_cache = blocking(awaitable.KvCacheManager.allocate_blocks_cache)
-    deallocate_cache = blocking(awaitable.KvCacheManager.deallocate_cache)
-    remove_cache_key = blocking(awaitable.KvCacheManager.remove_cache_key)
-    pull_cache = moving(awaitable.KvCacheManager.pull_cache)
-    pull_blocks = moving(awaitable.KvCacheManager.pull_blocks)
-    copy_cache = moving(awaitable.KvCacheManager.copy_cache)
-    copy_blocks = moving(awaitable.KvCacheManager.copy_blocks)
-    swap_blocks = moving(awaitable.KvCacheManager.swap_blocks)
-    transfer_cache_async = starting(awaitable.KvCacheManager.transfer_cache_async)
-    get_cache_tensors = blocking(awaitable.KvCacheManager.get_cache_tensors)
-    check_cache_key = staticmethod(awaitable.KvCacheManager.check_cache_key)
+    allocate_cache: Final = blocking(awaitable.KvCacheManager.allocate_cache)
+    allocate_blocks_cache: Final = blocking(awaitable.KvCacheManager.allocate_blocks_cache)
+    deallocate_cache: Final = blocking(awaitable.KvCacheManager.deallocate_cache)
+    remove_cache_key: Final = blocking(awaitable.KvCacheManager.remove_cache_key)
+    pull_cache: Final = moving(awaitable.KvCacheManager.pull_cache)
+    pull_blocks: Final = moving(awaitable.KvCacheManager.pull_blocks)
+    copy_cache: Final = moving(awaitable.KvCacheManager.copy_cache)
+    copy_blocks: Final = moving(awaitable.KvCacheManager.copy_blocks)
+    swap_blocks: Final = moving(awaitable.KvCacheManager.swap_blocks)
+    transfer_cache_async: Final = starting(awaitable.KvCacheManager.transfer_cache_async)
+    get_cache_tensors: Final = blocking(awaitable.KvCacheManager.get_cache_tensors)
+    check_cache_key: Final = staticmethod(awaitable.KvCacheManager.check_cache_key)
 
     # ---- ours ----
 
-    arrays = blocking(awaitable.KvCacheManager.arrays)
-    tensors = blocking(awaitable.KvCacheManager.tensors)
-    pool_usage = blocking(awaitable.KvCacheManager.pool_usage)
+    arrays: Final = blocking(awaitable.KvCacheManager.arrays)
+    tensors: Final = blocking(awaitable.KvCacheManager.tensors)
+    pool_usage: Final = blocking(awaitable.KvCacheManager.pool_usage)
 
     def _watched(self, task: CacheTask) -> CacheTask:
         """Return the task: the inner manager counts it, as it counts the transfers of models."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from aiodatadist._blocking.facade import blocking
 from aiodatadist._blocking.runner import Given, call
@@ -26,10 +26,10 @@ class LLMModel:
         """The number of the model in its keys."""
         return self._inner.model_id
 
-    pull_kv = blocking(awaitable.LLMModel.pull_kv)
-    merge_kv = blocking(awaitable.LLMModel.merge_kv)
-    pull_blocks = blocking(awaitable.LLMModel.pull_blocks)
-    release_prompt_prefix = blocking(awaitable.LLMModel.release_prompt_prefix)
+    pull_kv: Final = blocking(awaitable.LLMModel.pull_kv)
+    merge_kv: Final = blocking(awaitable.LLMModel.merge_kv)
+    pull_blocks: Final = blocking(awaitable.LLMModel.pull_blocks)
+    release_prompt_prefix: Final = blocking(awaitable.LLMModel.release_prompt_prefix)
 
     def predict(self, llm_req: LLMReq | list[LLMReq] | tuple[LLMReq, ...], inputs: Any, **kwargs: Any) -> Any:
         """Run the model over the KV cache of these requests, and return what it returns. Errors as in the awaitable one.

@@ -41,18 +41,18 @@ class RemoteCache:
     )
 
     def __init__(self, entry: CacheEntry) -> None:
-        self.cache_id = entry.cache_id
-        self.blocks = entry.blocks
-        self.data_type = entry.data_type
-        self.pieces = entry.pieces
-        self.stride = entry.stride
-        self.epoch = entry.epoch
-        self.placement = Placement(entry.placement)
-        self.addresses = array("Q", entry.addresses)
+        self.cache_id: int = entry.cache_id
+        self.blocks: bool = entry.blocks
+        self.data_type: int = entry.data_type
+        self.pieces: int = entry.pieces
+        self.stride: int = entry.stride
+        self.epoch: int = entry.epoch
+        self.placement: Placement = Placement(entry.placement)
+        self.addresses: array[int] = array("Q", entry.addresses)
         self.names: set[Name] | None = None
-        self.uses = 0
-        self.is_withdrawn = False
-        self.is_of_other_type = False  # True once it was reported that a cache of another data type is here
+        self.uses: int = 0
+        self.is_withdrawn: bool = False
+        self.is_of_other_type: bool = False  # True once it was reported that a cache of another data type is here
         self._when_idle: Callable[[], object] | None = None
         self._when_left: Callable[[RemoteCache], object] | None = None
         self._summing: ByteBudget | None = None

@@ -53,7 +53,7 @@ class PagePool:
     ) -> None:
         self.name = name
         self.base = base
-        self.page = config.page
+        self.page: int = config.page
         self._pages = self._free_pages = config.pages
         self._pinned = pinned
         self._oldest_pin = oldest_pin

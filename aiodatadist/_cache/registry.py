@@ -98,8 +98,8 @@ class CacheRegistry:
         incidents: Incidents | None = None,
     ) -> None:
         self._incidents = incidents or Incidents()
-        self.home = CacheHome(cluster_id)
-        self.table = CacheTable(self.home)
+        self.home: CacheHome = CacheHome(cluster_id)
+        self.table: CacheTable = CacheTable(self.home)
         self._device = device
         self._transport = transport
         self._spawn = spawn

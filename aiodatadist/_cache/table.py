@@ -92,29 +92,32 @@ class Entry:
 
     def __init__(self, cache: Cache, remote_accessible: bool, names: dict[Name, int], pool: PagePool | None) -> None:
         desc = cache.cache_desc
-        self.cache = cache
-        self.cache_id = cache.cache_id
-        self.blocks = cache.is_blocks_cache
-        self.remote_accessible = remote_accessible
-        self.may_receive = remote_accessible  # as the destination of this cluster's own pulls
-        self.is_known = pool is not None  # registered with the transport
-        self.names = names
-        self.pool = pool
+        self.cache: Cache = cache
+        self.cache_id: int = cache.cache_id
+        self.blocks: bool = cache.is_blocks_cache
+        self.remote_accessible: bool = remote_accessible
+        self.may_receive: bool = remote_accessible  # as the destination of this cluster's own pulls
+        self.is_known: bool = pool is not None  # registered with the transport
+        self.names: dict[Name, int] = names
+        self.pool: PagePool | None = pool
         self.data_type = desc.data_type.value
-        self.addresses = array("Q", cache.tensor_addrs)
-        self.nbytes, self.stride, self.pieces, self.placement = desc.size, desc.stride, desc.shape[0], desc.placement
-        self.epoch = 0
-        self.leases = 0
+        self.addresses: array[int] = array("Q", cache.tensor_addrs)
+        self.nbytes: int = desc.size
+        self.stride: int = desc.stride
+        self.pieces: int = desc.shape[0]
+        self.placement: Placement = desc.placement
+        self.epoch: int = 0
+        self.leases: int = 0
         self.holders: set[LeaseHolder] = set()
         self.writers: set[LeaseHolder] = set()
         self.coverage: dict[Name, int] = {}  # tensors pulled by this name, a bit each
-        self.is_poisoned = False
-        self.is_live = False
-        self.has_id = True
+        self.is_poisoned: bool = False
+        self.is_live: bool = False
+        self.has_id: bool = True
         self.keep: list[object] = []
         self.layer_seconds: float | None = None
         self.views: Callable[[], object] = lambda: None
-        self.pinned_at = 0.0
+        self.pinned_at: float = 0.0
         self._change: Signal | None = None
 
     @property

@@ -64,7 +64,7 @@ class CacheTask(StartedCoroutine[TransferReport]):
         self._operation = operation
         self._origin = origin
         self._transfer = transfer
-        self.peer = peer
+        self.peer: int = peer
 
     def __await__(self) -> Generator[Any, None, TransferReport]:
         self._check_here()
@@ -191,8 +191,8 @@ class AtOnce:
 
     def __init__(self, operation: str, peer: int, check_here: Callable[[], None], loop_time: LoopTime) -> None:
         self.operation: str = operation
-        self.peer = peer
-        self.check_here = check_here
+        self.peer: int = peer
+        self.check_here: Callable[[], None] = check_here
         self.loop_time: LoopTime = loop_time
 
 

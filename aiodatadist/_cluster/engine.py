@@ -99,29 +99,30 @@ class Engine:
         serving_a_request: Callable[[int], AbstractContextManager[None] | None],
     ) -> None:
         self.resident = resident
-        self.check_here = resident.check_here
+        self.check_here: Callable[[], None] = resident.check_here
         self.device: Device
         self.transport: Transport
         self.registry: CacheRegistry
         self.digester: Digester
         self.local_copies: LocalCopies
-        self.notification_inbox = NotificationInbox(resident.check_here)
-        self.totals = owner.totals
-        self.observer = owner.observer
-        self.block_leases = BlockLeases(self.totals, resident.check_here)
-        self.changes = ChangeFeed(self.totals, resident.check_here)
-        self.deadlines = Deadlines()
+        self.notification_inbox: NotificationInbox = NotificationInbox(resident.check_here)
+        self.totals: Totals = owner.totals
+        self.observer: Observer | None = owner.observer
+        self.block_leases: BlockLeases = BlockLeases(self.totals, resident.check_here)
+        self.changes: ChangeFeed = ChangeFeed(self.totals, resident.check_here)
+        self.deadlines: Deadlines = Deadlines()
         self.layered: set[LayeredTransfer] = set()
-        self.transfer_checksum = config.transfer_checksum
-        self.cluster_id = owner.cluster_id
-        self.timeout = config.sync_kv_timeout / 1000
-        self.one_sided = config.enable_remote_cache_accessible
+        self.transfer_checksum: bool = config.transfer_checksum
+        self.cluster_id: int = owner.cluster_id
+        self.timeout: float = config.sync_kv_timeout / 1000
+        self.one_sided: bool = config.enable_remote_cache_accessible
         self.serving_a_request = serving_a_request
         self._heartbeats = Heartbeats(config.heartbeat_interval, config.heartbeat_misses)
-        self.relinker = Relinker(config.relink_policy, self, self.changes)
-        self.links = LinkTable(self, self.relinker)
-        self.peek_link = self.links.peek
-        self.initiator = LinkInitiator(self, self.links, self.relinker, self._heartbeats, config.link_retry_count)
+        self.relinker: Relinker = Relinker(config.relink_policy, self, self.changes)
+        self.links: LinkTable = LinkTable(self, self.relinker)
+        self.peek_link: Callable[[int], Link | None] = self.links.peek
+        retries = config.link_retry_count
+        self.initiator: LinkInitiator = LinkInitiator(self, self.links, self.relinker, self._heartbeats, retries)
         self._clients = ClientSlots()
         self._half_links = HalfLinks()
         self._owner = owner

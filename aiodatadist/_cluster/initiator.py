@@ -134,10 +134,10 @@ class LinkInitiator:
         self._relinker = relinker
         self._heartbeats = heartbeats
         self._tries = tries
-        self.host_names = HostNames()
+        self.host_names: HostNames = HostNames()
         self._half_links = HalfLinks()
         self._attempts: dict[tuple[int, tuple[str, int]], _Attempt] = {}
-        self.met_itself = False
+        self.met_itself: bool = False
 
     def cancel(self) -> None:
         """Cancel all attempts, because the engine stops."""

@@ -69,7 +69,7 @@ class LinkChanges(AsyncIterator[LinkChange]):
         self._came = Signal()
         self._totals = totals
         self._check_here = check_here
-        self.dropped = 0
+        self.dropped: int = 0
 
     def put(self, change: LinkChange) -> None:
         """Add a change. Has no effect once the reader is closed."""

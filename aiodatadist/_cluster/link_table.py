@@ -69,10 +69,10 @@ class LinkTable:
         self._replaced: set[Link] = set()  # still being released
         self._refusals: dict[int, str] = {}  # why this end's last attempt at a cluster failed
         self._ends: dict[int, str] = {}  # why the last link to a cluster ended
-        self.peek = self._links.get
+        self.peek: Callable[[int], Link | None] = self._links.get
         self.opening: set[Link] = set()
         self.coming: Counter[int] = Counter()
-        self.news = Signal()
+        self.news: Signal = Signal()
         self.is_to_itself = False
 
     @property

@@ -68,7 +68,7 @@ class Listener:
         """Make a listener. Leaving ``owner`` closes the sockets, if they are another object's."""
         self.address: tuple[str, int] = (host, sockets[0].getsockname()[1])
         self.key = key
-        self.is_over = False
+        self.is_over: bool = False
         self._sockets = sockets
         self._owner = owner
         self._scope = anyio.CancelScope()

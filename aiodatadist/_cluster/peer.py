@@ -31,8 +31,8 @@ class Peer:
 
     def __init__(self, datadist: _Links, cluster_id: int, address: tuple[str, int]) -> None:
         self._datadist = datadist
-        self.cluster_id = cluster_id
-        self.address = address
+        self.cluster_id: int = cluster_id
+        self.address: tuple[str, int] = address
 
     async def check(self) -> None:
         """Send the peer a message and wait for its answer, as ``LLMDataDist.check_link_status`` does."""

@@ -17,7 +17,7 @@ class ByteBudget:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.taken = 0
+        self.taken: int = 0
         self.most = 0
         self._line = FairQueue()
 

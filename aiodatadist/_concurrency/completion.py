@@ -63,7 +63,7 @@ class Completion(ABC):
         self._waiters: list[asyncio.Future[None]] | None = None  # made when a task first waits
         self._callbacks: list[Callable[[Any], object]] = []
         self._generation = forks.generation
-        self.state = TransferState.PENDING
+        self.state: TransferState = TransferState.PENDING
 
     @property
     def is_done(self) -> bool:
@@ -189,12 +189,12 @@ class TransferCompletion(Completion):
     def __init__(self) -> None:
         super().__init__()
         self._dropped_as: tuple[str, Origin | None] | None = None
-        self.late_after = 0.0
+        self.late_after: float = 0.0
         self.error: LLMException | None = None
-        self.nbytes = 0
-        self.ranges = 0
-        self.queue_seconds = 0.0
-        self.transfer_seconds = 0.0
+        self.nbytes: int = 0
+        self.ranges: int = 0
+        self.queue_seconds: float = 0.0
+        self.transfer_seconds: float = 0.0
 
     @property
     def status(self) -> str:

@@ -205,7 +205,7 @@ class LoopThread:
     """
 
     def __init__(self, name: str, refuse: Refuse, warn: Callable[[], object], last_calls: float) -> None:
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         self._refuse = refuse
         self._warn = warn
         self._last_calls = last_calls

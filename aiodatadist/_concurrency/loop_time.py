@@ -28,8 +28,8 @@ class LoopTime:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
-        self.limit = 0
-        self.is_over = False
+        self.limit: int = 0
+        self.is_over: bool = False
 
     def passed(self, began: int, ended: int) -> None:
         """Note that a call worked from ``began`` to ``ended``, beyond the limit.

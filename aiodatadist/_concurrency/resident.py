@@ -84,10 +84,10 @@ class Resident:
     ) -> None:
         if _get_running_loop() is None:
             raise refuse(Misuse.NO_LOOP, None)
-        self.loop = asyncio.get_running_loop()
-        self.pid = os.getpid()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.pid: int = os.getpid()
         self._generation = forks.generation  # cheaper to compare than os.getpid(), which takes 0.2 us
-        self.stopping = anyio.Event()
+        self.stopping: anyio.Event = anyio.Event()
         self.reason: str | None = None
         self._task_name = task_name
         self._refuse = refuse

@@ -304,7 +304,7 @@ class ContextCache:
         call.write_local = write_rcache
         return self._running.begin("save", seconds, call, self._save_blocks)
 
-    save = awaited(
+    save: Final = awaited(
         start_save,
         """Store blocks. What the pool has already counts as stored; what cannot be stored does not fail the call.
 
@@ -345,7 +345,7 @@ class ContextCache:
         call.local_only = read_local_only
         return self._running.begin("load", seconds, call, self._pipeline.load)
 
-    load = awaited(
+    load: Final = awaited(
         start_load,
         """Read blocks, up to the first one that is missing.
 
@@ -400,7 +400,7 @@ class ContextCache:
         call.write_local = write_rcache
         return self._running.begin("save_values", seconds, call, self._pipeline.save)
 
-    save_values = awaited(
+    save_values: Final = awaited(
         start_save_values,
         """Store values under the caller's own keys. Works like :meth:`save`, without a registered cache.
 
@@ -436,7 +436,7 @@ class ContextCache:
         call.local_only = read_local_only
         return self._running.begin("load_values", seconds, call, self._pipeline.load)
 
-    load_values = awaited(
+    load_values: Final = awaited(
         start_load_values,
         """Read values of the caller's own keys. Works like :meth:`load`.
 

@@ -38,7 +38,7 @@ class EmsException(RuntimeError):
         partial: the result of a data call up to the failure, or None if nothing was started.
     """
 
-    default_code = EmsErrorCode.EMS_INTERNAL_ERROR
+    default_code: EmsErrorCode = EmsErrorCode.EMS_INTERNAL_ERROR
 
     def __init__(self, message: str, code: EmsErrorCode | None = None, *, partial: CcResult | None = None) -> None:
         super().__init__(message)

@@ -64,8 +64,8 @@ class HealthGate:
             raise EmsInvalidArgument(
                 f"rules is {reprlib.repr(rules)} of type {type(rules).__name__}: must be a HealthRules"
             )
-        self.rules = HealthRules() if rules is None else rules
-        self.is_open = True
+        self.rules: HealthRules = HealthRules() if rules is None else rules
+        self.is_open: bool = True
         self._is_taken = False
         self._good = 0
         self._changes: deque[float] = deque()

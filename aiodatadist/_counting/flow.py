@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from aiodatadist._counting.figures import SUCCESS, FlowFigures
@@ -45,8 +46,8 @@ class Flow:
                  "_ranges", "_seconds", "running", "when_ended")  # fmt: skip
 
     def __init__(self) -> None:
-        self.running = 0
-        self.when_ended = self.ended
+        self.running: int = 0
+        self.when_ended: Callable[[Done], None] = self.ended
         self._ran = 0
         self._failures: Counter[str] = Counter()
         self._bytes = self._failed_bytes = 0

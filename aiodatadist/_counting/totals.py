@@ -43,7 +43,7 @@ class Totals:
         self.transfers: defaultdict[str, Flow] = defaultdict(Flow)
         self.failure_causes: Counter[str] = Counter()
         self.linking: Flow = Flow()
-        self.links_made = 0
+        self.links_made: int = 0
         self.links_ended: Counter[str] = Counter()
         self.generations: Counter[int] = Counter()
         self.relinking: Flow = Flow()

@@ -75,7 +75,7 @@ class BlockRun:
         blocks.local_limit, blocks.remote_limit = local, remote
         blocks.id, blocks.timeout_ms = stream.new_number(), timeout_ms
         program.keep(numbers, blocks)
-        self.program = program
+        self.program: Program = program
         self._blocks = blocks
         self._is_spent = False
         self._loop_time = stream.loop_time

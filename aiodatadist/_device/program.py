@@ -41,10 +41,10 @@ class Layering:
     def __init__(
         self, layers: int, tensors: int, group: int, gates: Sequence[Handle] | None = None, gate_seconds: float = 0.0
     ) -> None:
-        self.landed_ns = array("q", bytes(8 * layers))
+        self.landed_ns: array[int] = array("q", bytes(8 * layers))
         self._gates = ffi.NULL if gates is None else ffi.new("aclrtNotify[]", list(gates))
         stamps = ffi.from_buffer("int64_t[]", self.landed_ns)
-        self.layers = ffi.new(
+        self.layers: Any = ffi.new(
             "ring_layers *", [tensors, group, self._gates, stamps, max(1, round(1000 * gate_seconds))]
         )
 
@@ -69,8 +69,8 @@ class Program:
     def __init__(self) -> None:
         self._steps: list[tuple[int, int, int, Handle, Grid | None, Layering | None]] = []
         self._keep: list[Any] = []
-        self.is_one_sided = True
-        self.nbytes = 0
+        self.is_one_sided: bool = True
+        self.nbytes: int = 0
         self.use: object = None
 
     def get(self, channel: Handle, rank: int, grid: Grid) -> Program:

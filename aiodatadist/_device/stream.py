@@ -20,7 +20,7 @@ from typing import Any
 from aiodatadist._concurrency import forks
 from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._concurrency.completion import TransferCompletion, TransferState
-from aiodatadist._concurrency.loop_time import loop_time
+from aiodatadist._concurrency.loop_time import LoopTime, loop_time
 from aiodatadist._concurrency.threads import DaemonThread
 from aiodatadist._device.program import Program
 from aiodatadist._native.library import Handle, ffi, ring
@@ -124,8 +124,8 @@ class StreamTransfer(TransferCompletion):
         super().__init__()
         self._watcher: Callable[[int], object] | None = None
         self._clean = clean
-        self.is_failing = False
-        self.priority = priority
+        self.is_failing: bool = False
+        self.priority: TransferPriority = priority
         self.shut_gate: int | None = None
         self._stream = stream
         self._id = number
@@ -155,7 +155,7 @@ class StreamTransfer(TransferCompletion):
     def _end_waiting(self, state: TransferState, error: LLMException | None) -> None:
         """End a transfer that was not handed to C."""
         if self._asked_ns and not self.is_done:
-            self.queue_seconds = (time.monotonic_ns() - self._asked_ns) / 1e9
+            self.queue_seconds: float = (time.monotonic_ns() - self._asked_ns) / 1e9
         self._finish(state, error)
 
     def stick(self, error: LLMException) -> None:
@@ -176,11 +176,11 @@ class StreamTransfer(TransferCompletion):
 
     def _complete(self, completion: Any) -> None:
         """Take over the results from C's completion."""
-        self.nbytes = completion.bytes
-        self.ranges = completion.ranges
+        self.nbytes: int = completion.bytes
+        self.ranges: int = completion.ranges
         asked, aside = self._asked_ns or completion.submitted_ns, completion.aside_ns
         self.queue_seconds = (completion.started_ns - asked + aside) / 1e9
-        self.transfer_seconds = (completion.finished_ns - completion.started_ns - aside) / 1e9
+        self.transfer_seconds: float = (completion.finished_ns - completion.started_ns - aside) / 1e9
         state = STATES[completion.state]
         if completion.gate and completion.state == ring.RING_TIMED_OUT:
             self.shut_gate = completion.gate - 1
@@ -220,7 +220,7 @@ class Stream:
         self.limits = limits
         self._runtime = runtime
         self._loop = asyncio.get_running_loop()
-        self.loop_time = loop_time(self._loop)
+        self.loop_time: LoopTime = loop_time(self._loop)
         self._numbers = itertools.count(1)
         self._pending: dict[int, StreamTransfer] = {}
         self._backlog: tuple[deque[StreamTransfer], ...] = tuple(map(deque, [()] * len(TransferPriority)))
@@ -230,7 +230,7 @@ class Stream:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
         self._reaped = ffi.new("ring_completion *")
-        self.ring = self._open(context)
+        self.ring: Handle | None = self._open(context)
         self._closed = False
         self._holds = 0
         self._pid = os.getpid()

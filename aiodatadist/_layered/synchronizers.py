@@ -72,7 +72,7 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._said: dict[int, bool] = {}
         self._listeners: list[Callable[[], None]] = []
-        self.num_layers = checks.integer(num_layers, "num_layers", checks.UINT32)
+        self.num_layers: int = checks.integer(num_layers, "num_layers", checks.UINT32)
         self._events: dict[int, anyio.Event] = {}
 
     def ready(self, layer_index: int) -> None:
@@ -190,7 +190,7 @@ class EventLayerSynchronizer(LayerSynchronizer):
     """
 
     def __init__(self, device: Device, num_layers: int, timeout: float = 600.0) -> None:
-        self.num_layers = checks.integer(num_layers, "num_layers", checks.UINT32)
+        self.num_layers: int = checks.integer(num_layers, "num_layers", checks.UINT32)
         self.seconds: float = check_seconds(timeout, "timeout")
         self._device = device
         self._loop = _get_running_loop()

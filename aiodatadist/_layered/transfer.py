@@ -84,7 +84,7 @@ class LayeredTransfer(TransferCompletion):
         self._verdicts: dict[int, LLMException | None] = {}
         self._ready_seconds: dict[int, float] = {}
         event = getattr(synchronizer, "device_event", None)  # see GatedByEvent
-        self.parts = [
+        self.parts: list[Destination] = [
             Destination(i, each, entry, event, seconds, self._news, priority, checksum=checksum)
             for i, each in enumerate(wanted)
         ]
@@ -319,9 +319,9 @@ class LayeredTransfer(TransferCompletion):
             part.give_back_gate()
         if self._listener is not None:
             self._listener.unlisten(self._offer_ready)
-        self.nbytes = sum(part.nbytes for part in self.parts)
-        self.ranges = sum(part.ranges for part in self.parts)
-        self.transfer_seconds = max((part.transfer_seconds for part in self.parts), default=0.0)
+        self.nbytes: int = sum(part.nbytes for part in self.parts)
+        self.ranges: int = sum(part.ranges for part in self.parts)
+        self.transfer_seconds: float = max((part.transfer_seconds for part in self.parts), default=0.0)
         self._remember_compute()
         self._entry.release()
         stuck = next((part for part in self.parts if part.progress.stage is Stage.STUCK), None)

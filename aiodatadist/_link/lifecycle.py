@@ -298,12 +298,12 @@ class Lifecycle:
     __slots__ = ("cause", "end", "failure", "ownership", "reach", "sequel", "service", "state")
 
     def __init__(self) -> None:
-        self.reach = Reach.OPENING
-        self.end = End.RUNNING
-        self.service = Service.UP
-        self.ownership = Ownership.BOTH
-        self.sequel = Sequel.NONE
-        self.state = LinkState.OPENING
+        self.reach: Reach = Reach.OPENING
+        self.end: End = End.RUNNING
+        self.service: Service = Service.UP
+        self.ownership: Ownership = Ownership.BOTH
+        self.sequel: Sequel = Sequel.NONE
+        self.state: LinkState = LinkState.OPENING
         self.failure: LinkError | None = None
         self.cause: Cause | None = None
 

@@ -17,7 +17,7 @@ from aiodatadist._link.control.notifications import IncomingNotifications
 from aiodatadist._link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS
 from aiodatadist._link.control.wire import Wire
 from aiodatadist._link.host import LinkHost
-from aiodatadist._link.lifecycle import Cause, End, Event, LinkState, Reach, Service
+from aiodatadist._link.lifecycle import Cause, End, Event, Lifecycle, LinkState, Reach, Service
 from aiodatadist._link.link_handshake import LinkHandshake, refuse
 from aiodatadist._link.ownership import Owners
 from aiodatadist._link.reactions import REACTIONS, Reactions
@@ -83,19 +83,21 @@ class Link:
         self._when_mutual: Callable[[], object] | None = None
         self._reason = ""
         self._patience = 0.0
-        self.session = session = Session(wire, transport, host)
-        self.life = session.life
-        self.transfers = Transfers(session, device)
-        self.owners = Owners(session, lambda reason: self.disconnect(reason, DRAIN_TIMEOUT))
+        self.session: Session = Session(wire, transport, host)
+        session = self.session
+        self.life: Lifecycle = session.life
+        self.transfers: Transfers = Transfers(session, device)
+        self.owners: Owners = Owners(session, lambda reason: self.disconnect(reason, DRAIN_TIMEOUT))
         incoming = IncomingNotifications(
             session.post_if_open,
             lambda payload, taken: host.heard(session.cluster_id, self.generation, payload, taken),
         )
         self._reactions = Reactions(session, self.owners, self.transfers, incoming)
-        self.heartbeat_token = secrets.token_hex(32)
-        self.generation = self.peer_links = 0
+        self.heartbeat_token: str = secrets.token_hex(32)
+        self.generation: int = 0
+        self.peer_links: int = 0
         self.dialled: tuple[str, int] | None = None
-        self.place = "", 0
+        self.place: tuple[str, int] = "", 0
 
     @property
     def cluster_id(self) -> int:

@@ -30,8 +30,8 @@ class Owners:
     __slots__ = ("_own_heard", "_owned_heard", "disconnect", "session")
 
     def __init__(self, session: Session, disconnect: Callable[[str], Coroutine[Any, Any, None]]) -> None:
-        self.session = session
-        self.disconnect = disconnect
+        self.session: Session = session
+        self.disconnect: Callable[[str], Coroutine[Any, Any, None]] = disconnect
         self._own_heard = self._owned_heard = 0  # the number of the latest message of its kind
 
     async def own(self) -> None:

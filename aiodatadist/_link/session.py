@@ -13,7 +13,7 @@ import anyio.abc
 from aiodatadist._cache.catalogue import Catalogue
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._concurrency.spawner import Spawner
-from aiodatadist._counting import Incident
+from aiodatadist._counting import Incident, Incidents, Totals
 from aiodatadist._link.control.layer_events import LayerEvents, LayerReceiver
 from aiodatadist._link.control.notifications import NotificationQueue
 from aiodatadist._link.control.peer_leases import PeerLeases
@@ -69,23 +69,23 @@ class Session:
     def __init__(self, wire: Wire, transport: Transport, host: LinkHost) -> None:
         self.host = host
         self.wire = wire
-        self.post = wire.post
-        self.totals = host.totals
-        self.incidents = host.totals.incidents
+        self.post: Callable[[Message], None] = wire.post
+        self.totals: Totals = host.totals
+        self.incidents: Incidents = host.totals.incidents
         self._tasks: Spawner | None = None
         self._scope: anyio.CancelScope | None = None
         self._to_start: list[Callable[[], Coroutine[Any, Any, None]]] = []  # once the link is served
         self._to_stop: list[Callable[[], object]] = []
         self._waiting: set[anyio.CancelScope] = set()
         self._names = (0, 0)
-        self.cluster_id = 0
-        self.instance = ""
-        self.heartbeat = 0.0
-        self.life = Lifecycle()
-        self.closed = Signal()
-        self.questions = PendingQuestions(wire.post, self.post_again)
-        self.catalogue = Catalogue()
-        self.channels = Channels(
+        self.cluster_id: int = 0
+        self.instance: str = ""
+        self.heartbeat: float = 0.0
+        self.life: Lifecycle = Lifecycle()
+        self.closed: Signal = Signal()
+        self.questions: PendingQuestions = PendingQuestions(wire.post, self.post_again)
+        self.catalogue: Catalogue = Catalogue()
+        self.channels: Channels = Channels(
             transport,
             wire.post,
             self.questions,
@@ -93,9 +93,11 @@ class Session:
             lambda: channel_name(*self._names),
             self.incidents,
         )
-        self.peer_leases = PeerLeases(self, host.timeout, wire.post, self.spawn, self.give_up, self.post_again)
-        self.notification_queue = NotificationQueue(wire.post, self._knows_numbers, self.post_again)
-        self.layer_events = LayerEvents(
+        self.peer_leases: PeerLeases = PeerLeases(
+            self, host.timeout, wire.post, self.spawn, self.give_up, self.post_again
+        )
+        self.notification_queue: NotificationQueue = NotificationQueue(wire.post, self._knows_numbers, self.post_again)
+        self.layer_events: LayerEvents = LayerEvents(
             wire.post, host.check_here, self.questions, self._knows_numbers, self.post_again
         )
 

@@ -97,7 +97,7 @@ class BlockLedger:
         self._reclaims = 0
         self.blocks: range = range(cache.cache_desc.shape[0])
         self.tensors: range = range(cache.cache_desc.num_tensors)
-        self.checked = 0
+        self.checked: int = 0
         """Bytes compared so far."""
 
     def piece(self, tensor: int, block: int) -> memoryview:

@@ -85,7 +85,7 @@ class ChaosProxy:
 
     def __init__(self, upstream: tuple[str, int], *, seed: int = 0) -> None:
         self.upstream = upstream
-        self.passed = 0
+        self.passed: int = 0
         self._chance = random.Random(seed)
         self._added: list[_Added] = []
         self._changed = Signal()

@@ -109,7 +109,7 @@ class TransferWithCacheKeyConfig(_Destination):
         src_batch_index: int = 0,
     ) -> None:
         self.cache_key = cache_key
-        self.dst_cluster_id = cache_key.cluster_id
+        self.dst_cluster_id: int = cache_key.cluster_id
         self.src_layer_range = src_layer_range
         self.dst_layer_range = dst_layer_range
         if src_layer_range is not None and dst_layer_range is not None and len(src_layer_range) != len(dst_layer_range):

@@ -80,7 +80,7 @@ class Handshake:
         before_asking: Callable[[Hello], None] = lambda _: None,
     ) -> None:
         self.side = side
-        self.state = State.HELLO
+        self.state: State = State.HELLO
         self.peer: Hello | None = None
         self.proved: Hello | None = None
         self.connect: Connect | None = None

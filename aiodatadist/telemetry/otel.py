@@ -15,8 +15,8 @@ from aiodatadist._counting import Call, Ended, Tell
 try:
     from opentelemetry.trace import SpanKind, StatusCode, TracerProvider, get_tracer
     from opentelemetry.util.types import AttributeValue
-except ImportError as error:
-    raise ImportError("spans need the extra: pip install 'aiodatadist[otel]'") from error
+except ImportError as _error:
+    raise ImportError("spans need the extra: pip install 'aiodatadist[otel]'") from _error
 
 _FIGURES: Final = ("bytes", "ranges", "queue_seconds", "transfer_seconds", "hits")
 

@@ -34,8 +34,8 @@ try:
     )
     from prometheus_client.metrics_core import Metric as Family
     from prometheus_client.registry import Collector
-except ImportError as error:
-    raise ImportError("metrics for Prometheus need the extra: pip install 'aiodatadist[prometheus]'") from error
+except ImportError as _error:
+    raise ImportError("metrics for Prometheus need the extra: pip install 'aiodatadist[prometheus]'") from _error
 
 _SIZES: Final = range(8, 41, 2)
 """Powers of two, from 256 B to 1 TiB: the bounds by which sizes of transfers are counted."""

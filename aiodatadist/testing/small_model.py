@@ -109,7 +109,7 @@ class Model:
 
         c = config
         self.embedding: Array = random.standard_normal((VOCABULARY, c.dim), np.float32)
-        self.layers = [
+        self.layers: list[_Layer] = [
             _Layer(
                 # Sharp attention: scores with a deviation of about 2.5 pick a few of thousands of tokens. With the
                 # usual 1.0 an untrained model averages its context away, and a misplaced block would go unnoticed.

@@ -19,7 +19,7 @@ class AioDataDistKVBootstrapServer(BaseKVBootstrapServer):  # type: ignore[misc]
 
     def __init__(self, host: str, port: int) -> None:
         self._server = RendezvousServer(host, port, from_environment().auth_key())
-        self.port = self._server.port
+        self.port: int = self._server.port
 
     def close(self) -> None:
         """Stop listening."""

@@ -18,7 +18,7 @@ from aiodatadist._adapters.rendezvous import Ranks, Registered
 from aiodatadist._adapters.rendezvous_asks import RendezvousAsks
 from aiodatadist._adapters.sglang.buffers import check_no_state, groups_of, layout_of
 from aiodatadist._adapters.sglang.identity import meaning_of
-from aiodatadist._adapters.sglang.settings import from_environment, on_device
+from aiodatadist._adapters.sglang.settings import SglangSettings, from_environment, on_device
 from aiodatadist._blocking import shared_loop
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.foreign import printable, shown
@@ -72,8 +72,8 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         check_no_state(args)
         self.kv_args = args
         self.server_args = server_args
-        self.rank = int(args.engine_rank)
-        self.settings = on_device(from_environment(), int(args.gpu_id) - self.rank)
+        self.rank: int = int(args.engine_rank)
+        self.settings: SglangSettings = on_device(from_environment(), int(args.gpu_id) - self.rank)
         self._ranks = int(getattr(server_args, "tp_size", 1))
         self._layout = {**layout_of(args, self._ranks), **meaning_of(args, server_args, self.settings.model_id)}
         self._peers = self.settings.allowed_peers()
@@ -82,13 +82,13 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         self._wanted: set[str] = set()
         self._followed: set[str] = set()
         self._outcomes: dict[str, str] = {}
-        self.incidents = Incidents()
-        self.service = BlockService(self.settings, self.rank, self._ranks)
+        self.incidents: Incidents = Incidents()
+        self.service: BlockService = BlockService(self.settings, self.rank, self._ranks)
         with ExitStack() as opened:
             opened.callback(self.service.close)
             self._asks = RendezvousAsks(self._key)
             opened.callback(self._asks.close)
-            self.address = self.service.open_groups(
+            self.address: PeerAddress = self.service.open_groups(
                 groups_of("kv_data_ptrs", args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens),
                 groups_of("aux_data_ptrs", args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens),
                 self._layout,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from aiodatadist._concurrency import forks
 from aiodatadist._concurrency.loop_thread import LoopThread, Unusable
@@ -350,7 +350,7 @@ class ContextCaching:
         """Start :meth:`save`. Raises EmsInvalidArgument; every other error comes with the result."""
         return self._client.start(lambda cache: cache.start_save_values(key_list, value_list, **_writing(option)))
 
-    save = _of_v0(
+    save: Final = _of_v0(
         waiting(
             async_save,
             """Store the regions of each key, one after the other. Blocks.
@@ -368,7 +368,7 @@ class ContextCaching:
         """Start :meth:`load`. Raises EmsInvalidArgument; every other error comes with the result."""
         return self._client.start(lambda cache: cache.start_load_values(key_list, value_list, **_reading(option)))
 
-    load = _of_v0(
+    load: Final = _of_v0(
         waiting(
             async_load,
             """Read values, up to the first one that is missing, into regions of the same total length. Blocks.
@@ -431,7 +431,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
 
         return self._client.start(begin)
 
-    save = waiting(
+    save: Final = waiting(
         async_save,
         """Store blocks whose tokens are in the slots of ``slot_mapping``, or of ``chunk_descs``. Blocks.
 
@@ -458,7 +458,7 @@ class ContextCache_v1:  # noqa: N801 - EMS's name
 
         return self._client.start(begin)
 
-    load = waiting(
+    load: Final = waiting(
         async_load,
         """Read blocks, up to the first one that is missing. Arguments and errors as in :meth:`save`.""",
     )

@@ -38,10 +38,10 @@ class MemoryPool(KVPool):
         capacity: bytes.
     """
 
-    capabilities = Capabilities("memory", in_process=True)
+    capabilities: Capabilities = Capabilities("memory", in_process=True)
 
     def __init__(self, lru_store: LruStore) -> None:
-        self.capacity = lru_store.capacity
+        self.capacity: int = lru_store.capacity
         self._store = lru_store
         self._line = FairQueue()  # calls that wait for room
         self._is_closed = False

@@ -43,8 +43,8 @@ class Reservation:
 
     def __init__(self, lru_store: LruStore, address: int, nbytes: int) -> None:
         self._store: LruStore | None = lru_store
-        self.address = address
-        self.nbytes = nbytes
+        self.address: int = address
+        self.nbytes: int = nbytes
 
     def view(self) -> memoryview:
         if self._store is None:
@@ -65,10 +65,10 @@ class _Entry:
     __slots__ = ("address", "is_dropped", "nbytes", "pins")
 
     def __init__(self, address: int, nbytes: int) -> None:
-        self.address = address
-        self.nbytes = nbytes
-        self.pins = 0
-        self.is_dropped = False
+        self.address: int = address
+        self.nbytes: int = nbytes
+        self.pins: int = 0
+        self.is_dropped: bool = False
 
 
 class PinnedValue:
@@ -80,8 +80,8 @@ class PinnedValue:
         self._store: LruStore | None = lru_store
         self._key = key
         self._entry = entry
-        self.address = entry.address
-        self.nbytes = entry.nbytes
+        self.address: int = entry.address
+        self.nbytes: int = entry.nbytes
 
     def view(self) -> memoryview:
         if self._store is None:
@@ -104,8 +104,8 @@ class LruStore:
     """
 
     def __init__(self, device: Device, memory: Memory, name: str, config: PoolConfig) -> None:
-        self.capacity = config.pages * config.page
-        self.evicted = 0
+        self.capacity: int = config.pages * config.page
+        self.evicted: int = 0
         self.on_room: Callable[[], None] = lambda: None
         self._device = device
         self._memory = memory

@@ -41,7 +41,7 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
         is_asked_to_stop: True if it was cancelled.
     """
 
-    quiesce_seconds = QUIESCE_SECONDS
+    quiesce_seconds: float = QUIESCE_SECONDS
 
     def __init__(self, what: str, seconds: float) -> None:
         self._error: EmsException | None = None
@@ -49,8 +49,8 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
         self._origin = Origin()
         super().__init__()
         self.seconds = seconds
-        self.scope = Scope()
-        self.is_asked_to_stop = False
+        self.scope: Scope = Scope()
+        self.is_asked_to_stop: bool = False
         self.what = what
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()

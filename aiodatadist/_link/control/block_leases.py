@@ -120,7 +120,7 @@ class BlockLease:
         self.blocks: Sequence[int] = blocks
         self._digests = LeaseDigests.of(entry.cache_id, blocks, prompt_digest)
         self.ended: LeaseEnd | None = None
-        self.refused = 0
+        self.refused: int = 0
 
     def ticket(self) -> LeaseTicket:
         """Return what a peer needs to pull the blocks. Raises ParamInvalid if they can no longer be claimed."""

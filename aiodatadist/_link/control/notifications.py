@@ -38,10 +38,10 @@ class PendingNotification:
 
     def __init__(self, notification_queue: NotificationQueue, payload: bytes) -> None:
         self._queue = notification_queue
-        self.payload = payload
-        self.is_ready = False
-        self.is_dropped = False
-        self.sent = Signal()
+        self.payload: bytes = payload
+        self.is_ready: bool = False
+        self.is_dropped: bool = False
+        self.sent: Signal = Signal()
 
     def ready(self) -> None:
         """Let the notification go: the data it announces is in place."""

@@ -34,7 +34,11 @@ class PeerClaim:
         is_limited: bool = True,
         digests: LeaseDigests = UNSAID,
     ) -> None:
-        self.peer, self.call, self.seconds, self.answer, self.takers = peer, call, seconds, answer, takers
+        self.peer: object = peer
+        self.call: int = call
+        self.seconds: float = seconds
+        self.answer: Callable[[bool], object] = answer
+        self.takers: int = takers
         self.is_limited = is_limited
         self.digests = digests
         self.why: Refusal | None = None

@@ -50,7 +50,7 @@ class PeerLeases:
         self._spawn = spawn
         self._give_up = give_up
         self._held: dict[int, Entry] = {}
-        self.held_bytes = 0
+        self.held_bytes: int = 0
         self._revoked: dict[int, tuple[Signal, int]] = {}
         self._numbers = itertools.count(1)
 

@@ -50,15 +50,15 @@ class Question:
         checksums: int = 0,
         then: Callable[[], object] | None = None,
     ) -> None:
-        self.number = number
-        self.kind = kind
-        self.name = name
-        self.checksums = checksums
-        self.answered = Signal()
+        self.number: int = number
+        self.kind: type[Found] | type[Pulled] | type[Pong] | type[Owned] | type[Claimed] | type[Digests] = kind
+        self.name: Name | None = name
+        self.checksums: int = checksums
+        self.answered: Signal = Signal()
         self.answer: Answer | None = None
         self.again: asyncio.TimerHandle | None = None
-        self.asked_after = 0
-        self.then = then
+        self.asked_after: int = 0
+        self.then: Callable[[], object] | None = then
 
     def settle(self, answer: Answer | None) -> None:
         """Set the peer's answer, or None if its version does not know such questions."""
@@ -96,8 +96,8 @@ class PendingQuestions:
         self._revocations = 0
         self._revoked: dict[int, int] = {}  # the number of the last revocation, by cache; the oldest first
         self._forgotten = 0  # the highest number that was dropped from these
-        self.is_over = False
-        self.heard = 0
+        self.is_over: bool = False
+        self.heard: int = 0
 
     def __len__(self) -> int:
         return len(self._open)

@@ -75,15 +75,15 @@ class LinkChannel:
     )
 
     def __init__(self, name: str, channel: Channel, mine: int, theirs: int) -> None:
-        self.name = name
-        self.channel = channel
-        self.mine = mine
-        self.theirs = theirs
-        self.uses = 0
-        self.is_current = True
-        self.is_broken = False
-        self.is_closing = False
-        self.retired = {"mine": False, "theirs": False}
+        self.name: str = name
+        self.channel: Channel = channel
+        self.mine: int = mine
+        self.theirs: int = theirs
+        self.uses: int = 0
+        self.is_current: bool = True
+        self.is_broken: bool = False
+        self.is_closing: bool = False
+        self.retired: dict[str, bool] = {"mine": False, "theirs": False}
         self.unclean: list[Callable[[bool], object]] = []
 
     def closed(self, is_closed: bool) -> None:
@@ -159,7 +159,7 @@ class Channels:
         self._spawn = spawn
         self._name = name
         self._rank = 0
-        self.has_one_queue = False
+        self.has_one_queue: bool = False
         self._reaches_host = True
         self._ends: tuple[Endpoint, Endpoint] | None = None
         self._current: LinkChannel | None = None

@@ -147,8 +147,8 @@ class RemoteOperation(TransferCompletion):
         self._name = name
         self._patience = patience
         self._transfer: TransferCompletion | None = None
-        self.is_doubtful = False
-        self.scope = Scope()
+        self.is_doubtful: bool = False
+        self.scope: Scope = Scope()
 
     @property
     def quiesce_seconds(self) -> float:
@@ -206,8 +206,10 @@ class RemoteOperation(TransferCompletion):
 
     def take_figures(self, transfer: TransferCompletion) -> None:
         """Take over the bytes and times of a transfer on a stream, which has ended."""
-        self.nbytes, self.ranges = transfer.nbytes, transfer.ranges
-        self.queue_seconds, self.transfer_seconds = transfer.queue_seconds, transfer.transfer_seconds
+        self.nbytes: int = transfer.nbytes
+        self.ranges: int = transfer.ranges
+        self.queue_seconds: float = transfer.queue_seconds
+        self.transfer_seconds: float = transfer.transfer_seconds
         self._transfer = None
 
     def finish(self, state: TransferState, error: LLMException | None = None) -> None:

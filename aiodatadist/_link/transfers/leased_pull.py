@@ -200,9 +200,10 @@ class LeasedPull(RemoteOperation):
     def _take_over_all(self) -> None:
         """Sum up the transfers, which have all ended, and end the pull unless the owner's answer is still needed."""
         portions, self._portions = self._portions, []
-        self.nbytes, self.ranges = sum(p.nbytes for p, _ in portions), sum(p.ranges for p, _ in portions)
-        self.queue_seconds = portions[0][0].queue_seconds
-        self.transfer_seconds = sum(p.transfer_seconds for p, _ in portions)
+        self.nbytes: int = sum(p.nbytes for p, _ in portions)
+        self.ranges: int = sum(p.ranges for p, _ in portions)
+        self.queue_seconds: float = portions[0][0].queue_seconds
+        self.transfer_seconds: float = sum(p.transfer_seconds for p, _ in portions)
         undone = [portion for portion, _ in portions if portion.state is not TransferState.DONE]
         self._is_here = not undone
         self._here_at = asyncio.get_running_loop().time()

@@ -45,11 +45,12 @@ class Requester:
 
     def __init__(self, running: RunningTransfers) -> None:
         self.running = running
-        self.session = session = running.session
-        self.checks = Checks(session)
+        self.session: Session = running.session
+        session = self.session
+        self.checks: Checks = Checks(session)
         self._held: dict[object, tuple[RemoteCache, Callable[[], object]]] = {}
         self._taken_back: set[RemoteOperation] = set()
-        self.lookups = _Lookups(session)
+        self.lookups: _Lookups = _Lookups(session)
         self._pull_requests = PullRequests(running, self.checks)
         self._when_request_ended = self._request_ended  # bound once, otherwise each would keep its own bound method
 
@@ -369,8 +370,8 @@ class _Lookup(RemoteOperation):
     def __init__(self, name: str, patience: float, spec: TransferSpec, requester: Requester) -> None:
         super().__init__(name, patience)
         self._requester = requester
-        self.spec = spec
-        self.end = asyncio.get_running_loop().time() + spec.seconds
+        self.spec: TransferSpec = spec
+        self.end: float = asyncio.get_running_loop().time() + spec.seconds
 
     def _interrupt(self) -> None:
         if self in self._requester.lookups:

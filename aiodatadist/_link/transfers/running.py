@@ -99,9 +99,9 @@ class RunningTransfers:
         self.streams: dict[str, Stream] = {}
         self.transfers: dict[StreamTransfer, _Running] = {}
         self.operations: set[RemoteOperation] = set()
-        self.counters = LinkCounters()
-        self.estimate = Estimate()
-        self.quiesce_seconds = device.limits.quiesce
+        self.counters: LinkCounters = LinkCounters()
+        self.estimate: Estimate = Estimate()
+        self.quiesce_seconds: float = device.limits.quiesce
         session.call_when_broken(self.stop)
         session.channels.out_of_use = self.on_out_of_use
 

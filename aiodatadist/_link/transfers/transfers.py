@@ -38,10 +38,10 @@ class Transfers:
 
     def __init__(self, session: Session, device: Device) -> None:
         self.session = session
-        self.running = RunningTransfers(session, device)
-        self.requester = Requester(self.running)
-        self.shortcuts = Shortcuts(self.running)
-        self.responder = Responder(self.running, self.shortcuts)
+        self.running: RunningTransfers = RunningTransfers(session, device)
+        self.requester: Requester = Requester(self.running)
+        self.shortcuts: Shortcuts = Shortcuts(self.running)
+        self.responder: Responder = Responder(self.running, self.shortcuts)
 
     @property
     def cluster_id(self) -> int:
