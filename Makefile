@@ -17,7 +17,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test mutants measure nightly check native pytest frozen alone chaos hccs roce aicpu hardware packaging bare site torch lmcache sglang vllm smoke strict abi sniffio oldest bench wheel clean
+.PHONY: help demo test mutants measure nightly check native pytest frozen alone chaos hccs roce aicpu hardware packaging bare site types torch lmcache sglang vllm smoke strict abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -59,7 +59,7 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 	$(MAKE) mutants
 	$(MAKE) frozen
 	AIODATADIST_NIGHTLY=1 $(MAKE) hccs roce aicpu
-	$(MAKE) site sniffio oldest torch
+	$(MAKE) site types sniffio oldest torch
 	$(MAKE) lmcache LMCACHE='lmcache lmcache-newest'
 	$(MAKE) sglang SGLANG='sglang sglang-newest'
 	AIODATADIST_NIGHTLY=1 $(MAKE) vllm VLLM='0.31 0.32 newest'
@@ -113,6 +113,9 @@ bare: $(STAMP)  ## the wheel and the demo in a Debian without a compiler, as Doc
 
 site: $(STAMP)  ## the documentation site in build/site; what builds it is installed in .cache/venvs
 	@$(BIN)/python -m tests.site
+
+types: $(STAMP)  ## the types of the public interface, complete for pyright, which is installed in .cache/venvs with the engines
+	@$(BIN)/python -m tests.completeness
 
 torch: $(STAMP)  ## the tests with torch, which is installed in .cache/venvs/torch
 	$(BIN)/python -m tests.lanes torch

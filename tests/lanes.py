@@ -21,6 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -215,9 +216,9 @@ def share_package(lane: Lane) -> None:
             target.write_text(source.read_text().replace(sys.executable, str(lane.python)))
 
 
-def run(*command: str | Path) -> None:
-    """Run a command. Raises CalledProcessError if it fails."""
-    subprocess.run([str(part) for part in command], check=True, cwd=ROOT)
+def run(*command: str | Path, environment: Mapping[str, str] | None = None) -> None:
+    """Run a command, with changes of the environment. Raises CalledProcessError if it fails."""
+    subprocess.run([str(part) for part in command], check=True, cwd=ROOT, env=os.environ | (environment or {}))
 
 
 def main() -> None:
