@@ -16,9 +16,10 @@ from aiodatadist._cache.catalogue import RemoteCache
 from aiodatadist._link.transfers import shortcuts
 from aiodatadist._link.transfers.running import RunningTransfers
 from aiodatadist._link.transfers.shortcuts import Shortcut
+from aiodatadist._wire.frames import encode
 from aiodatadist._wire.messages import Grant, KeyName, Pull, Pulled, Revoke
 from aiodatadist.testing import Cluster, inside, linked_pair, soft_fault, soft_faults_cleared, verify
-from tests.held import PUSH, held_transfer
+from tests.held import PUSH, held_transfer, turns
 from tests.strict.marks import STRICT
 
 BLOCKS = 16
@@ -256,3 +257,13 @@ async def test_caches_of_many_tensors_have_few_shortcuts(served: Served, monkeyp
         await served.pull([number], [number + 1], priority=list(TransferPriority)[number % 3])
     assert 1 <= living(Shortcut) <= 2, "each keeps four tensors"
     served.check({number + 1: number for number in range(12)})
+
+
+async def test_a_request_is_served_in_the_call_that_brings_it(served: Served) -> None:
+    """Otherwise it waits for another round of an event loop that a peer keeps busy."""
+    for _ in range(3):
+        await served.pull([1], [1])
+    await turns()
+    link = inside(served.prompt.datadist).links.find(2)
+    assert link.session.wire.hear(encode(request(served.target)(2**40)))
+    served.check({1: 1, 5: 4})

@@ -101,7 +101,7 @@ class Reactions:
 
     def at_once(self, message: Message | Unknown) -> bool:
         """React to a message that a transfer waits for, if no task is needed. Return False if it is another message."""
-        if self.session.life.state is not LinkState.READY or not isinstance(message, (Lookup, Found, Pulled)):
+        if self.session.life.state is not LinkState.READY or not isinstance(message, (Lookup, Found, Pull, Pulled)):
             return False
         REACTIONS[type(message)](self, message)
         return True
