@@ -24,18 +24,18 @@ from aiodatadist import (
     LLMException,
     TransferPriority,
 )
+from aiodatadist._cache.catalogue import RemoteCache
 from aiodatadist._link.transfers.requests_in_line import RequestInLine, RequestLines
 from aiodatadist._testing.views import cut_link
 from aiodatadist._values import peer_budget
 from aiodatadist._values.selection import BlockParts, Layers, Selection
-from aiodatadist._wire.messages import KeyName, PartNumbers, Pull, Pulled
+from aiodatadist._wire.messages import CacheEntry, KeyName, PartNumbers, Pull, Pulled
 from aiodatadist.testing import Cluster, inside, linked_pair, verify
 from tests.clock import took
 from tests.held import there_and_back
 from tests.unit.wire.examples import pull
 
 if TYPE_CHECKING:
-    from aiodatadist._cache.catalogue import RemoteCache
     from aiodatadist._cache.table import Entry
     from aiodatadist._link.link import Link
     from aiodatadist._values.grid import Side
@@ -255,6 +255,11 @@ async def test_the_link_ends_at_more_requests_than_a_peer_may_have_in_line(
 # ---- a request in line ----
 
 
+DESTINATION = RemoteCache(
+    CacheEntry(cache_id=1, blocks=True, placement=0, data_type=0, pieces=8, stride=64, addresses=[2**40], epoch=0)
+)
+
+
 @pytest.mark.parametrize(
     ("message", "selection"),
     [
@@ -276,7 +281,7 @@ async def test_the_link_ends_at_more_requests_than_a_peer_may_have_in_line(
     ids=["blocks", "parts", "bytes"],
 )
 def test_what_comes_out_of_the_line_is_what_went_in(message: Pull, selection: Selection) -> None:
-    found = RequestInLine(message, selection, None).message()
+    found = RequestInLine(message, selection, DESTINATION).message()
     arrays = {name: getattr(found, name).tolist() for name in ("src_blocks", "dst_blocks")}
     if found.parts is not None:
         arrays["parts"] = PartNumbers(nbytes=found.parts.nbytes, src=list(found.parts.src), dst=list(found.parts.dst))
@@ -288,7 +293,7 @@ def test_a_task_that_ends_leaves_its_place_to_the_first_in_line(monkeypatch: pyt
     lines = RequestLines()
     assert [lines.enter(1) for _ in range(3)] == [True, True, False]
     for call in (7, 8, 9):
-        lines.add(RequestInLine(pull(call=call), Selection(), None))
+        lines.add(RequestInLine(pull(call=call), Selection(), DESTINATION))
     removed = lines.remove(8)
     assert (removed is not None and removed.call, lines.remove(8), len(lines)) == (8, None, 2)
     assert [request and request.call for request in (lines.next(1), lines.next(1), lines.next(1))] == [7, 9, None]

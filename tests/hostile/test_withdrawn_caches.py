@@ -16,7 +16,7 @@ from aiodatadist._concurrency import loop_time
 from aiodatadist._link.control import wire
 from aiodatadist._link.transfers.responder import MAX_ASKED_EARLY
 from aiodatadist._values.peer_budget import REQUEST_TASKS
-from aiodatadist._wire.messages import CacheEntry, Grant, KeyName, Lookup, Owned, Pull, Revoke, Stop
+from aiodatadist._wire.messages import CacheEntry, Grant, KeyName, Lookup, Owned, Pull, Pulled, Revoke, Stop
 from aiodatadist.testing import Cluster, inside, linked_pair
 from tests.held import there_and_back, turns
 
@@ -156,6 +156,22 @@ async def test_questions_about_a_cache_that_was_taken_back_are_answered_a_few_at
         while answered.total() < many:
             await turns()
         assert max(answered.values()) <= 50
+
+
+async def test_requests_for_caches_that_this_end_does_not_know_are_answered_without_a_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with linked_pair(DESC) as (prompt, decoder, _, _):
+        link, liars = (inside(each.datadist).links.current[0] for each in (prompt, decoder))
+        answers, tasks = list[Pulled](), list[object]()
+        monkeypatch.setattr(liars.session.questions, "find", answers.append)
+        monkeypatch.setattr(link.session, "spawn", tasks.append)
+        for number in range(1, MANY + 1):
+            liars.session.post(pull(number, number))
+        await there_and_back(decoder, prompt)
+        assert [answer.call for answer in answers] == list(range(1, MANY + 1))
+        assert all(answer.is_unknown for answer in answers)
+        assert tasks == []
 
 
 async def test_a_link_that_belongs_to_no_end_is_ended_once_however_often_the_peer_says_so() -> None:

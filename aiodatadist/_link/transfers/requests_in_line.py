@@ -38,12 +38,12 @@ class RequestInLine:
         call: the peer's number for it.
         priority: whose line it stands in.
         blocks: how many numbers of blocks, and of parts of blocks, it names.
-        target: the destination when the request came, or None if the peer had announced none.
+        target: the destination.
     """
 
     __slots__ = ("_name", "_numbers", "_part", "_plain", "blocks", "call", "priority", "target")
 
-    def __init__(self, message: Pull, selection: Selection, target: RemoteCache | None) -> None:
+    def __init__(self, message: Pull, selection: Selection, target: RemoteCache) -> None:
         name, parts = message.name, selection.parts
         self.call = message.call
         self.priority = message.priority

@@ -152,29 +152,30 @@ class Responder:
             return
         try:
             self._session.check_ready()
+            target = self._session.catalogue.get(message.target)  # now: the peer may take it back in its next message
+            if target is None:
+                self._say(_unknown(message))
+                return
             selection = _selection(message)
             self._check_room(selection)
         except LLMException as error:
             self._say(_refusal(message.call, error))
         else:
-            self._admit(message, selection)
+            self._admit(message, selection, target)
 
-    def _admit(self, message: Pull, selection: Selection) -> None:
+    def _admit(self, message: Pull, selection: Selection, target: RemoteCache) -> None:
         """Give a request a task, or a place in the line. Its destination stays in use until its end."""
         self._waiting_blocks += selection.count_blocks()
-        target = self._session.catalogue.get(message.target)  # now: the peer may take it back in its next message
-        if target is not None:
-            target.use()
+        target.use()
         if self._in_line.enter(message.priority):
             self._start(message, selection, target)
         else:
             self._in_line.add(RequestInLine(message, selection, target))
 
-    def _drop(self, blocks: int, target: RemoteCache | None) -> None:
+    def _drop(self, blocks: int, target: RemoteCache) -> None:
         """Give back what a request kept in use."""
         self._waiting_blocks -= blocks
-        if target is not None:
-            target.release()
+        target.release()
 
     async def wait_served(self) -> None:
         """Wait until no request stands in line. Only for a link that ends: further requests are refused."""
@@ -272,13 +273,13 @@ class Responder:
         else:
             self._ended.append(ended)
 
-    def _start(self, message: Pull, selection: Selection, target: RemoteCache | None) -> None:
+    def _start(self, message: Pull, selection: Selection, target: RemoteCache) -> None:
         # Without its lists: each is walked whenever garbage is collected.
         bare = message.model_copy(update={"src_blocks": [], "dst_blocks": [], "parts": None})
         self._session.spawn(self._work_on(bare, selection, target))
 
     def _work_on(
-        self, message: Pull, selection: Selection, target: RemoteCache | None
+        self, message: Pull, selection: Selection, target: RemoteCache
     ) -> Callable[[], Coroutine[Any, Any, None]]:
         scope = self._under_way[message.call] = Scope()
 
@@ -329,12 +330,10 @@ class Responder:
         said = self._served.answer(call)
         self._session.post(said or _refusal(call, TransferError("the request is not under way"), stopped=True))
 
-    async def _answer(self, message: Pull, selection: Selection, target: RemoteCache | None) -> Pulled:
+    async def _answer(self, message: Pull, selection: Selection, target: RemoteCache) -> Pulled:
         try:
             if not self._session.is_open:
                 raise self._session.copy_of_failure()
-            if target is None:
-                return _unknown(message)
             with self._serving_a_request() or nullcontext():
                 return await self._serve(message, selection, target)
         except LLMException as error:
