@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import os
+import random
 import re
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -208,7 +210,23 @@ async def link_errors() -> AsyncIterator[dict[str, Any]]:
         assert [error is None for error in scene["linked"].errors] == [True, False]
 
 
+@asynccontextmanager
+async def keep_linked() -> AsyncIterator[dict[str, Any]]:
+    scene: dict[str, Any] = {"asyncio": asyncio, "random": random, "suppress": contextlib.suppress}
+    yield scene
+    address = ("127.0.0.1", free_port())
+    async with open_cluster(2) as decoder, asyncio.TaskGroup() as tasks:
+        keeper = tasks.create_task(scene["keep_linked"](decoder.datadist, 1, address))
+        for _ in range(2):  # the second one is the first, stopped in order and started again
+            async with open_cluster(1, device_id=1, listen_ip_info=f"127.0.0.1:{address[1]}"):
+                await decoder.datadist.wait_linked(1)
+                ended = tasks.create_task(decoder.datadist.wait_link_closed(1))
+            assert "finalize" in await ended
+        keeper.cancel()
+
+
 SCENES: dict[str, Callable[[], Scene]] = {
+    "keep linked": keep_linked,
     "landing": landing,
     "pull": pull,
     "submit": submit,
