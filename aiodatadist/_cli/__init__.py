@@ -1,8 +1,8 @@
 """The command line: ``demo`` shows a KV cache travel, ``bench`` says how fast, ``doctor`` what this machine offers.
 
-Exit codes: 0 all is well, 1 it is not (the demo's tokens differ, a worker died, doctor found something fatal), 2 the
-command has to be changed, 130 interrupted, 141 the reader of the output went away. Errors are one line on stderr; without a
-command it is the help, and the code is 2.
+Exit codes: 0 success, 1 failure (the demo's tokens differ, a worker died, doctor found something fatal), 2 the command
+is wrong, 130 interrupted, 141 the reader of the output went away. Errors are one line on stderr. Without a command the
+help is printed, and the code is 2.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code."""
+    """Run a command, and return the exit code."""
     from aiodatadist._cli.arguments import parse  # noqa: PLC0415 - Ctrl-C during the imports is quiet, too
 
     _open_closed_streams()

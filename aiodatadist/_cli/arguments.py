@@ -1,4 +1,4 @@
-"""From the command line to the function that does it."""
+"""Parse the command line into the function that carries it out."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
 
 
 def _show_help(parser: argparse.ArgumentParser) -> int:
-    """Print the help to stderr and return argparse's exit code: a script that lost a word must not take it for output."""
+    """Print the help to stderr, so that no script takes it for output, and return argparse's exit code."""
     parser.print_help(sys.stderr)
     return 2

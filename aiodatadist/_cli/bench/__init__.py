@@ -1,8 +1,8 @@
 """``aiodatadist bench``: how fast a KV cache travels here, beside what the memory itself can do.
 
-Two ends: the *owner* (``--role prefill``) listens and has a cache; the *initiator* (``--role decode --peer``) tells it which
-cache to have, moves blocks, and measures. ``--role both`` starts the owner as a child. They speak over the link that they
-measure, by notifications.
+There are two ends. The *owner* (``--role prefill``) listens and has a cache. The *initiator* (``--role decode --peer``)
+tells it which cache to allocate, moves blocks, and measures. ``--role both`` starts the owner as a child. They
+communicate by notifications, over the link that they measure.
 
     sizes        what "64KiB" means
     workload     one row of the report, as a value: which blocks travel, and what they hold

@@ -40,8 +40,7 @@ MEASURING: dict[str, Any] = {
     "compare": None,
     "plot": None,
 }
-"""What the end that measures is told, with what it is when it is not given. None of it has a default of argparse's: the owner
-refuses what was given."""
+"""The options of the measuring end, with their defaults. argparse does not get these: the owner must see what was given."""
 
 BENCH = (
     "Two processes are linked, blocks travel between them, and every byte is checked. The table has a row for each "
@@ -98,7 +97,7 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
 
 
 def bench_command(arguments: argparse.Namespace) -> Callable[[], int]:
-    """Return the run that the arguments ask for, ready to be called."""
+    """Return the run that the arguments describe, ready to be called."""
     return partial(_run_bench, arguments)
 
 
@@ -109,7 +108,7 @@ def _run_bench(arguments: argparse.Namespace) -> int:
 
 
 def bench_options(arguments: argparse.Namespace) -> BenchOptions:
-    """Return what the arguments ask for.
+    """Return the options that the arguments describe.
 
     Raises:
         CommandError: if two of them contradict each other, one makes no sense, or a file cannot be read.
@@ -185,7 +184,7 @@ def _fill_in(arguments: argparse.Namespace) -> None:
 
 
 def _owner_arguments(arguments: argparse.Namespace) -> list[str]:
-    """Return the arguments of the owner that ``--role both`` starts: what both ends must know, and its half of the rest."""
+    """Return the arguments for the owner that ``--role both`` starts: the common ones, and the owner's half of the others."""
     given = ["--role", "prefill", "--listen", arguments.listen or "127.0.0.1:0", "--loop", arguments.loop]
     if arguments.auth_key_file is not None:
         given += ["--auth-key-file", str(arguments.auth_key_file)]
@@ -193,7 +192,7 @@ def _owner_arguments(arguments: argparse.Namespace) -> list[str]:
 
 
 def _several(known: tuple[str, ...]) -> Callable[[str], list[str]]:
-    """Words with commas between them, each one of ``known``, for argparse."""
+    """Return an argparse converter for comma-separated words, each one of ``known``."""
 
     def convert(text: str) -> list[str]:
         words = list(dict.fromkeys(text.split(",")))

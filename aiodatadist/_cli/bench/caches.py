@@ -1,6 +1,6 @@
 """The memory of one end: a blocks cache, and the host's view of it.
 
-softnpu's memory is the host's. What an NPU has in DEVICE memory goes through pinned memory of the same shape, by swap_blocks.
+softnpu's memory is host memory. DEVICE memory of an NPU is staged in pinned memory of the same shape, by ``swap_blocks``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from aiodatadist._device import Memory
 from aiodatadist.testing import pattern
 
 PAGE = 2 << 20
-"""Bytes: over HCCS every tensor starts with a page."""
+"""The alignment of tensors in bytes: over HCCS every tensor must start at a page."""
 MAX_NAMED = 3
-"""Wrong blocks that are named one by one."""
+"""The most wrong blocks that are named one by one."""
 
 Piece = tuple[int, int, int]
-"""(tensor, block, the block of the other end whose contents it should hold)"""
+"""A tensor, a block, and the block of the other end whose contents it must have."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class BenchCache:
     """A registered cache of a case.
 
     Attributes:
-        views: of the host, one per tensor: the cache itself, or its staging.
+        views: views of the host, one per tensor: of the cache itself, or of its staging.
         staging: pinned memory for a cache that the host cannot address.
         lent: the library's memory behind it.
     """
@@ -43,7 +43,7 @@ class BenchCache:
     lent: list[Memory]
 
     async def aclose(self) -> None:
-        """Unregister it, and give its memory back.
+        """Unregister the cache, and release its memory.
 
         Raises:
             LLMException: ``LLM_EXIST_LINK``: peers may reach it. Nothing has changed.
@@ -52,13 +52,13 @@ class BenchCache:
         _give_back(self.views, self.lent)
 
     async def fill(self, owner: int) -> None:
-        """Write into each block whose it is, and which one; zeros if ``owner`` is 0."""
+        """Fill each block with its owner and its number, or with zeros if ``owner`` is 0."""
         await in_thread(self._fill, owner)
         if self.staging is not None:
             await self.manager.swap_blocks(self.staging, self.cache, self._all)
 
     async def wrong(self, owner: int, pieces: Iterable[Piece]) -> list[str]:
-        """Return which blocks do not hold what ``owner``'s held: the first by name, and the number of the others."""
+        """Return which blocks differ from those of ``owner``: the first by name, then the number of the others."""
         if self.staging is not None:
             await self.manager.swap_blocks(self.cache, self.staging, self._all)
         return await in_thread(self._wrong, owner, list(pieces))
@@ -90,7 +90,7 @@ class BenchCache:
 
 
 def moved(case: Case) -> list[Piece]:
-    """Return which block is where when all transfers of a case are done."""
+    """Return where each block is once all transfers of a case are done."""
     return [
         (tensor, target, source)
         for moves in case.moves
@@ -100,7 +100,7 @@ def moved(case: Case) -> list[Piece]:
 
 
 async def open_cache(datadist: LLMDataDist, case: Case, key: BlocksCacheKey | None) -> BenchCache:
-    """Return registered memory for a case, all zero, with every page touched. The caller closes it.
+    """Return registered memory for a case: all zeros, with every page touched. The caller must close it.
 
     Raises:
         LLMException: if there is not enough memory, or it cannot be registered.
@@ -130,7 +130,10 @@ def _give_back(views: list[memoryview], lent: list[Memory]) -> None:
 
 
 def _allocate(datadist: LLMDataDist, case: Case, desc: CacheDesc) -> tuple[list[Any], list[memoryview], list[Memory]]:
-    """Tensors to register, the host's views of them (none: it cannot address them), and what has to be freed."""
+    """Allocate the tensors.
+
+    Return them, the host's views of them (none if it cannot address them), and the memory to free.
+    """
     if case.memory is MemoryKind.USER:
         views = [memoryview(mmap.mmap(-1, desc.size, mmap.MAP_PRIVATE)) for _ in range(desc.num_tensors)]
         return list(views), views, []

@@ -29,15 +29,15 @@ from aiodatadist._cli.kit.options import check_target, is_stdout, write_report
 from aiodatadist._cli.kit.pipes import die_with_parent, until_stdin_closes
 
 INTERRUPTED = "interrupted"
-"""Of a report: Ctrl-C came before the last row."""
+"""The failure in a report if Ctrl-C came before the last row."""
 
 
 def run_bench(options: BenchOptions) -> int:
-    """Run a benchmark and return the exit code: 0, or 1 if bytes were not where they should be.
+    """Run a benchmark, and return the exit code: 0, or 1 if bytes were in the wrong place.
 
     Raises:
-        CommandError: if an option is wrong, the ends did not find each other, a transfer failed, or there was a Ctrl-C after
-            the first rows.
+        CommandError: if an option is wrong, the ends did not find each other, a transfer failed, or Ctrl-C came
+    after the first rows.
     """
     cases = options.cases()
     old = _old_report(options)
@@ -60,7 +60,7 @@ def run_bench(options: BenchOptions) -> int:
 
 
 def _check_targets(options: BenchOptions) -> None:
-    """Check that the files that the run is to end with can be written. Raises CommandError if one cannot."""
+    """Check that the run's output files can be written. Raises CommandError if one cannot."""
     check_target("--json", options.json)
     if options.plot is not None:
         check_plot(options.plot)
@@ -68,10 +68,10 @@ def _check_targets(options: BenchOptions) -> None:
 
 
 def _one_line(error: Exception) -> CommandError:
-    """Return the error that a command ends with.
+    """Return the error for the end of a command.
 
     Raises:
-        Exception: the error itself, if it is a bug of the library.
+        Exception: the error itself, if it is a bug in the library.
     """
     cause = error
     while isinstance(cause, ExceptionGroup):
@@ -105,7 +105,7 @@ async def _serve(options: BenchOptions) -> None:
 
 
 async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport:
-    """Return a report with all rows, or with those before the first that failed or that a Ctrl-C ended, and why.
+    """Return a report with all rows; or with those before a failure or Ctrl-C, and the reason.
 
     Raises:
         CancelledError: if there is no row yet.
@@ -139,7 +139,7 @@ async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport
 
 
 def _go_on() -> None:
-    """Take back the cancellation of this task, which ends in its own way: its caller gets the rows, and not the error."""
+    """Undo the cancellation of this task, so that it ends normally: its caller gets the rows instead of the error."""
     task = asyncio.current_task()
     assert task is not None
     task.uncancel()
@@ -174,7 +174,7 @@ def _old_report(options: BenchOptions) -> BenchReport | None:
 
 
 def _show(options: BenchOptions, report: BenchReport, old: BenchReport | None) -> None:
-    """Print the table first, then write the files: what was measured is not lost if a file cannot be written.
+    """Print the table, then write the files. In this order the results are not lost if a file cannot be written.
 
     Raises:
         CommandError: if a file cannot be written.

@@ -1,4 +1,4 @@
-"""A report against an older one: faster, slower, or within the spread."""
+"""The comparison of a report with an older one: faster, slower, or within the spread."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from aiodatadist._cli.kit.text import wrapped_all
 
 
 def comparison(old: BenchReport, new: BenchReport, columns: int) -> list[str]:
-    """Return the comparison of two reports for people, in lines of at most ``columns`` columns."""
+    """Return a readable comparison of two reports, in lines of at most ``columns`` columns."""
     place = elsewhere(old, new)
     head = wrapped_all([place], columns) if place is not None else []
     return [*head, *folded(compared(old.rows, new.rows), 1, columns)]
 
 
 def elsewhere(old: BenchReport, new: BenchReport) -> str | None:
-    """Return how the places of two reports differ, which may explain a difference in speed; None if they are alike."""
+    """Return how the machines of two reports differ, which may explain a difference in speed; None if they are alike."""
     before, now = _place(old), _place(new)
     differ = [
         f"{name} {before[name]}, now {now[name]}"
@@ -32,7 +32,10 @@ def elsewhere(old: BenchReport, new: BenchReport) -> str | None:
 
 
 def _place(report: BenchReport) -> dict[str, Any]:
-    """Return where a report was made. A value is None if the machine has no such thing, or the report does not tell."""
+    """Return where a report was made.
+
+    A value is None if the machine has no such property, or the report does not mention it.
+    """
     machine, ran = report.machine, report.ran
     return {
         "processor": machine.cpu,
@@ -56,7 +59,7 @@ def verdict(old: Spread, new: Spread) -> str:
 
 
 def compared(old: Sequence[Row], new: Sequence[Row]) -> list[list[str]]:
-    """Return the head, then a line per row of ``new``, and one per row of ``old`` that ``new`` lacks."""
+    """Return the header, a line for each row of ``new``, and a line for each row of ``old`` that ``new`` lacks."""
     before = {_key(row): row for row in old}
     cells = [["Case", "new/old", "", "old (GB/Sec)", "new (GB/Sec)"]]
     for row in new:

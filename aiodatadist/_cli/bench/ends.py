@@ -38,7 +38,7 @@ async def open_end(options: BenchOptions, role: LLMRole, cluster_id: int, place:
 
 @asynccontextmanager
 async def open_owner(options: BenchOptions) -> AsyncIterator[Address]:
-    """Serve as owner on this event loop until the end of the block, which gets the address where it listens."""
+    """Serve as owner on this event loop until the end of the ``with`` block. Yields the address where the owner listens."""
     async with (
         open_end(options, LLMRole.PROMPT, OWNER_ID, options.places[0]) as datadist,
         anyio.create_task_group() as tasks,
@@ -51,7 +51,7 @@ async def open_owner(options: BenchOptions) -> AsyncIterator[Address]:
 
 @asynccontextmanager
 async def open_child_owner(options: BenchOptions) -> AsyncIterator[Address]:
-    """Serve as owner in a child process, which ends with the block, or with this process."""
+    """Serve as owner in a child process, which ends with the ``with`` block or with this process."""
     command = module_command("bench", *options.owner_arguments, "--until-stdin-closes")
     async with open_child("owner", command, stderr=None) as child:
         line = await child.line()
@@ -63,7 +63,7 @@ async def open_child_owner(options: BenchOptions) -> AsyncIterator[Address]:
 
 @asynccontextmanager
 async def open_initiator(options: BenchOptions, address: Address) -> AsyncIterator[tuple[LLMDataDist, Owner]]:
-    """Open a cluster that measures the owner at this address."""
+    """Open a cluster to measure the owner at this address."""
     number = 2 + secrets.randbelow(2**31)  # several initiators may measure one owner
     async with open_end(options.as_initiator(), LLMRole.DECODER, number, options.places[-1]) as datadist:
         yield datadist, Owner(datadist, OWNER_ID, address)

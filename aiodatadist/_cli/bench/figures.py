@@ -1,4 +1,4 @@
-"""From samples to a row: numbers with their units in their names, rates as median and quartiles over windows."""
+"""Rows from samples. Names contain the unit, and rates are medians and quartiles over windows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Spread(BaseModel):
 
 
 class Latencies(BaseModel):
-    """Microseconds of one transfer each."""
+    """The latencies of single transfers, in microseconds."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -60,18 +60,18 @@ class Latencies(BaseModel):
 
 @dataclass
 class Window:
-    """A while in which nothing but transfers went on.
+    """A period in which only transfers ran.
 
     Attributes:
-        seconds: of the whole window.
-        cpu_seconds: of this process, all threads.
-        post: seconds until each call gave a task.
-        latency: seconds until each task was done, the call included.
-        transfer: seconds from the first piece to the last byte, as each report has them.
-        late: seconds by which the event loop noticed each millisecond late.
-        untimed: transfers of which only all together were timed.
+        seconds: length of the window.
+        cpu_seconds: CPU time of this process, all threads.
+        post: seconds until each call returned its task.
+        latency: seconds from each call until its task was done.
+        transfer: seconds from the first piece to the last byte, from each report.
+        late: seconds by which the event loop was late for each millisecond.
+        untimed: transfers that were timed only together.
 
-    A list is empty where nothing measured it.
+    A list is empty if it was not measured.
     """
 
     seconds: float = 0.0
@@ -91,18 +91,18 @@ class Row(BaseModel):
     """The figures of one case.
 
     Attributes:
-        by, what: what moved the blocks: this library, or another one that ran in turns with it, with its version.
-        bytes: of one transfer; ``pieces`` blocks make it up.
-        transfers: how many were measured, in ``windows`` windows.
-        gigabytes_per_second: 10**9 bytes, all concurrent transfers together.
-        memcpy_gigabytes_per_second: one thread, the same ranges in this process, in turns with the transfers.
-        of_memcpy: window by window.
-        post_us, latency_us, transfer_us: until the call gave a task; until the task was done; in between at the device. None,
-            here and below: not measured, as another library says less of itself.
-        p50_us, p99_us: of ``latency_us``, window by window; None: of a report that does not have them.
-        cpu_seconds_per_gigabyte: of both processes.
-        loop_late_p99_us: how late the event loop of the initiator noticed a millisecond.
-        wrong: blocks that did not hold what they should when all was done; None: not checked.
+        by, what: the library that moved the blocks, this one or another that took turns with it, and its version.
+        bytes: bytes of one transfer, which has ``pieces`` blocks.
+        transfers: number that was measured, in ``windows`` windows.
+        gigabytes_per_second: in units of 10**9 bytes, all concurrent transfers together.
+        memcpy_gigabytes_per_second: the same ranges copied by one thread of this process, in turns with the transfers.
+        of_memcpy: the ratio of the two, window by window.
+        post_us, latency_us, transfer_us: time until the call returned a task; until the task was done; on the device in
+            between. None, here and below: not measured, because another library reports less.
+        p50_us, p99_us: percentiles of ``latency_us``, window by window; None if the report does not have them.
+        cpu_seconds_per_gigabyte: CPU time of both processes.
+        loop_late_p99_us: lateness of the initiator's event loop.
+        wrong: blocks with wrong contents at the end; None if they were not checked.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -137,7 +137,10 @@ class Row(BaseModel):
         wrong: list[str] | None,
         by: tuple[str, str] = (OURS, ""),
     ) -> Row:
-        """``limits``: bytes per second of the memcpy after each window; none where there is no such thing."""
+        """Return the row of a case.
+
+        ``limits`` are the bytes per second of the memcpy after each window; empty if there is none.
+        """
         counts = [window.transfers for window in windows]
         rates = [count / window.seconds for count, window in zip(counts, windows, strict=True)]
         speeds = [rate * case.nbytes / 1e9 for rate in rates]

@@ -1,4 +1,4 @@
-"""The end that moves blocks, and measures: transfers and the plain memcpy in turns, so that a slow minute spoils both."""
+"""The end that moves blocks and measures. Transfers and plain memcpy take turns, so that a slow minute affects both."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from aiodatadist._device.plain_copy import plain_copy_seconds
 
 LINK_MILLISECONDS = 30_000
 ANSWER_SECONDS = 120.0
-"""For the owner to allocate and fill a cache of many GiB, or to compare it."""
+"""Seconds for the owner to allocate and fill a cache of many GiB, or to compare it."""
 MEMCPY_BYTES = 64 << 20
-"""At least, in one measurement: a memcpy of 16 KiB takes less time than it takes to ask for it."""
+"""The fewest bytes of one memcpy measurement: copying 16 KiB takes less time than the call."""
 
 Start = Callable[[Moves], CacheTask]
 
@@ -44,10 +44,10 @@ class Lengths:
     """The time for which a case is measured.
 
     Attributes:
-        seconds: of transfers.
-        windows: that they are cut in, with memcpy in between; a spread is that of the windows.
-        warmup: seconds of transfers before that, which do not count; one transfer at least.
-        check: look at every byte of one round of transfers at the end.
+        seconds: time for transfers.
+        windows: number of windows, with memcpy in between; spreads are over the windows.
+        warmup: seconds of transfers before that, which do not count; at least one transfer.
+        check: True to check every byte of one round of transfers at the end.
     """
 
     seconds: float = 2.0
@@ -60,7 +60,7 @@ class Owner:
     """The other end, as the initiator sees it.
 
     Attributes:
-        address: where it listens.
+        address: the address on which it listens.
     """
 
     def __init__(self, datadist: LLMDataDist, cluster_id: int, address: tuple[str, int]) -> None:
@@ -73,7 +73,7 @@ class Owner:
 
     @asynccontextmanager
     async def linked(self) -> AsyncIterator[None]:
-        """Stay linked to the owner. Raises CommandError if there is no link; the reason is logged."""
+        """Keep a link to the owner. Raises CommandError if there is none; the reason is logged."""
         status, _ = await self._datadist.link_clusters([self._peer], LINK_MILLISECONDS)
         if status is not LLMStatusCode.LLM_SUCCESS:
             raise CommandError(f"no link to the owner at {self.address[0]}:{self.address[1]}: {status.name}")
@@ -88,7 +88,7 @@ class Owner:
 
         Raises:
             CommandError: if the owner refused, or did not answer in time.
-            LLMException: if the owner went away.
+            LLMException: if the link to the owner ended.
         """
         await self._datadist.notify(self.cluster_id, question.payload())
         with anyio.move_on_after(ANSWER_SECONDS):
@@ -103,7 +103,7 @@ class Checked:
     """The same transfers with checksums, in turns with those without.
 
     Attributes:
-        owner_seconds: of the owner's processors, for these.
+        owner_seconds: CPU time of the owner for these.
     """
 
     name = "with checksums"
@@ -122,7 +122,7 @@ class Checked:
         return window
 
     async def wrong(self) -> None:
-        """Return nothing: a transfer with checksums that succeeded was right."""
+        """Return no blocks: a transfer with checksums that succeeded is correct."""
 
 
 async def measure(
@@ -182,7 +182,7 @@ async def measure(
 
 
 class _Turns:
-    """Transfers, memcpy and other libraries, one after the other, again and again."""
+    """Transfers, memcpy and other libraries, which take turns."""
 
     def __init__(
         self, case: Case, start: Start, limit: Callable[[], Window] | None, contenders: Sequence[Contender | Checked]
@@ -194,7 +194,7 @@ class _Turns:
 
     @property
     def limits(self) -> list[float]:
-        """Bytes per second of memcpy."""
+        """The bytes per second of memcpy."""
         return [window.transfers * self._case.nbytes / window.seconds for window in self.memcpy]
 
     async def take(self, seconds: float) -> None:
@@ -212,7 +212,7 @@ async def _opened(stack: AsyncExitStack, datadist: LLMDataDist, case: Case) -> B
 
 
 def _starter(datadist: LLMDataDist, key: BlocksCacheKey, cache: BenchCache, checksum: bool = False) -> Start:
-    """Begins a transfer of the case. ``key``: of the owner's cache."""
+    """Return a function that starts a transfer of the case. ``key`` names the owner's cache."""
     manager, case, local = datadist.cache_manager, cache.case, cache.cache
     layers = range(case.layers)
 
@@ -233,7 +233,7 @@ def _starter(datadist: LLMDataDist, key: BlocksCacheKey, cache: BenchCache, chec
 
 
 async def _window(case: Case, start: Start, seconds: float) -> Window:
-    """Transfers for so long, at least one of each of the concurrent ones."""
+    """Transfer for ``seconds``, and at least once in each concurrent task."""
     window = Window()
     with ticking() as window.late:
         began, cpu = time.perf_counter(), time.process_time()
@@ -282,7 +282,7 @@ def _addresses(cache: BenchCache, side: int) -> array[int]:
 
 
 async def _check(datadist: LLMDataDist, owner: Owner, cache: BenchCache, start: Start) -> list[str]:
-    """Clear the targets, move everything once, and look: what does not hold what it should."""
+    """Clear the targets, move everything once, and return which blocks have wrong contents."""
     case, ours = cache.case, datadist.cluster_id
     if case.op is Op.PULL:
         await cache.fill(0)

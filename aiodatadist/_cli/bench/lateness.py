@@ -1,7 +1,7 @@
-"""Lateness of the event loop: a timer of the kernel ticks every millisecond, and the loop says when it noticed.
+"""Lateness of the event loop: a kernel timer ticks every millisecond, and the loop records when it noticed.
 
-``asyncio.sleep`` will not do: the loop rounds the time until its next timer up to whole milliseconds whenever something else
-wakes it, so that a ticker made of it is up to 1 ms late on an idle machine, too.
+``asyncio.sleep`` is too coarse: whenever something else wakes the loop, it rounds the time until its next timer up to
+whole milliseconds, so such a ticker is up to 1 ms late even on an idle machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aiodatadist._cli.kit.numbers import percentile
 _libc = ctypes.CDLL(None, use_errno=True)
 PERIOD = 1_000_000  # ns
 IDLE = 0.3
-"""Seconds in which the loop is watched before anything moves."""
+"""Seconds for which the loop is measured before anything moves."""
 
 
 @contextmanager

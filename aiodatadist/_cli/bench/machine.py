@@ -23,7 +23,8 @@ class Machine(BaseModel):
 
     Attributes:
         aiodatadist: its version.
-        commit: of the clone that the package runs from, with ``-dirty`` behind it where files differ; None: of no clone.
+        commit: the commit of the clone that the package runs from, followed by ``-dirty`` if files differ; None if it
+            is no clone.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,7 +59,7 @@ class Machine(BaseModel):
 
 
 async def commit_of(folder: Path) -> str | None:
-    """Return the commit of a clone, because the version alone does not tell two states of a clone apart."""
+    """Return the commit of a clone: the version alone does not distinguish two states of a clone."""
     if not (folder / ".git").exists():
         return None
     try:
@@ -70,7 +71,10 @@ async def commit_of(folder: Path) -> str | None:
 
 
 async def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
-    """Asks, and writes nothing: a hook's repository is another one, and the index may be in use."""
+    """Query git without writing anything: the index may be in use.
+
+    Variables of a hook are removed, because they name another repository.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in {"GIT_DIR", "GIT_WORK_TREE"}}
     return await anyio.run_process(["git", "-C", str(folder), *words], check=False, env=environment)
 
@@ -89,9 +93,10 @@ class Ran(BaseModel):
     Attributes:
         runtime: ``ascend``, or ``soft``.
         strictness: of softnpu: ``free``, ``hccs``, ``roce``.
-        copiers: threads of softnpu that share a large copy; None: an NPU copies, or the report is older than this figure.
-        libraries: that were opened.
-        chip: as the vendor names it.
+        copiers: threads of softnpu that share a large copy; None if an NPU copies, or the report is older than this
+            figure.
+        libraries: the libraries that were opened.
+        chip: the vendor's name of it.
         transport: ``hccl``, or ``loopback``.
         device: of the initiator.
     """

@@ -18,7 +18,7 @@ class _Message(BaseModel):
 
 
 class Open(_Message):
-    """Have a cache for this case, filled, under a model id that no other one has, for as long as the link."""
+    """A request for a filled cache for this case, under a unique model id, which lasts as long as the link."""
 
     kind: Literal["open"] = "open"
     model_id: int
@@ -26,29 +26,29 @@ class Open(_Message):
 
 
 class Clear(_Message):
-    """Fill the cache with zeros."""
+    """A request to fill the cache with zeros."""
 
     kind: Literal["clear"] = "clear"
 
 
 class Check(_Message):
-    """Do the targets hold what the initiator's sources held?"""
+    """A question: do the targets have the contents of the initiator's sources?"""
 
     kind: Literal["check"] = "check"
 
 
 class Spent(_Message):
-    """A question: how much processor time has the owner needed until now?"""
+    """A question: how much CPU time has the owner used so far?"""
 
     kind: Literal["spent"] = "spent"
 
 
 class Done(_Message):
-    """The answer to a question that could be done.
+    """The answer to a request that was carried out.
 
     Attributes:
-        cpu_seconds: of the owner's process, all threads, since it began.
-        wrong: blocks that do not hold what they should, some of them by name.
+        cpu_seconds: CPU time of the owner's process since its start, all threads.
+        wrong: blocks with wrong contents, some of them by name.
     """
 
     kind: Literal["done"] = "done"
@@ -57,7 +57,7 @@ class Done(_Message):
 
 
 class Refused(_Message):
-    """The answer to a question that could not be done, with the reason."""
+    """The answer to a request that could not be carried out, with the reason."""
 
     kind: Literal["refused"] = "refused"
     message: str

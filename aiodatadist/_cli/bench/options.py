@@ -17,7 +17,7 @@ from aiodatadist._cli.kit.errors import wrong_input
 from aiodatadist._cli.kit.place import Place
 
 TOTAL = 128 << 20
-"""Bytes that all concurrent transfers move together, where ``--batch`` is not given."""
+"""Bytes that all concurrent transfers move together if ``--batch`` is not given."""
 
 
 class BenchRole(StrEnum):
@@ -33,9 +33,9 @@ class BenchOptions:
     """See ``aiodatadist bench --help``.
 
     Attributes:
-        places: of the owner, of the initiator; one of them for one role.
-        owner_arguments: of the command that starts the owner of ``BOTH``.
-        until_stdin_closes: an owner that was started by another process ends with its stdin.
+        places: devices of the owner and of the initiator, or of the only role.
+        owner_arguments: arguments of the command that starts the owner of ``BOTH``.
+        until_stdin_closes: True if the owner ends with its stdin, because another process started it.
     """
 
     role: BenchRole = BenchRole.BOTH
@@ -67,7 +67,9 @@ class BenchOptions:
         return 1 + self.checksum + len(self.against)
 
     def cases(self) -> list[Case]:
-        """Return a case for each row. Cases of one operation and memory are neighbours: they share a line in ``--plot``.
+        """Return a case for each row.
+
+        Cases of one operation and kind of memory are adjacent, because they share a line in ``--plot``.
 
         Raises:
             CommandError: if a case is not possible.
@@ -103,5 +105,5 @@ class BenchOptions:
             raise wrong_input("; ".join(f"--{each['ctx']['error']}" for each in error.errors())) from None
 
     def as_initiator(self) -> BenchOptions:
-        """Return the options of the initiator: ``--listen`` is the owner's."""
+        """Return the options of the initiator, without the owner's ``--listen``."""
         return replace(self, listen=None)

@@ -18,8 +18,8 @@ from aiodatadist.errors import NotLinked
 async def serve(datadist: LLMDataDist) -> None:
     """Answer initiators until cancelled.
 
-    An initiator that wants another cache links again: a cache is freed once its link has closed, and, as no registered
-    cache is freed before, once all other links have.
+    An initiator that wants another cache links again: a cache is freed once its link has closed. A registered cache is
+    freed only once all other links have closed, too.
     """
     async with anyio.create_task_group() as tasks:
         owner = _Owner(datadist, tasks)

@@ -1,4 +1,4 @@
-"""A report as a picture: bytes per second by the size of a block, beside memcpy."""
+"""A report as a plot: bytes per second over block size, next to memcpy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from aiodatadist._cli.bench.sizes import size_text
 from aiodatadist._cli.kit.errors import wrong_input
 
 NEEDS_LATEX = {"pgf"}
-"""Formats of matplotlib's that are not to be had without it."""
+"""The formats of matplotlib that need LaTeX."""
 
 
 def check_plot(into: Path) -> None:
-    """Check, before anything is measured, that a picture can be drawn.
+    """Check, before anything is measured, that a plot can be drawn.
 
     Raises:
         CommandError: if matplotlib is not installed, or does not know the format.
@@ -30,7 +30,10 @@ def check_plot(into: Path) -> None:
 
 
 def draw(report: BenchReport, into: Path) -> None:
-    """Medians with their quartiles; the file's suffix says the format. A colour for each library, a mark for each case."""
+    """Draw medians with their quartiles: a colour for each library, a marker for each case.
+
+    The file's suffix chooses the format.
+    """
     figure = import_module("matplotlib.figure").Figure(figsize=(10, 5), layout="constrained")
     axes = figure.add_subplot()
     series: dict[tuple[str, str], list[Row]] = {}

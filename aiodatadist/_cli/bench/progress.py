@@ -16,7 +16,7 @@ from aiodatadist._cli.kit.text import wrapped
 
 
 class Progress(Protocol):
-    """Told of each row."""
+    """A display that is notified of each row."""
 
     def begin(self, case: Case) -> None:
         """Show that a case is being measured."""
@@ -40,7 +40,7 @@ class _Lines:
 
 @contextmanager
 def open_progress(rows: int) -> Iterator[Progress]:
-    """Show how many of ``rows`` rows are done, while the block runs."""
+    """Show how many of ``rows`` rows are done, until the end of the ``with`` block."""
     if not sys.stderr.isatty() or find_spec("rich") is None:
         yield _Lines(rows)
         return

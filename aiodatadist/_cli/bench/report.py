@@ -16,19 +16,19 @@ from aiodatadist._cli.kit.text import wrapped_all
 SCHEMA = "aiodatadist-bench/1"
 
 KEYS = 5
-"""Columns that say what a row is of."""
+"""The columns that identify a row."""
 ROOMY = ("P99 Post (us)", "P99 Tx (us)")
-"""Columns for a terminal that has room for all."""
+"""The columns for a terminal that is wide enough for all."""
 
 
 class BenchReport(BaseModel):
     """The report that ``--json`` writes.
 
     Attributes:
-        schema_name: of this form of report.
-        started: when, with the zone.
-        idle_late_p99_us: how late the event loop noticed a millisecond before anything moved.
-        failure: why there are fewer rows than were asked for; ``interrupted``: by Ctrl-C.
+        schema_name: name of the report's format.
+        started: start time, with its time zone.
+        idle_late_p99_us: lateness of the event loop before anything moved.
+        failure: why rows are missing; ``interrupted`` after Ctrl-C.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -44,7 +44,7 @@ class BenchReport(BaseModel):
 
 
 def table(rows: Sequence[Row], columns: int = 0) -> list[list[str]]:
-    """Return the head, then a line per row. If the columns suffice, it includes 99th percentiles of parts of a transfer."""
+    """Return the header, then a line per row. If there is room, it includes 99th percentiles of the parts of a transfer."""
     cells = [_cells(row) for row in rows]
     heads = list(cells[0]) if cells else []
     whole = _chosen(cells, heads)
@@ -93,7 +93,7 @@ def _median(spread: Spread | None) -> str:
 
 
 def lines(report: BenchReport, columns: int) -> list[str]:
-    """Return a report for people, in lines of at most ``columns`` columns: what ran, the table, and what is wrong."""
+    """Return a readable report in lines of at most ``columns`` columns: what ran, the table, and what went wrong."""
     machine, ran = report.machine, report.ran
     soft = f" ({ran.strictness})" if ran.strictness else ""
     head = [

@@ -1,4 +1,4 @@
-"""Sizes as people write them: KiB and KB are not the same; K, M and G alone are the binary ones, as in nixlbench."""
+"""Sizes as people write them: KiB and KB differ; K, M and G alone are binary, as in nixlbench."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def parse_size(text: str) -> int:
     """Return the bytes that "65536", "64K", "64KiB" or "64KB" stands for.
 
     Raises:
-        ValueError: it is no size, or 0.
+        ValueError: if it is not a size, or 0.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None or found[2].upper() not in _UNITS or int(found[1]) == 0:
@@ -22,10 +22,10 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Sizes with commas between them, in their order; "A:B" stands for A, 2A, 4A, ... up to B.
+    """Return comma-separated sizes in their order; "A:B" stands for A, 2A, 4A, ... up to B.
 
     Raises:
-        ValueError: one of them is no size, or B is less than A.
+        ValueError: if one of them is not a size, or B is less than A.
     """
     sizes: list[int] = []
     for part in text.split(","):

@@ -44,11 +44,11 @@ class Case(BaseModel):
 
     Attributes:
         block: bytes of one block of one tensor.
-        blocks: of each tensor of either cache.
-        layers: of two tensors each.
+        blocks: blocks of each tensor of either cache.
+        layers: layers of two tensors each.
         batch: blocks of each tensor that one transfer moves.
-        concurrency: transfers under way at the same time, each with blocks of its own.
-        seed: of the choice of blocks.
+        concurrency: transfers under way at the same time, each with its own blocks.
+        seed: seed for choosing the blocks.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,7 +78,7 @@ class Case(BaseModel):
 
     @property
     def pieces(self) -> int:
-        """Blocks that one transfer moves, of all tensors."""
+        """The number of blocks that one transfer moves, over all tensors."""
         return self.batch * self.tensors
 
     @property
@@ -95,7 +95,7 @@ class Case(BaseModel):
     def moves(self) -> list[Moves]:
         """Return the moves of each of the concurrent transfers.
 
-        No two blocks of one side are neighbours, or chosen twice; a copy's targets lie between its sources.
+        No block is chosen twice, and no two blocks of one side are adjacent; a copy's targets lie between its sources.
         """
         sources, targets = self._shuffled(1, 0), self._shuffled(2, self.op is Op.COPY)
         batches = range(0, self.batch * self.concurrency, self.batch)

@@ -1,1 +1,1 @@
-"""``aiodatadist chaos``: real processes that move stamped blocks, a seeded program of faults, and a look at every byte."""
+"""``aiodatadist chaos``: real processes that move stamped blocks, a seeded program of faults, and a check of every byte."""

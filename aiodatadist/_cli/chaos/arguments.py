@@ -47,7 +47,7 @@ def add_chaos(chaos: argparse.ArgumentParser) -> None:
 
 
 def chaos_command(arguments: argparse.Namespace) -> Callable[[], int]:
-    """Return the run that the arguments ask for, ready to be called.
+    """Return the run that the arguments describe, ready to be called.
 
     Raises:
         CommandError: if there is no such profile, or it cannot run here.
@@ -63,7 +63,7 @@ def chaos_command(arguments: argparse.Namespace) -> Callable[[], int]:
 
 
 def _profiles(text: str, chosen: dict[str, Any]) -> list[Profile]:
-    """Return the profiles of these names, changed in what was chosen."""
+    """Return the profiles with these names, with the chosen options applied."""
     if text == "all":
         every = [replace(profile, **chosen) for profile in PROFILES.values()]
         return [profile for profile in every if not _missing(profile)]
@@ -79,7 +79,7 @@ def _profiles(text: str, chosen: dict[str, Any]) -> list[Profile]:
 
 
 def _missing(profile: Profile) -> str:
-    """Return what a profile lacks here, or an empty string."""
+    """Return what a profile needs that is missing here, or an empty string."""
     from aiodatadist._testing.servers import missing_mooncake, missing_redis  # noqa: PLC0415 - opens the native libraries
 
     if profile.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:

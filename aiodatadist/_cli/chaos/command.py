@@ -33,8 +33,8 @@ class ChaosOptions:
     """The options of a chaos run, as values.
 
     Attributes:
-        seconds: of all profiles together.
-        loop: of all of them; None: each its own.
+        seconds: seconds for all profiles together.
+        loop: event loop for all of them; None for each profile's own.
     """
 
     seconds: float
@@ -109,7 +109,7 @@ def sides_of(door: Door) -> dict[str, type[Side]]:
 
 
 def run_side(text: str) -> int:
-    """Run one of the processes until the command ends it."""
+    """Run one process of a run until the command ends it."""
     die_with_parent()
     settings = SideSettings.model_validate_json(text)
     profile = settings.profile

@@ -35,15 +35,15 @@ from aiodatadist._counting import Figures
 from aiodatadist.blocking import Handle, HandleState
 
 POLL = 0.05
-"""Seconds between two looks for the end of a link, where no call waits for it that can be cancelled."""
+"""Seconds between two checks if a link has ended, where no call that can be cancelled waits for it."""
 FULL = 10.0
-"""Seconds for a cache behind a pool that is full, which is a fault and ends."""
+"""Seconds to wait for a cache while its pool is full, which is a fault that ends."""
 NOTE = 0.2
 """Seconds that a thread waits for a notification."""
 
 
 class Door(ABC):
-    """A cluster, through the calls of one interface. Here all of them are awaited.
+    """A cluster as one interface shows it. All of its calls are awaited here.
 
     Attributes:
         datadist, manager: the cluster, and the manager of its caches.
@@ -82,7 +82,7 @@ class Door(ABC):
         await self.datadist.wait_link_closed(cluster)
 
     async def settled(self) -> None:
-        """Wait until no link is being opened: strict softnpu waits as long as HCCL for a peer that gave up."""
+        """Wait until no link is being opened: like HCCL, strict softnpu waits for a peer that gave up."""
         await self.datadist._running().links.wait_opened()
 
     # ---- notifications ----
@@ -92,22 +92,22 @@ class Door(ABC):
         return self.datadist.notifications()  # type: ignore[no-any-return]
 
     async def tell(self, cluster: int, payload: Callable[[], bytes]) -> None:
-        """Make a notification and send it, before the next one is made."""
+        """Create a notification and send it before the next one is created."""
         await self.datadist.notify(cluster, payload())
 
     # ---- caches and transfers ----
 
     def start(self, operation: str, chance: Random, *arguments: Any, **terms: Any) -> Any:
-        """Start a transfer, in one of the ways that there are, and return it: a CacheTask, or what can be used as one."""
+        """Start a transfer in one of the possible ways. Return a CacheTask, or an object that can be used as one."""
         return getattr(self.manager, operation)(*arguments, **terms)
 
     async def allocate(self, desc: CacheDesc, key: BlocksCacheKey | None = None) -> Cache:
-        """Allocate a blocks cache, on the device or the host. For one with a key a pool that is full is waited for."""
+        """Allocate a blocks cache, on the device or the host. With a key, wait while the pool is full."""
         wait = {} if key is None else {"timeout": FULL}
         return await self.manager.allocate_blocks_cache(desc, key, **wait)  # type: ignore[no-any-return]
 
     async def free(self, cache: Cache) -> bool:
-        """Deallocate a blocks cache, and return True if its memory is given back already."""
+        """Deallocate a blocks cache; return True if its memory has been released already."""
         await self.manager.deallocate_blocks_cache(cache)
         return True
 
@@ -208,7 +208,7 @@ class BlockingDoor(Door):
             await anyio.sleep(POLL)
 
     async def settled(self) -> None:
-        """Do nothing: that is the loop thread's to know."""
+        """Do nothing: only the loop thread knows it."""
 
     async def notifications(self) -> AsyncIterator[Notification]:
         while True:
@@ -228,7 +228,7 @@ class BlockingDoor(Door):
         return Submitted(submit(*arguments, **terms), manager.drain)
 
     async def usable(self, cache: Cache) -> None:
-        """Do nothing: a call that ends, and a handle that has, write no more."""
+        """Do nothing: once a call has returned, or a handle has ended, nothing more is written."""
 
     def figures(self) -> Figures[PoolUsage]:
         return self._inner.figures()
@@ -257,7 +257,10 @@ async def _in_thread(call: Callable[..., Any], *arguments: Any, **terms: Any) ->
 
 
 class Called:
-    """A call that blocks a thread until its transfer has ended, as a transfer that is awaited. Nothing can cancel it."""
+    """A call that blocks a thread until its transfer has ended, in the form of an awaited transfer.
+
+    It cannot be cancelled.
+    """
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
@@ -307,7 +310,7 @@ class Called:
         return self._error
 
     def result(self) -> Any:
-        """Return a report without bytes: a call that blocks returns none."""
+        """Return a report without bytes: a blocking call returns no report."""
         return SimpleNamespace(bytes=0)
 
 

@@ -1,4 +1,4 @@
-"""Faults that a process does to itself when it is told to."""
+"""Faults that a process causes in itself when it is told to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOUR = 3600.0
 
 
 class OwnFaults:
-    """Each lasts as long as it is told, and is undone then.
+    """The faults of this process. Each lasts for a given time, and is then undone.
 
     Args:
         doors: the clusters of the process, whose pools can be full.
@@ -60,7 +60,7 @@ class OwnFaults:
 
     @staticmethod
     async def _hogged(seconds: float) -> None:
-        """Run a thread in pure Python, which takes the interpreter whenever it can."""
+        """Run a pure Python thread that holds the interpreter whenever it can."""
         hog = Hog()
         hog.start()
         try:
@@ -70,7 +70,7 @@ class OwnFaults:
             hog.join(5)
 
     async def _at_another_time(self, jump: float, seconds: float) -> None:
-        """Let ``time.time`` of this process jump. What reads the clock in C sees no jump."""
+        """Make ``time.time`` of this process jump. C code that reads the clock sees no jump."""
         time.time = lambda: self._real_time() + jump
         time.time_ns = lambda: self._real_time_ns() + int(jump * 1e9)
         try:
@@ -90,7 +90,7 @@ class OwnFaults:
 
     @staticmethod
     async def _soft(fault: Fault) -> None:
-        """softnpu's: what is armed is disarmed at the end, with what others armed meanwhile."""
+        """Arm a fault of softnpu. At the end all faults are disarmed, including those that others armed meanwhile."""
         with ExitStack() as stack:
             stack.enter_context(soft_faults_cleared())
             soft_fault(fault.spec)
@@ -108,7 +108,7 @@ async def _fill(door: Door) -> list[Cache]:
 
 
 async def beside_others() -> None:
-    """Be a process that computes as well: a thread takes the interpreter, and the event loop stands still now and then."""
+    """Imitate a process that also computes: a thread holds the interpreter, and the event loop is blocked now and then."""
     hog = Hog()
     hog.start()
     try:
@@ -120,7 +120,7 @@ async def beside_others() -> None:
 
 
 class Hog(threading.Thread):
-    """A busy interpreter: pure Python that never waits, as a scheduler or a tokenizer does. Until ``over`` is set."""
+    """A busy interpreter: pure Python that never waits, like a scheduler or a tokenizer, until ``over`` is set."""
 
     def __init__(self) -> None:
         super().__init__(name="hog", daemon=True)

@@ -1,4 +1,4 @@
-"""Pushes of 128 MiB, which take so long that a stop meets them in the middle."""
+"""Pushes of 128 MiB, which take so long that a process can be stopped in the middle."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from aiodatadist._cli.chaos.tally import GOOD
 from aiodatadist.testing import BlockLedger, soft_fault, soft_faults_cleared
 
 LOOK = 0.0005
-"""Seconds between two looks for the first byte."""
+"""Seconds between two checks for the first byte."""
 BEGIN = 1.0
-"""Seconds in which a push has to begin."""
+"""Seconds in which a push must begin."""
 AGAIN = 2.0
-"""Seconds in which a puller that was stopped comes back."""
+"""Seconds in which a stopped puller continues."""
 MARK = bytes(32)
 HALF, HELD = "HcclBatchPut:half=large@*", 0.3
-"""Where pushes stand, and for how many seconds: the command needs some milliseconds to stop the process."""
+"""Where pushes pause, and for how many seconds: the command needs some milliseconds to stop the process."""
 
 
 class LargePushes:
-    """The puller's: one push for each time that the command wants one. It stands half-way, and the command stops the process.
+    """The puller's part: it makes one push each time the command asks for one.
 
-    What is left of it is written when the process goes on: a device cannot be called back from the middle of a copy.
+    The push pauses half-way, and the command stops the process. The rest is written when the process continues: a
+    device cannot be interrupted in the middle of a copy.
     """
 
     def __init__(self, side: Side, door: Door, mail: Mail, cluster_id: int) -> None:
@@ -41,13 +42,13 @@ class LargePushes:
         self._cache: Cache | None = None
 
     async def open(self) -> None:
-        """Make what is pushed, if this profile has such stops."""
+        """Allocate what is pushed, if this profile has such stops."""
         if "copies" in self._side.profile.lanes:
             self._cache = await self._manager.allocate_blocks_cache(large_desc())
             await write_all(BlockLedger(self._cache, PULLER, self._side.settings.life))
 
     async def one(self, chance: random.Random) -> None:
-        """Push, if the command wants it and the owner has the memory."""
+        """Push once, if the command asked for it and the owner has the memory."""
         if self._cache is None or not self._side.is_large_wanted:
             return
         self._side.is_large_wanted = False
@@ -68,7 +69,7 @@ class LargePushes:
 
 
 class LargeInbox:
-    """The owner's: memory that it lends for one push, and uses for something else if the puller is lost meanwhile."""
+    """The owner's part: it lends memory for one push, and uses it for something else if the puller is lost meanwhile."""
 
     def __init__(self, side: Side, door: Door) -> None:
         self._side, self._door, self._manager = side, door, door.manager
@@ -104,7 +105,10 @@ class LargeInbox:
         return {}
 
     async def one(self, _: random.Random) -> None:
-        """Say when the bytes begin to come. If the puller is lost then, give the memory on, and look whether more come."""
+        """Report when bytes begin to arrive.
+
+        If the puller is lost after that, reuse the memory, and check that nothing more arrives.
+        """
         if self._lent is None:
             return
         cache, ledger = self._lent
@@ -125,7 +129,7 @@ class LargeInbox:
         return first != MARK
 
     async def is_lost(self) -> bool:
-        """Wait until the puller has said how its push ended, or its link has."""
+        """Wait until the puller has reported the end of its push, or its link has ended."""
         with anyio.move_on_after(LOST + AGAIN):
             async with anyio.create_task_group() as group:
                 group.start_soon(self._until_parted, group.cancel_scope)
@@ -139,7 +143,7 @@ class LargeInbox:
         scope.cancel()
 
     async def use_memory(self) -> None:
-        """Take as much memory again, which may be the same only if nothing can land there."""
+        """Allocate the same amount of memory. It may be the same memory only if nothing can land there."""
         try:
             cache = await self._manager.allocate_blocks_cache(large_desc())
         except LLMException as error:
@@ -157,7 +161,7 @@ class LargeInbox:
         await self._manager.deallocate_blocks_cache(cache)
 
     async def wait_settled(self) -> None:
-        """Wait until no memory is withheld: at rest the puller runs, and has said that it no longer writes."""
+        """Wait until no memory is withheld: at rest the puller is running, and has reported that it no longer writes."""
         while self._is_withheld:  # noqa: ASYNC110 - nothing tells
             await anyio.sleep(LINGER)
 
@@ -167,7 +171,7 @@ class LargeInbox:
 
 
 async def write_all(ledger: BlockLedger) -> None:
-    """Stamp all blocks, and let the event loop go round between them."""
+    """Stamp all blocks, and let the event loop run between them."""
     for block in ledger.blocks:
         ledger.write([block])
         await anyio.lowlevel.checkpoint()

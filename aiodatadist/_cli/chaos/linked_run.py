@@ -18,7 +18,7 @@ from aiodatadist._cli.chaos.sizes import LIVES, LOST
 from aiodatadist.testing import ChaosProxy
 
 NOTICED = LOST + 1.0
-"""Seconds after which a puller knows that the owner was killed, also one that was stopped or busy itself."""
+"""Seconds after which a puller has noticed that the owner was killed, even if it was stopped or busy itself."""
 
 
 class LinkedRun(Run):
@@ -69,7 +69,7 @@ class LinkedRun(Run):
         return [self.sides["puller"]]
 
     def judge(self) -> None:
-        """Check that no transfer that began after the end of a cache brought a byte of it."""
+        """Check that no transfer that began after the end of a cache returned a byte of it."""
         tally = self.result.tally
         for key, began in tally.seen.items():
             cluster, generation = map(int, key.split("/"))

@@ -1,4 +1,4 @@
-"""A process's watch over itself: operations that do not end, failures that no caller saw, and what is left behind."""
+"""A process's watch over itself: operations that do not end, failures that no caller saw, and resources left behind."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from typing import Any
 from aiodatadist.testing import soft_counters
 
 Say = Callable[[str, str], None]
-"""Is told the rule that was broken, and what happened. From any thread."""
+"""Called with the rule that was broken and a description, from any thread."""
 
 POOLED = ("AnyIO worker", "aiodatadist checksums", "asyncio_")
-"""Threads of pools of a size, which start when they are needed and stay."""
+"""Threads of pools of fixed size, which start when they are needed and stay."""
 LOOK = 0.5
-"""Seconds between two looks at what is under way."""
+"""Seconds between two checks of running operations."""
 
 
 class Lookout:
-    """Watches a process from inside, from :meth:`begin` on."""
+    """A watch over this process, from :meth:`begin` on."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -88,7 +88,7 @@ class Lookout:
         self.show()
 
     def show(self) -> None:
-        """Log, from any thread, where all threads are, what all tasks wait for, and what each descriptor is of."""
+        """Log, from any thread, the stacks of all threads, what all tasks wait for, and what each file descriptor is."""
         faulthandler.dump_traceback(all_threads=True)
         for descriptor in Path("/proc/self/fd").iterdir():
             with suppress(FileNotFoundError):
@@ -130,7 +130,7 @@ class _Errors(logging.Handler):
 
 @dataclass(frozen=True)
 class Belongings:
-    """The resources that a process has when nothing is under way."""
+    """The resources of a process when nothing is running."""
 
     files: int
     threads: int
@@ -145,7 +145,7 @@ class Belongings:
 
     @classmethod
     def now(cls, pool_bytes: int = 0) -> Belongings:
-        """Count what the process has now. ``pool_bytes`` are the bytes of all pools that are not free."""
+        """Count the resources of the process now. ``pool_bytes`` are the used bytes of all pools."""
         gc.collect()
         soft = soft_counters()
         names = ("streams", "events", "comms", "imported", "device_bytes")
@@ -156,7 +156,7 @@ class Belongings:
         return cls(files, threads, _tasks(), mappings, **numbers, pool_bytes=pool_bytes)
 
     def more_than(self, other: Belongings) -> list[str]:
-        """Return, in words, of which resources there are more than in ``other``."""
+        """Return a description of the resources of which there are more than in ``other``."""
         pairs = ((each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
         return [f"{name}: {mine}, and {theirs} at first" for name, mine, theirs in pairs if mine > theirs]
 

@@ -1,4 +1,4 @@
-"""Questions and answers between the two sides, as notifications; each has to come once, and in order."""
+"""Questions and answers between the two sides, as notifications. Each must arrive once, and in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aiodatadist._concurrency.signal import Signal
 logger = logging.getLogger("aiodatadist.chaos")
 
 SOONER = 10.0
-"""Seconds before the end of an operation's patience, in which an answer, or the end of the link, has to come."""
+"""Seconds before the end of an operation's patience in which an answer, or the end of the link, must come."""
 
 Content = dict[str, Any]
 Handler = Callable[[int, Content], Awaitable[Content]]
@@ -57,7 +57,7 @@ class Mail:
         self._handling = 0
 
     async def read(self) -> None:
-        """Read notifications for ever."""
+        """Read notifications until cancelled."""
         async with anyio.create_task_group() as group:
             async for note in self._door.notifications():
                 try:
@@ -97,7 +97,7 @@ class Mail:
             await self._came.wait()
 
     def content(self, content: Content) -> bytes:
-        """Return a numbered notification. It must be sent before the next one is made."""
+        """Return a numbered notification. It must be sent before the next one is created."""
         return json.dumps({**content, "life": self._side.settings.life, "number": next(self._numbers)}).encode()
 
     async def _tell(self, cluster: int, content: Content) -> None:

@@ -13,7 +13,7 @@ from aiodatadist._cli.kit.pipes import Message
 
 
 class Peers(Message):
-    """Owners' clusters: where to reach them, and the ids of their caches."""
+    """The owner's clusters: their addresses, and the ids of their caches."""
 
     kind: Literal["peers"] = "peers"
     peers: dict[int, Peer]
@@ -35,13 +35,16 @@ class Fault(Message):
 
 
 class PushLarge(Message):
-    """Push 128 MiB, for a stop to meet it."""
+    """An order to push 128 MiB, so that a stop can interrupt it."""
 
     kind: Literal["push_large"] = "push_large"
 
 
 class Healed(Message):
-    """A fault is over; ``at`` is the machine's monotonic clock. Of these clusters a good transfer is awaited."""
+    """A fault has ended, at time ``at`` of the machine's monotonic clock.
+
+    A successful transfer from these clusters is expected.
+    """
 
     kind: Literal["healed"] = "healed"
     fault: str
@@ -50,10 +53,10 @@ class Healed(Message):
 
 
 class Stage(Message):
-    """A stage of a look at everything.
+    """A stage of a check of everything.
 
-    ``drain`` lets operations end, ``part`` ends the links, ``audit`` looks, ``resume`` continues. What is found with
-    ``is_first`` is what later looks are compared with.
+    ``drain`` lets operations end, ``part`` ends the links, ``audit`` checks, ``resume`` continues. Later checks are
+    compared with the results of the one with ``is_first``.
     """
 
     kind: Literal["stage"] = "stage"
@@ -69,7 +72,7 @@ ORDER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="ki
 
 
 class Listening(Message):
-    """A process is ready; its clusters, if they listen."""
+    """The process is ready. ``clusters`` are those that listen."""
 
     kind: Literal["listening"] = "listening"
     peers: dict[int, Peer]
@@ -84,19 +87,19 @@ class Told(Message):
     checked: int = 0
     recoveries: list[tuple[str, float]] = Field(default_factory=list)
     seen: dict[str, float] = Field(default_factory=dict)
-    """By ``cluster/generation``, when the last transfer began that brought blocks of it."""
+    """The start of the last transfer that returned blocks of it, by ``cluster/generation``."""
     retired: dict[str, float] = Field(default_factory=dict)
-    """By ``cluster/generation``, when it was gone."""
+    """The time of its end, by ``cluster/generation``."""
 
 
 class Copying(Message):
-    """The first bytes of a large push have come."""
+    """The first bytes of a large push have arrived."""
 
     kind: Literal["copying"] = "copying"
 
 
 class Violated(Message):
-    """Something is not as it was promised."""
+    """A promise was broken."""
 
     kind: Literal["violated"] = "violated"
     rule: str
@@ -104,10 +107,10 @@ class Violated(Message):
 
 
 class Reached(Message):
-    """A stage is over.
+    """A stage has ended.
 
     Attributes:
-        belongings: what the process had, the first time that it was at rest.
+        belongings: resources of the process when it was first at rest.
         resident: bytes of memory that it uses.
     """
 
@@ -125,11 +128,11 @@ class SideSettings(Message):
     """The settings with which a process is started.
 
     Attributes:
-        life: how often it was started before.
-        clusters: of the owner's.
-        url: of the pool, for a context cache.
-        group: what communicators of this run are called, for links by rank table.
-        belongings: what the process had in its first life, at rest.
+        life: number of times that it was started before.
+        clusters: the owner's clusters.
+        url: URL of the pool, for a context cache.
+        group: name of this run's communicators, for links by rank table.
+        belongings: resources of the process at rest, in its first life.
     """
 
     name: str

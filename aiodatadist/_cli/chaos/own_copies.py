@@ -79,7 +79,7 @@ class OwnCopies:
             self._side.violated("I6", f"{operation} from {source.name} brought {stamps[0]}")
 
     async def _come_and_go(self, chance: random.Random) -> None:
-        """Allocate and free a small cache, which no peer hears of, unless the pool is full."""
+        """Allocate and free a small cache that no peer knows, unless the pool is full."""
         try:
             cache = await self._manager.allocate_blocks_cache(desc(chance.randint(1, 8), chance.choice((512, BLOCK))))
         except OutOfMemory as error:
@@ -98,7 +98,7 @@ class OwnCopies:
         self._side.tally.ended("deallocate", GOOD)
 
     async def _look(self, chance: random.Random) -> None:
-        """Have one tensor copied out, and compare it."""
+        """Copy one tensor out, and compare it."""
         tensor, ledger = chance.randrange(TENSORS), self._ledgers[Placement.DEVICE]
         try:
             (copy,) = await self._manager.get_cache_tensors(self._caches[Placement.DEVICE], tensor)
@@ -110,7 +110,7 @@ class OwnCopies:
             self._side.violated("I6", f"a copy of tensor {tensor} is not what is in the cache")
 
     async def _give_back(self, chance: random.Random) -> None:
-        """Memory of the host's that no peer hears of, and that is taken back while blocks are copied into it, perhaps."""
+        """Take back host memory that no peer knows, perhaps while blocks are being copied into it."""
         cache = await self._user.lend()
         if cache is None:
             return

@@ -59,7 +59,7 @@ from aiodatadist.testing import BlockLedger, MisplacedError
 
 
 class Owner(Side):
-    """Several clusters in one process."""
+    """The side with several clusters in one process, whose caches the puller reaches."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[dict[int, Peer]]:
@@ -140,7 +140,7 @@ class OwnerCluster:
         return ledger
 
     async def as_peer(self) -> Peer:
-        """Return what the puller must know."""
+        """Return the description of this cluster for the puller."""
         return Peer(port=await self._door.port(), slots=self._slots.cache_id)
 
     def start(self, group: anyio.abc.TaskGroup) -> None:
@@ -156,7 +156,7 @@ class OwnerCluster:
             group.start_soon(work, f"link {name}", self._ranks.one)
 
     async def drained(self) -> None:
-        """Wait, after the end of all operations, for what the puller asked for, and give up what it did not."""
+        """Wait, after the end of all operations, for what the puller asked for, and drop the rest."""
         await self._mail.wait_idle()
         for lease in list(self._leases):
             await lease.wait_ended()
@@ -186,7 +186,7 @@ class OwnerCluster:
         self._ledger("source", self._source, self._generation).write(range(SOURCE))
 
     async def _renew(self, chance: random.Random) -> None:
-        """Give the source up, and make another one under the same key."""
+        """Drop the source, and allocate another one under the same key."""
         if self._source is not None:
             if chance.random() < 0.7 or self._side.profile.is_calm:
                 return
@@ -303,14 +303,14 @@ class OwnerCluster:
         return CacheKey(self.cluster_id, number, REQUEST_MODEL)
 
     async def _forget(self, number: int) -> None:
-        """Give up a request, whether it was pulled or not."""
+        """Drop a request, whether it was pulled or not."""
         self._requests.pop(number, None)
         await self._manager.remove_cache_key(self._request_key(number))
         self._side.tally.ended("remove_cache_key", GOOD)
 
 
 async def _compute_layers(synchronizer: AwaitableLayerSynchronizer, chance: random.Random) -> None:
-    """Make one layer after the other final; now and then one fails."""
+    """Declare one layer after the other final; now and then one fails."""
     for layer in range(LAYERS):
         await anyio.sleep(chance.choice((0, 0.0005, 0.01)) * chance.random())
         if chance.random() < 0.03:

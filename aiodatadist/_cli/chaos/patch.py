@@ -8,7 +8,7 @@ from aiodatadist.testing import BlockLedger
 
 
 class Patch:
-    """Every second block of a part of a cache; those ``between`` keep what they were stamped with."""
+    """Every second block of a part of a cache. The blocks ``between`` must keep their stamps."""
 
     def __init__(self, cache: Cache, ledger: BlockLedger, first: int) -> None:
         self.cache, self.ledger = cache, ledger

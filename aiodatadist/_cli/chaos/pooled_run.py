@@ -17,7 +17,7 @@ from aiodatadist._cli.chaos.run import Length, Run
 from aiodatadist._testing.servers import MooncakeLender, MooncakeMaster, RedisServer, Server, running
 
 MEMORY = 64 << 20
-"""Bytes of the engine: less than all values have."""
+"""The engine's memory in bytes: too little for all values."""
 
 
 class PooledRun(Run):
@@ -53,19 +53,19 @@ class PooledRun(Run):
         return [0]
 
     def killed(self, name: str, life: int, at: float) -> None:
-        """Expect nothing: what the process has saved may still be there or not."""
+        """Expect nothing: values that the process saved may still be there or not."""
 
     @property
     def listener(self) -> Sequence[SideProcess]:
         return list(self.sides.values())
 
     def judge(self) -> None:
-        """Do nothing: every value says itself what it is."""
+        """Do nothing: every value identifies itself."""
 
 
 @contextmanager
 def engine(name: str) -> Iterator[tuple[str, list[Server]]]:
-    """Run an engine, and yield its URL and those of its servers that may be killed."""
+    """Run an engine; yield its URL, and the URLs of those of its servers that may be killed."""
     if name == "redis":
         server = RedisServer(MEMORY)
         with running(server):

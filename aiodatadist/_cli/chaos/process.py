@@ -18,24 +18,24 @@ from aiodatadist._cli.kit.children import GRACE_SECONDS, Child, environment, mod
 from aiodatadist._concurrency.signal import Signal
 
 START = 30.0
-"""Seconds in which a process has to be ready."""
+"""Seconds in which a process must be ready."""
 LATER = 15.0
-"""Seconds that it has for a stage beyond those after which it complains itself."""
+"""Additional seconds for a stage, after the limit at which the process itself complains."""
 
 Take = Callable[[str, Report], None]
-"""Is given the name of a process and what it says."""
+"""Called with the name of a process and its report."""
 
 
 class DiedError(Exception):
-    """A process ended by itself, or says nothing."""
+    """A process ended by itself, or no longer reports."""
 
 
 class SideProcess:
     """A process of a run.
 
     Args:
-        take: is given all that it reports.
-        logs: a folder, for what it writes to stderr.
+        take: called with each of its reports.
+        logs: a folder for its stderr.
     """
 
     def __init__(self, settings: SideSettings, profile: Profile, take: Take, logs: Path) -> None:
@@ -92,13 +92,13 @@ class SideProcess:
             self._said.wake()
 
     async def order(self, order: Order) -> None:
-        """Send an order. A process that is gone does not get it."""
+        """Send an order. No effect if the process has ended."""
         if self._child is not None:
             await self._child.order(order)
 
     @asynccontextmanager
     async def copying(self, seconds: float) -> AsyncIterator[None]:
-        """Run the body, then wait until bytes of a large push come here, but not longer than that."""
+        """Run the body, then wait until bytes of a large push arrive here, for a limited time."""
         before = self._copies
         yield
         with anyio.move_on_after(seconds):
@@ -116,7 +116,7 @@ class SideProcess:
         self._reached.discard(stage)
 
     async def _make_it_tell(self) -> None:
-        """Abort the process, so that faulthandler writes where its threads are."""
+        """Abort the process, so that faulthandler writes the stacks of its threads."""
         if self._child is not None:
             self._signal(signal.SIGABRT)
             with anyio.move_on_after(GRACE_SECONDS):
@@ -128,7 +128,7 @@ class SideProcess:
         return self._is_gone
 
     def last_words(self) -> str:
-        """Return the exit code, and the end of the process's log."""
+        """Return the exit code and the end of the process's log."""
         text = self.log.read_bytes()[-3000:].decode(errors="replace").strip()
         code = None if self._child is None else self._child.process.returncode
         return f"exit code {code}; {self.log} ends with\n{text}"
@@ -136,7 +136,7 @@ class SideProcess:
     # ---- what is done to it ----
 
     async def kill(self) -> float:
-        """Kill the process, and return when that was. The next start is another life."""
+        """Kill the process, and return the time. The next start is another life."""
         assert self._child is not None
         child, self._child = self._child, None
         at = time.monotonic()
@@ -163,7 +163,10 @@ class SideProcess:
 
 
 def _variables(profile: Profile) -> dict[str, str]:
-    """softnpu, as the profile says. Devices of this machine are others' as well, so ports are not fixed."""
+    """Return environment variables that configure softnpu for the profile.
+
+    Ports are not fixed, because others use this machine, too.
+    """
     variables = {"AIODATADIST_RUNTIME": "soft", "HCCL_NPU_SOCKET_PORT_RANGE": "auto", "PYTHONFAULTHANDLER": "1"}
     variables["SOFTNPU_STRICT"] = profile.strict
     if profile.strict:

@@ -1,4 +1,4 @@
-"""Profiles of runs: which interface, mode, event loop and softnpu, and which faults. Pure."""
+"""Profiles of runs: interface, mode, event loop, kind of softnpu, and faults. No I/O."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ class Profile:
     """A kind of run.
 
     Attributes:
-        door: whose calls are made: of ``aiodatadist``, its ``blocking``, its ``legacy``, or of a context
-            cache.
-        one_sided: or request/response.
+        door: interface that is called: ``aiodatadist``, ``blocking``, ``legacy``, or a context cache.
+        one_sided: False for request/response mode.
         loop: ``asyncio`` or ``uvloop``.
         strict: ``SOFTNPU_STRICT``.
-        engine: of a context cache: ``redis`` or ``mooncake``; none: memory of each process.
-        is_calm: no faults; then nothing may fail, and links last until the end.
-        is_checked: pulls and pushes have checksums, and bits flip in what moves.
-        relinks: links that broke are made again by the library.
-        by_ranks: links are by rank table: both ends ask for them, and no proxy is between them.
-        load: ``full``: operations without a pause. ``idle``: with long ones. ``busy``: beside threads that take the
-            interpreter, and event loops that stand still.
-        clusters: of the owner's process.
-        gib: size of a further cache of 80 layers, as in production, that each cluster has; 0: none.
+        engine: engine of a context cache, ``redis`` or ``mooncake``; empty for memory of each process.
+        is_calm: True if there are no faults; then nothing may fail, and links last until the end.
+        is_checked: True if pulls and pushes have checksums, and bits flip in transit.
+        relinks: True if the library relinks broken links.
+        by_ranks: True if links are made by rank table: both ends ask for them, and no proxy is between them.
+        load: ``full`` without pauses between operations, ``idle`` with long ones, ``busy`` beside threads that hold the
+            interpreter and blocked event loops.
+        clusters: number of clusters in the owner's process.
+        gib: size of another cache in each cluster, of 80 layers as in production; 0 for none.
     """
 
     name: str
@@ -48,21 +47,21 @@ class Profile:
 
     @property
     def owner(self) -> str:
-        """The door of the owner's clusters."""
+        """The interface of the owner's clusters."""
         return self.door if self.is_calm or self.door == "v1" else "await"
 
     @property
     def patience(self) -> float:
-        """Seconds that an operation may take, whatever happens: time limit, abort, and a process that stood still.
+        """The most seconds for an operation: its time limit, an abort, and the time for which a process was stopped.
 
-        HCCL, and strict softnpu, cannot be told to stop waiting for a peer that has left: a further channel takes 20 s
-        then, and one that broke 30 s.
+        HCCL and strict softnpu cannot stop waiting for a peer that has left: a further channel then takes 20 s, and a
+        broken one 30 s.
         """
         return 75.0 if self.strict else 25.0
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """Its processes, in the order in which they start."""
+        """The processes of the run, in the order in which they start."""
         return ("saver-1", "saver-2") if self.door == "context" else ("owner", "puller")
 
     @property

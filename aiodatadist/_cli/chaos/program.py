@@ -1,4 +1,4 @@
-"""The program of faults of a run: which come, when, and for how long. Everything follows from the seed. Pure."""
+"""The program of faults of a run: which occur, when, and for how long. Everything follows from the seed. No I/O."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Step:
 
     Attributes:
         pause: seconds before it.
-        name: what it is called in the table.
-        side: the process; empty: what is between them.
+        name: its name in the table.
+        side: the process; empty for what is between the processes.
         seconds: how long it lasts.
-        toxic: of the network.
-        spec: of softnpu, or of a process's own fault.
-        number: which cluster of the owner's, counted around.
+        toxic: fault of the network.
+        spec: fault of softnpu, or of the process itself.
+        number: the owner's cluster that is affected, counted modulo their number.
     """
 
     pause: float
@@ -52,7 +52,7 @@ FAULTS = (
     "reorder", "down",
     "delay", "fail", "exec", "hang", "flip", "engine-kill", "engine-stop",
 )  # fmt: skip
-"""All there are."""
+"""The names of all faults."""
 
 
 def program(seed: int, profile: Profile, lane: str) -> Iterator[Step]:
@@ -77,7 +77,7 @@ def _process(chance: random.Random, profile: Profile) -> Step:
 
 
 def _copy(chance: random.Random, _: Profile) -> Step:
-    """Make a stop so long that the puller is lost, and its memory is given to others."""
+    """Return a copy of a stop so long that the puller is lost, and its memory is reused."""
     return Step(chance.uniform(0.1, 0.5), "stop-copy", "puller", chance.uniform(1.6, 2.2))
 
 

@@ -1,4 +1,4 @@
-"""The puller: one cluster that links to all of the owner's."""
+"""The puller: one cluster that links to all clusters of the owner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aiodatadist.testing import BlockLedger
 
 
 class Puller(Side):
-    """The end that links, and has a target for each of the owner's clusters."""
+    """The side that links, with a target for each of the owner's clusters."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[dict[int, Peer]]:
@@ -67,7 +67,7 @@ class Puller(Side):
             target.unlinked()
 
     async def drained(self) -> None:
-        """Check that links last where nothing may fail; operations wait for what they ask for."""
+        """Check that links last if nothing may fail. Operations wait for their own results."""
         for target in self._targets:
             await target.check_linked()
 
@@ -83,5 +83,5 @@ class Puller(Side):
 
 
 async def _no_answer(_: int, __: Content) -> Content:
-    """Answer nothing: the owner asks nothing."""
+    """Return no answer: the owner asks nothing."""
     return {}

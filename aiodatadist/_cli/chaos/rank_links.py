@@ -1,4 +1,4 @@
-"""Links by rank table: both ends ask for one whenever there is none, and meet."""
+"""Links by rank table: both ends ask for one whenever there is none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RankLinks:
         self._number: int | None = None
 
     async def one(self, chance: random.Random) -> None:
-        """Meet the other end where there is no link; end it now and then."""
+        """Link to the other end if there is no link; end the link now and then."""
         try:
             with anyio.move_on_after(chance.choice((0.05, 0.5, 2.0)) * chance.random()):
                 await self._door.wait_closed(self._peer)
@@ -52,7 +52,7 @@ class RankLinks:
             self._side.tally.ended("link by ranks", GOOD if status is RegisterMemStatus.OK else status.name)
 
     async def end(self) -> None:
-        """Forget what was linked, at this end if the other one is gone."""
+        """End the link, only at this end if the other one has ended."""
         number, self._number = self._number, None
         if number is None:
             return

@@ -14,7 +14,7 @@ from aiodatadist._cli.kit.tables import folded
 
 MIB = 1 << 20
 SUMMARIZED = 5
-"""Violations of each profile that are told of again at the very end."""
+"""The number of each profile's violations that are repeated at the end."""
 
 
 def lines(result: Result, columns: int) -> Iterator[str]:
@@ -41,7 +41,7 @@ def lines(result: Result, columns: int) -> Iterator[str]:
 
 
 def summary(results: Sequence[Result]) -> Iterator[str]:
-    """Once more what is wrong, at the end of all profiles: a line each of the first ones."""
+    """Yield the first violations of all profiles again, one line each."""
     for result in results:
         for rule, what in result.violations[:SUMMARIZED]:
             yield f"{result.profile}: {rule}: {(what.splitlines() or [''])[0]}"
@@ -72,7 +72,7 @@ def _faults(result: Result) -> Iterator[list[str]]:
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:
-    """Return the results for machines, in seconds and bytes."""
+    """Return the results as JSON-safe values, in seconds and bytes."""
     return {"violations": sum(result.broken for result in results), "profiles": [_one(result) for result in results]}
 
 

@@ -1,4 +1,4 @@
-"""A run of one profile: its processes, their faults, and the looks at everything."""
+"""A run of one profile: its processes, their faults, and the checks of everything."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from aiodatadist._cli.chaos.tally import Tally
 CALM = 1.0
 """Seconds at the beginning in which there is no fault."""
 ROUND = 5.0
-"""Seconds of faults between two looks at everything."""
+"""Seconds of faults between two checks of everything."""
 LARGE = 3.0
-"""Seconds in which a large push has to begin; one to a peer without a link does not."""
+"""Seconds in which a large push must begin; one to a peer without a link never does."""
 MAX_VIOLATIONS = 200
-"""That are kept; further ones are counted."""
+"""The most violations that are kept; further ones are only counted."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Length:
     """The length of a run, and its faults.
 
     Attributes:
-        seconds: with faults.
-        faults: those that come; others of the program are left out.
+        seconds: seconds with faults.
+        faults: the faults that occur; others of the program are left out.
     """
 
     seed: int
@@ -59,9 +59,9 @@ class Result:
     """The result of one profile.
 
     Attributes:
-        violations: (rule, what) of the first ones; how many there were is ``broken``.
-        looks: how often everything was at rest, and looked at.
-        resident: by process, bytes of memory that it used at each look.
+        violations: (rule, description) of the first ones; ``broken`` is the number of all.
+        looks: number of times that everything was at rest and checked.
+        resident: bytes of memory that each process used at each check.
     """
 
     profile: str
@@ -84,7 +84,7 @@ class Run(ABC):
     """The processes of a profile, and how long they run.
 
     Args:
-        url: of the pool, for processes with a context cache.
+        url: URL of the pool, for processes with a context cache.
     """
 
     def __init__(self, profile: Profile, length: Length, logs: Path, url: str = "") -> None:
@@ -141,7 +141,7 @@ class Run(ABC):
 
     @abstractmethod
     async def open(self, stack: AsyncExitStack) -> None:
-        """Open what stands between the processes."""
+        """Open what is between the processes."""
 
     @abstractmethod
     async def start(self, name: str, group: anyio.abc.TaskGroup) -> None:
@@ -149,15 +149,15 @@ class Run(ABC):
 
     @abstractmethod
     def heal(self) -> None:
-        """Restore what stands between the processes."""
+        """Restore what is between the processes."""
 
     @abstractmethod
     async def suffer(self, step: Step) -> None:
-        """Bring about a fault that is not a process's."""
+        """Cause a fault that does not belong to a process."""
 
     @abstractmethod
     def concerned(self, step: Step) -> list[int]:
-        """Return the clusters from which a good transfer is awaited after a fault; 0 is the pool."""
+        """Return the clusters from which a successful transfer is expected after a fault; 0 is the pool."""
 
     @abstractmethod
     def killed(self, name: str, life: int, at: float) -> None:
@@ -165,12 +165,12 @@ class Run(ABC):
 
     @abstractmethod
     def judge(self) -> None:
-        """Judge, at the end, what only all reports together show."""
+        """Check at the end what only all reports together show."""
 
     @property
     @abstractmethod
     def listener(self) -> Sequence[SideProcess]:
-        """The processes that await a good transfer."""
+        """The processes that report successful transfers after faults."""
 
     # ---- processes ----
 
@@ -183,14 +183,14 @@ class Run(ABC):
         await side.reached(name)
 
     async def _look_at_everything(self, is_first: bool = False) -> None:
-        """Operations end, links end, and then all look at what is left."""
+        """Let operations end, then links, and then have all processes check what is left."""
         for name in ("drain", "part", "audit"):
             for side in reversed(self.sides.values()):
                 await self._stage(side, name, is_first)
         self.result.looks += 1
 
     async def _revive(self, group: anyio.abc.TaskGroup) -> None:
-        """Undo what the faults left behind: all processes run, and what stands between them is restored."""
+        """Undo the effects of faults: let all processes run, and restore what is between them."""
         self.heal()
         for side in self.sides.values():
             side.go_on()
@@ -216,7 +216,7 @@ class Run(ABC):
     # ---- faults ----
 
     async def _faults(self, group: anyio.abc.TaskGroup) -> None:
-        """Bring about faults for ever."""
+        """Cause faults until cancelled."""
         async with anyio.create_task_group() as lanes:
             lanes.start_soon(anyio.sleep_forever)  # a calm profile has no lane
             for steps in self._programs.values():

@@ -1,4 +1,4 @@
-"""A process with a context cache: saves blocks, loads what another one saved, and looks at what came."""
+"""A process with a context cache: it saves blocks, loads what others saved, and checks what it got."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TASKS = 3
 PROMPTS = 24
 READ_CACHE = 4 << 20
 RULES = HealthRules(probe_every=0.2, successes=1, changes=1000, window=1.0)
-"""Often enough that an engine which comes back is used again within a round."""
+"""Health rules by which an engine that recovered is used again within a round."""
 
 
 class Saver(Side):
@@ -69,7 +69,7 @@ class Saver(Side):
         """Do nothing: there are no peers."""
 
     async def resumed(self) -> None:
-        """Open the cache: what it keeps for its pool while it is open differs from time to time."""
+        """Open the cache. Its use of resources varies while it is open, so it is closed for checks."""
         config = CcConfig_v1(rank_id=0, device_id=0, model_id=f"chaos {self.settings.seed}")
         cache = await ContextCache.open(config, self.settings.url, READ_CACHE, gate=HealthGate(RULES))
         self._cache = await self._stack.enter_async_context(cache)
@@ -77,14 +77,14 @@ class Saver(Side):
         await cache.register_kvcache([[self._kv[2 * i + j].cast("B", shape) for j in range(2)] for i in range(LAYERS)])
 
     async def drained(self) -> None:
-        """Do nothing: operations wait for their ends."""
+        """Do nothing: operations wait for their own ends."""
 
     async def part(self) -> None:
-        """Close the cache, and give all back."""
+        """Close the cache, and release everything."""
         await self._stack.aclose()
 
     async def _turn(self, patch: Patch, chance: random.Random) -> None:
-        """Do as an engine does: look what is there, load that, compute the rest, save all."""
+        """Act like an engine: look blocks up, load those that exist, compute the rest, save all."""
         prompt, length = chance.randrange(PROMPTS), chance.randint(1, 8)
         hashes = [1 + prompt * 8 + i for i in range(length)]
         blocks = chance.sample(patch.blocks, length)
@@ -135,7 +135,7 @@ class Saver(Side):
             self.tally.ended("remove", GOOD)
 
     def _patience(self, chance: random.Random) -> float:
-        """Choose the seconds for a call: mostly enough, and always where nothing may fail."""
+        """Return the seconds for a call: usually enough, and always if nothing may fail."""
         seconds = chance.choice((0.02, 0.3, 2.0, 2.0))
         return 20.0 if self.profile.is_calm else seconds
 
@@ -147,7 +147,7 @@ class Saver(Side):
     async def _outcome(
         self, operation: str, begin: partial[Transfer] | object, chance: random.Random
     ) -> CcResult | None:
-        """Run a transfer to its end, now and then a cancellation, and return what it did, as far as it says."""
+        """Run a transfer to its end, cancelled now and then, and return what it reports to have done."""
         assert callable(begin)
         transfer: Transfer = begin()
         results: list[CcResult | EmsException] = []
@@ -173,6 +173,6 @@ class Saver(Side):
 
 
 def _status(result: CcResult) -> str:
-    """Success if all is there, or why the first that is not is not."""
+    """Return success if everything is there, otherwise the status of the first key that is not."""
     statuses = [status for status in result.details if status is not CcStatus.OK]
     return statuses[0].name if statuses else GOOD

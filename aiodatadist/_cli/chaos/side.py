@@ -1,4 +1,4 @@
-"""The common part of both processes: orders and reports, operations that are watched, and stops for a look."""
+"""The common part of both processes: orders and reports, watched operations, and pauses for checks."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ from aiodatadist.errors import (
 from aiodatadist.testing import BlockLedger, MisplacedError
 
 TELL = 0.1
-"""Seconds between two reports of what was done."""
+"""Seconds between two reports."""
 LATE_TURN, LATE_TURNS = 0.05, 40
-"""Seconds of a turn, and turns after a deadline in which a transfer has to end: more than a peer needs to be lost."""
+"""Seconds of a turn, and turns after a deadline in which a transfer must end: longer than until a peer is lost."""
 STOP_TURNS = 100
-"""Further ones where the peer writes: it has 5 s to say that it stopped, or the link ends."""
+"""Further turns if the peer writes: it has 5 s to report that it stopped, or the link ends."""
 IDLE = 15.0
-"""Seconds between two operations of a task, on average, in a process that has little to do."""
+"""The average seconds between two operations of a task in an idle process."""
 LINGER = 0.05
 """Seconds after the end of all links, in which no byte may land."""
 
 FORGIVEN = (TransferError, LinkError, NotLinked, CacheNotFound, OutOfMemory, DeviceError)
-"""What a fault may come to. Anything else that is raised is a violation; a StuckError, too, though it is a DeviceError."""
+"""The errors that a fault may cause. Any other is a violation, and so is a StuckError, although it is a DeviceError."""
 
 
 def _is_busy(error: Exception) -> bool:
-    """Return True for v1's answer that another call uses the link, which needs no fault."""
+    """Return True for v1's status that another call uses the link, which happens without a fault."""
     return isinstance(error, LLMException) and error.status_code is LLMStatusCode.LLM_LINK_BUSY
 
 
 class Rounds:
-    """The point between two operations where tasks stop while everything is looked at."""
+    """The point between two operations at which tasks pause while everything is checked."""
 
     def __init__(self) -> None:
         self._is_open = False
@@ -103,13 +103,13 @@ class Rounds:
         self._changed.wake()
 
     async def rest(self, seconds: float) -> None:
-        """Wait so long, or until the round is closed."""
+        """Wait for ``seconds``, or until the round is closed."""
         with anyio.move_on_after(seconds):
             while self._is_open:
                 await self._changed.wait()
 
     async def close(self) -> None:
-        """Wait until all tasks have stopped."""
+        """Close the round, and wait until all tasks have stopped."""
         self._is_open = False
         self._changed.wake()
         while self._waiting < self._tasks:
@@ -136,7 +136,7 @@ class Side(ABC):
     # ---- for the command ----
 
     def say(self, report: Report) -> None:
-        """Send a report, from any thread. The command reads all the time."""
+        """Send a report, from any thread. This does not block, because the command always reads."""
         line = report.line()
         with self._line:
             while line:
@@ -210,15 +210,15 @@ class Side(ABC):
 
     @abstractmethod
     async def meet(self, peers: dict[int, Peer]) -> None:
-        """Link to the owner, which is there, or there again."""
+        """Link to the owner, which has started, or started again."""
 
     @abstractmethod
     async def resumed(self) -> None:
-        """Prepare for operations, which begin again after this."""
+        """Prepare for operations, which resume after this."""
 
     @abstractmethod
     async def drained(self) -> None:
-        """Wait, between the end of operations and the end of links, for what the side still has to wait for."""
+        """Wait, after the end of operations and before the end of links, for whatever else must end."""
 
     @abstractmethod
     async def part(self) -> None:
@@ -227,11 +227,11 @@ class Side(ABC):
     # ---- operations ----
 
     def chance(self, *names: object) -> random.Random:
-        """Return the same random numbers for the same names: those of a task, or of its k-th operation."""
+        """Return a random generator, the same for the same names: of a task, or of its k-th operation."""
         return random.Random("/".join(map(str, (self.settings.seed, self.profile.name, self.settings.name, *names))))
 
     async def work(self, name: str, operation: Callable[[random.Random], Awaitable[None]], pause: float = 0.01) -> None:
-        """Do one operation after the other, for ever. The k-th one has its own random numbers."""
+        """Do one operation after the other until cancelled. The k-th one has its own random numbers."""
         if self.profile.load == "idle":
             pause = IDLE
         self.rounds.enter()
@@ -258,7 +258,7 @@ class Side(ABC):
             self.violated("I7", f"{name}: {traceback.format_exc()}")
 
     def ended(self, operation: str, error: Exception | None, may_fail: bool = False) -> str:
-        """Count the end of an operation, and return its status. With ``may_fail`` it may have been made to fail."""
+        """Count the end of an operation, and return its status. ``may_fail`` is True if a fault may have made it fail."""
         if error is None:
             status = GOOD
         elif isinstance(error, LLMException):
@@ -282,7 +282,7 @@ class Side(ABC):
         may_fail: bool = False,
         deadline: float | None = None,
     ) -> str:
-        """Run a transfer to its end, now and then cancelled at a random moment, and return its status.
+        """Run a transfer to its end, cancelled now and then at a random moment, and return its status.
 
         ``deadline`` is the number of seconds that it was given.
         """
@@ -331,7 +331,7 @@ class Side(ABC):
         self.violated("I3", f"{operation}: its deadline of {deadline} s has passed, and it is {task!r}")
 
     def good(self, cluster: int, began: float, generation: int) -> None:
-        """Note that a transfer that began then is here, and right."""
+        """Note that a transfer that began at this time succeeded, with the right bytes."""
         if generation == RECLAIMED:
             self.violated("I6", f"a transfer from cluster {cluster} succeeded with bytes of memory that was given back")
         self.tally.saw(cluster, generation, began)
@@ -387,13 +387,13 @@ class Side(ABC):
     _STAGES: ClassVar = {"drain": _drain, "part": _part, "audit": _audit, "resume": _resume}
 
     def open(self, ledger: BlockLedger, blocks: Sequence[int], tensors: range | None = None) -> None:
-        """Allow transfers to write there from now on. Until now nothing was written into what was given back."""
+        """Allow transfers to write there from now on. Until now nothing may have been written into the released memory."""
         for words in ledger.strays(blocks):
             self.violated("I2", f"{self.settings.name}: {words}")
         ledger.begin(blocks, tensors)
 
     def look(self) -> None:
-        """Look at every block."""
+        """Check every block."""
         for name, ledger in self.ledgers.items():
             strays = ledger.strays()
             for words in strays:
@@ -428,7 +428,7 @@ class Cancellable(Protocol):
 
 
 async def to_its_end(task: Cancellable, wait: Callable[[], Awaitable[None]], chance: random.Random) -> None:
-    """Await it with ``wait``, in one of three ways: to the end, cancelled itself, or with the task that awaits it."""
+    """Await it with ``wait``: to its end, with the transfer cancelled, or with the awaiting task cancelled."""
     loop, way = asyncio.get_running_loop(), chance.random()
     delay = chance.choice((0.0, 0.0005, 0.005, 0.05)) * chance.random()
     timers: list[asyncio.TimerHandle] = []

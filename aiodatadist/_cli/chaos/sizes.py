@@ -13,40 +13,40 @@ TENSORS = 2 * LAYERS
 BLOCK = 32 << 10
 """Bytes of a block in one tensor."""
 SOURCE = 32
-"""Blocks, or batch slots' worth of them, that an owner has."""
+"""Blocks of an owner's cache, or as many in batch slots."""
 SLOTS = 8
 PATCH = 16
 """Blocks that one task of the puller writes into, each between two that no transfer may touch."""
 WIDE = 2 * PATCH + 1
-"""Blocks of a patch, those between included."""
+"""Blocks of a patch, including those in between."""
 LEASED = 16
 USER = 17
-"""Blocks of memory that either side registers itself."""
+"""Blocks of the memory that each side registers itself."""
 LARGE_BLOCKS, LARGE_BLOCK, LARGE_TENSORS = 16, 4 << 20, 2
-"""Of the cache for large pushes: 2 x 64 MiB."""
+"""The shape of the cache for large pushes: 2 x 64 MiB."""
 LARGE = LARGE_TENSORS * LARGE_BLOCKS * LARGE_BLOCK
 POOL, HOST_POOL, LEGACY_POOL, EACH = 2 * LARGE, 8 << 20, 0, 48 << 20
-"""Bytes, and those for each of the owner's clusters. A second large cache has room beside one that is withheld."""
+"""Bytes of the pools, and bytes for each of the owner's clusters. A second large cache fits beside one that is withheld."""
 WHOLE_LAYERS, WHOLE_BLOCK, STAMPED = 80, 24 << 10, 4
-"""A cache of production size, and the owner's blocks of it that hold something: the rest is never touched."""
+"""The shape of a cache of production size, and the number of the owner's stamped blocks: the others are never touched."""
 
 (
     SOURCE_MODEL, INBOX_MODEL, KEPT_MODEL, LAYERS_MODEL, PULLED_MODEL, USER_MODEL, REQUEST_MODEL, LARGE_MODEL,
     WHOLE_MODEL,
 ) = range(9)  # fmt: skip
 LIVES = 1_000_000
-"""Generations that caches may have in one life of the owner's process."""
+"""The most generations of caches in one life of the owner's process."""
 PULLER, PULLER_DEVICE = 101, 7
 """The puller's cluster."""
 
 LINK_MILLIS = 5000
 MEETING = 2
-"""Seconds in which the members of a communicator have to come."""
+"""Seconds in which the members of a communicator must arrive."""
 TIMEOUT = 1000
-"""Milliseconds of a transfer."""
+"""The time limit of a transfer in milliseconds."""
 HEARTBEAT, MISSES = 0.2, 4
 LOST = HEARTBEAT * (MISSES + 1)
-"""Seconds after which a peer that says nothing is lost."""
+"""Seconds of silence after which a peer is lost."""
 
 
 def desc(blocks: int, nbytes: int = BLOCK, tensors: int = TENSORS) -> CacheDesc:
@@ -60,12 +60,12 @@ def whole_desc(profile: Profile) -> CacheDesc:
 
 
 def whole_view(cache: Cache, blocks: int) -> Cache:
-    """Return the first blocks of such a cache, as a cache that a ledger looks at."""
+    """Return the first blocks of such a cache, as a cache for a ledger."""
     return Cache(cache.cache_id, desc(blocks, WHOLE_BLOCK, 2 * WHOLE_LAYERS), cache.tensor_addrs, True)
 
 
 def pool(profile: Profile, least: int) -> dict[str, int]:
-    """Return the option of a pool that has room for everything."""
+    """Return the option for a pool with room for everything."""
     whole = whole_desc(profile)
     more = whole.size * whole.num_tensors + EACH if profile.gib else 0
     return {"memory_size": least + EACH * max(2, profile.clusters) + more}
@@ -115,13 +115,13 @@ def legacy_config(profile: Profile, device: int, listen: str | None) -> legacy.L
 
 
 def some(chance: random.Random, among: range | list[int], most: int = PATCH) -> list[int]:
-    """Choose some blocks, mostly few."""
+    """Return a random choice of blocks, usually few."""
     count = min(chance.choice((1, 1, 2, 4, 8, 16)), most, len(among))
     return chance.sample(among, count)
 
 
 def some_layers(chance: random.Random) -> range | None:
-    """Mostly all of them, which is None."""
+    """Return a range of layers, or None for all of them, which is usual."""
     if chance.random() < 0.7:
         return None
     first = chance.randrange(LAYERS)

@@ -17,9 +17,9 @@ class Tally:
     :meth:`take` returns what was counted since the last time, and :meth:`add` adds it to another.
 
     Attributes:
-        outcomes: by operation and status.
-        moved, checked: bytes that transfers brought, and that were compared.
-        recoveries: by fault, seconds from its end to the next good transfer.
+        outcomes: counts by operation and status.
+        moved, checked: bytes that transfers moved, and that were compared.
+        recoveries: seconds from the end of each fault to the next successful transfer.
         seen, retired: see :class:`~aiodatadist._cli.chaos.messages.Told`.
     """
 
@@ -34,7 +34,7 @@ class Tally:
         self.outcomes[operation][status] += 1
 
     def saw(self, cluster: int, generation: int, began: float) -> None:
-        """Note that a transfer that began then brought blocks of that generation."""
+        """Note that a transfer that began at this time returned blocks of that generation."""
         key = f"{cluster}/{generation}"
         self.seen[key] = max(began, self.seen.get(key, began))
 

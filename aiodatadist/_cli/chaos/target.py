@@ -1,4 +1,4 @@
-"""A cluster of the owner's as the puller uses it: links, pulls, pushes, leases and layers, and a look at what came."""
+"""A cluster of the owner's as the puller uses it: links, pulls, pushes, leases and layers, and checks of what arrived."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Target:
     """A cluster of the owner's, and the operations on it.
 
     Args:
-        whole: where it pulls to from the owner's cache of production size, if there is one.
+        whole: destination for pulls from the owner's cache of production size, if there is one.
     """
 
     def __init__(self, side: Side, door: Door, mail: Mail, cluster_id: int, whole: Patch | None = None) -> None:
@@ -126,7 +126,7 @@ class Target:
     # ---- links ----
 
     def unlinked(self) -> None:
-        """Link again: the link has ended."""
+        """Link again, because the link has ended."""
         self._wants_link = True
 
     async def part_by_ranks(self) -> None:
@@ -134,12 +134,12 @@ class Target:
             await self._ranks.end()
 
     async def take_back(self) -> None:
-        """Take back the memory that the owner could reach: there is no link."""
+        """Take back the memory that the owner could reach, because there is no link."""
         if self._user is not None:
             await self._user.give_back()
 
     async def check_linked(self) -> None:
-        """Check, where nothing may fail, that a link that was made is there until it is ended."""
+        """Check, if nothing may fail, that a link lasts until it is ended."""
         is_lost = (
             self._side.profile.is_calm and not self._wants_link and not await self._door.is_linked(self.cluster_id)
         )
@@ -148,14 +148,14 @@ class Target:
 
     @property
     def info(self) -> LLMClusterInfo:
-        """The cluster, and where it listens if that is known."""
+        """The cluster, with its address if that is known."""
         info = LLMClusterInfo(self.cluster_id)
         if self.peer is not None:
             info.append_remote_ip_info("127.0.0.1", self.peer.port)
         return info
 
     async def _link(self, chance: random.Random) -> None:
-        """Link if there is no link. Ask for its health, and end it, now and then."""
+        """Link if there is no link. Check the link, and end it, now and then."""
         if self._ranks is not None:
             await self._ranks.one(chance)
             self._linked.wake()
@@ -195,7 +195,7 @@ class Target:
             self._side.ended("check_link_status", None)
 
     async def _until_linked(self) -> None:
-        """Wait for a link, but only for a moment unless nothing may fail: what is done without a link must fail well, too."""
+        """Wait for a link, but only briefly unless nothing may fail: operations without a link must fail properly, too."""
         if not await self._door.is_linked(self.cluster_id):
             with anyio.move_on_after(10.0 if self._side.profile.is_calm else 0.2):
                 await self._linked.wait()
@@ -228,7 +228,7 @@ class Target:
         )
 
     async def _request(self, chance: random.Random) -> None:
-        """Pull a request's slot, whose key is consumed by the pull of all of it."""
+        """Pull a request's slot. Pulling all of it consumes its key."""
         await self._until_linked()
         answer = await self._mail.ask(self.cluster_id, {"ask": "request"})
         if answer is None or answer["request"] is None:
@@ -251,7 +251,7 @@ class Target:
         await user.one(chance)
 
     async def _push(self, chance: random.Random) -> None:
-        """Push, and ask the owner what it found."""
+        """Push blocks, and ask the owner for the result."""
         await self._until_linked()
         sources = some(chance, range(PATCH))
         targets = chance.sample(range(1, 2 * PATCH, 2), len(sources))
@@ -301,7 +301,7 @@ class Target:
     # ---- layers ----
 
     async def _receive(self, chance: random.Random) -> None:
-        """Ask the owner for layers, and look at each as it comes, if the interface tells of each."""
+        """Ask the owner for layers, and check each as it arrives if the interface reports single layers."""
         await self._until_linked()
         patch, began = self._layers, time.monotonic()
         targets = some(chance, patch.blocks)

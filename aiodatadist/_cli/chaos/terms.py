@@ -1,4 +1,4 @@
-"""The terms of a transfer: how urgent it is, and how long its caller has for it."""
+"""The terms of a transfer: its priority and its deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Terms:
     """The terms of one transfer.
 
     Attributes:
-        deadline: seconds from the call; None: none.
+        deadline: seconds from the call; None if there is none.
     """
 
     priority: TransferPriority = TransferPriority.NORMAL
@@ -23,12 +23,12 @@ class Terms:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """For a call that moves blocks."""
+        """The arguments for a call that moves blocks."""
         given = {"priority": self.priority} if self.priority is not TransferPriority.NORMAL else {}
         return given if self.deadline is None else {**given, "deadline": self.deadline}
 
     def named(self, operation: str) -> str:
-        """Return the name of an operation's row: another priority than the usual one has its own."""
+        """Return the name of an operation's row. Each unusual priority has its own row."""
         return operation if self.priority is TransferPriority.NORMAL else f"{operation} {self.priority.name.lower()}"
 
 
@@ -36,7 +36,10 @@ NO_TERMS = Terms()
 
 
 def some_terms(chance: random.Random, profile: Profile) -> Terms:
-    """Half of all have no other priority, and two in three no deadline; where nothing may fail a deadline is long."""
+    """Return random terms.
+
+    Half of them have the usual priority, two thirds no deadline. If nothing may fail, deadlines are long.
+    """
     normal = TransferPriority.NORMAL
     priority = chance.choice((normal, normal, TransferPriority.CRITICAL, TransferPriority.BACKGROUND))
     deadline = chance.choice((0.002, 0.02, 0.2, 2.0)) if chance.random() < 0.3 else None

@@ -1,4 +1,4 @@
-"""Transfers of the puller's on some terms, and a look at what they brought."""
+"""The puller's transfers on some terms, and checks of what they moved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Place(Protocol):
 
     @property
     def cache(self) -> Cache | None:
-        """The cache that it is, or None if it is none now."""
+        """The cache of the place, or None if there is none now."""
 
     ledger: BlockLedger
 
@@ -31,7 +31,7 @@ class Place(Protocol):
 class Transfers:
     """The transfers from and to one cluster of the owner's.
 
-    A call is an operation of the door's and its arguments, and ``kind`` tells it from others of that operation.
+    A call is an operation of the interface with its arguments; ``kind`` distinguishes calls of the same operation.
     """
 
     def __init__(self, side: Side, door: Door, cluster_id: int) -> None:
@@ -56,7 +56,7 @@ class Transfers:
         self, into: Place, sources: Sequence[int], targets: Sequence[int], call: Sequence[Any], chance: random.Random,
         kind: str = "", extra: dict[str, Any] | None = None, tensors: range | None = None, may_fail: bool = False,
     ) -> list[BlockStamp] | None:  # fmt: skip
-        """Pull into a place and check what came. Returns None if it failed."""
+        """Pull into a place and check the result. Returns None if it failed."""
         cache = into.cache
         assert cache is not None
         self._side.open(into.ledger, targets, tensors)
@@ -70,7 +70,7 @@ class Transfers:
     def came(
         self, into: Place, sources: Sequence[int], targets: Sequence[int], began: float, tensors: range | None = None
     ) -> list[BlockStamp]:
-        """Check the blocks that a transfer brought, and return their stamps."""
+        """Check the blocks that a transfer moved, and return their stamps."""
         stamps = into.ledger.landed(targets, self._cluster_id, sources, tensors)
         generations = {stamp.generation for stamp in stamps}
         if len(generations) > 1:

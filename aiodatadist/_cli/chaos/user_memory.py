@@ -1,4 +1,4 @@
-"""Memory of a process's own, which its cluster has as a cache for a while. Then it is the caller's again, and watched."""
+"""A process's own memory, which its cluster uses as a cache for a while. After that it is the caller's again, and watched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiodatadist._cli.chaos.tally import GOOD
 from aiodatadist.testing import BlockLedger
 
 PAGE = 2 << 20
-"""Where links can be over HCCS each tensor has pages of its own."""
+"""The alignment of tensors: each has its own pages, as links over HCCS require."""
 
 
 class UserMemory:
@@ -18,8 +18,8 @@ class UserMemory:
     While it is not registered all of it is reclaimed: written over, and from then on no byte may change (I2).
 
     Args:
-        desc: of what is registered each time.
-        key: under which peers find it, for a blocks cache; or one for each slot of a contiguous one.
+        desc: description of the memory that is registered.
+        key: key of a blocks cache; or a key for each slot of a contiguous cache.
     """
 
     def __init__(
@@ -53,7 +53,10 @@ class UserMemory:
         return self._cache
 
     async def lend(self, generation: int = 0) -> Cache | None:
-        """Register it, each block stamped as of this generation. None: that failed, and nothing may have been written."""
+        """Register the memory, with each block stamped for this generation.
+
+        Return None if that failed; nothing may have been written.
+        """
         if self._cache is not None:
             return self._cache
         self.check()
@@ -92,6 +95,6 @@ class UserMemory:
         return True
 
     def check(self) -> None:
-        """Check that nothing was written since the memory was given back."""
+        """Check that nothing was written since the memory was released."""
         for words in self.ledger.strays():
             self._side.violated("I2", f"{self._name} of the {self._side.settings.name}: {words}")

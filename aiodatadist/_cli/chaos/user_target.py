@@ -25,7 +25,7 @@ from aiodatadist._cli.chaos.transfers import Transfers
 from aiodatadist._cli.chaos.user_memory import UserMemory
 
 PULLED, PUSHED = range(1, USER, 2), range(0, USER, 2)
-"""Of the puller's memory: blocks that are pulled into, and those that are pushed from."""
+"""Blocks of the puller's memory: those that are pulled into, and those that are pushed from."""
 
 
 class UserTarget:
@@ -41,7 +41,7 @@ class UserTarget:
         self._slots = UserMemory(side, door, f"user slots {cluster_id}", user_slots(), [])
 
     async def one(self, chance: random.Random) -> None:
-        """Do one operation; memory that is not registered is registered first."""
+        """Do one operation. Register the memory first if it is not registered."""
         memory = chance.choice([*self._memories, self._slots])
         if await memory.lend() is None:
             return
@@ -75,7 +75,7 @@ class UserTarget:
         return BlocksCacheKey(self._cluster_id, USER_MODEL)
 
     async def give_back(self) -> None:
-        """Take all of it back: there is no link."""
+        """Take all of it back, because there is no link."""
         for memory in (*self._memories, self._slots):
             if not await memory.take_back():
                 self._side.violated("I5", f"there is no link, and memory of {self._cluster_id} is not given back")
@@ -84,7 +84,7 @@ class UserTarget:
 class UserSource:
     """The user memory that one of the owner's clusters has registered.
 
-    The even blocks are there to be pulled from, the odd ones to be pushed into. Each batch slot has a key that no pull
+    The even blocks are pulled from, the odd ones are pushed into. Each batch slot has a key that no pull
     consumes.
     """
 
@@ -98,7 +98,7 @@ class UserSource:
         self._lent: dict[UserMemory, int] = {}
 
     async def one(self, chance: random.Random) -> None:
-        """Register them; take them back when the link is gone, and leave them alone for a moment."""
+        """Register the memory; take it back when the link has ended, and leave it alone for a moment."""
         await self.lend()
         if self._side.profile.is_calm:
             return
@@ -120,7 +120,7 @@ class UserSource:
         return not limit.cancelled_caught
 
     async def lend(self) -> None:
-        """Register what is not registered. Each time is a generation, apart from those of caches that are allocated."""
+        """Register what is not registered. Each registration is a generation, distinct from those of allocated caches."""
         for memory in (self._blocks, self._slots):
             if memory.cache is None:
                 self._generation += 1

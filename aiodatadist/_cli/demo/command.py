@@ -1,7 +1,7 @@
 """``aiodatadist demo``: one model, two processes, and the KV cache that travels between them.
 
 This is the parent. It reads the prompt, starts a prefill and a decode process, passes their messages on as a router
-would, and shows what they report. The proof is decode's: see ``decode.py``.
+would, and shows what they report. The decode process proves that the result is right: see ``decode.py``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from aiodatadist._cli.kit.text import cut, wrapped
 MAX_TOKENS = 1024
 
 _BLAME = 0.3
-"""Seconds that a complaint of one child waits for the death of the other, which would explain it."""
+"""Seconds for which one child's error waits for the death of the other child, which would explain it."""
 
 
 class WorkerError(CommandError):
     """A worker ended before its work was done.
 
     Attributes:
-        is_root_cause: True if the death of this worker explains what the other then complains about.
+        is_root_cause: True if the death of this worker explains the other's error.
     """
 
     def __init__(self, message: str, *, exit_code: int = 1, is_root_cause: bool = False) -> None:
@@ -48,7 +48,7 @@ class WorkerError(CommandError):
 
     @classmethod
     def reported(cls, child: Child, failed: Failed) -> WorkerError:
-        """Return what a worker said itself before it ended, as one line. Wrong input needs no other explanation."""
+        """Return the worker's own last words as one line. Wrong input needs no other explanation."""
         message = " ".join(failed.message.split())
         if failed.exit_code == 2:
             return cls(message, exit_code=2, is_root_cause=True)
@@ -136,8 +136,9 @@ async def conduct(job: Job, screen: Screen, command: Command) -> Finished:
     """Run both workers to the end of the job; both have ended when this returns or raises.
 
     Raises:
-        WorkerError: a worker died or gave up; the one that explains the other, if both did.
-        BrokenPipeError: the screen is not read any more.
+        WorkerError: if a worker died or gave up; of two, the one that explains the other.
+        BrokenPipeError: if the
+    screen is no longer read.
     """
     kind = "-v1" if job.v1 else ""
     async with (
@@ -152,7 +153,7 @@ async def conduct(job: Job, screen: Screen, command: Command) -> Finished:
 
 
 async def _end_of(job: Job, screen: Screen, prefill: Child, decode: Child) -> End:
-    """Give both workers the job, pass their messages on, and wait for how it ends."""
+    """Send both workers the job, pass their messages on, and wait for the outcome."""
     send, ends = anyio.create_memory_object_stream[End](2)
     async with send, ends, anyio.create_task_group() as tasks:
         for child in (prefill, decode):
@@ -216,7 +217,7 @@ def _show(job: Job, finished: Finished, screen: Screen) -> None:
 
 
 def _summary(prompt: Prompt, job: Job, finished: Finished) -> dict[str, object]:
-    """Return the same for machines."""
+    """Return the same as JSON-safe values."""
     return {
         "prompt": prompt.name,
         "prompt_bytes": len(prompt.text),

@@ -29,7 +29,7 @@ from aiodatadist._cli.kit.text import cut, wrapped
 from aiodatadist._context_caching.results import CcStatus
 
 _PASSWORD = re.compile(r"([?&][^?&=]*password=)[^&]*", re.IGNORECASE)
-"""An option, and its value."""
+"""An option that contains a password, with its value."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _checked(run: ContextRun) -> ContextRun:
 
 
 def public(url: str) -> str:
-    """Return a URL without its passwords, also if it is wrong because of them: better too little is shown than too much."""
+    """Return a URL without its passwords, even if they make it invalid. If in doubt, it shows less."""
     scheme, slashes, rest = url.partition("//")
     account, at, place = rest.rpartition("@")
     user, has_password, _ = account.partition(":")

@@ -100,7 +100,7 @@ async def _open_kv(
 ) -> AsyncIterator[tuple[ContextCache, list[Array], list[int]]]:
     """Open a KV cache of zeros in ordinary memory.
 
-    Yields it with the blocks of this run's sequence: scattered, and each time elsewhere.
+    Yields it with the blocks of this run's sequence, which are scattered at random.
     """
     num_blocks = blocks_for(tokens + job.tokens)
     tensors = empty_cache(CONFIG, num_blocks)
@@ -112,7 +112,7 @@ async def _open_kv(
 
 
 def block_hashes(prompt: bytes) -> list[int]:
-    """Return a hash of each full block and all before it: equal hashes mean equal prefixes."""
+    """Return a hash for each full block, over it and all earlier ones: equal hashes mean equal prefixes."""
     state, hashes = hashlib.blake2b(digest_size=8), []
     for end in range(BLOCK, len(prompt) + 1, BLOCK):
         state.update(prompt[end - BLOCK : end])
@@ -125,7 +125,7 @@ def _prefilled(model: Model, prompt: bytes, start: int, cache: Cache, table: Seq
 
 
 def _continued(model: Model, job: ContextJob, logits: Array, cache: Cache, table: Sequence[int]) -> bytes:
-    """Write token after token."""
+    """Generate the text token by token, and return it."""
     text, position = bytearray(), len(job.prompt)
     while True:
         text.append(sample(logits, job.seed, position))

@@ -1,9 +1,9 @@
-"""The demo's decode process: fetches the prompt's KV cache and goes on with the text, and proves that this is right.
+"""The demo's decode process: it fetches the prompt's KV cache, continues the text, and proves that the result is right.
 
 The proof is a second run of the same model on the same prompt, with a KV cache in ordinary memory of this process that
-is never moved. It takes place before the blocks are pulled, while prefill computes as well, so that it disturbs no
-measurement. Tokens alone do not tell everything: rotated keys carry their position with them, so two whole blocks that
-changed places would go unnoticed. Therefore the bytes are compared, too, block by block in the order of the sequence.
+is never moved. It runs before the blocks are pulled, while prefill computes, too, so that it disturbs no measurement.
+Equal tokens are not enough: rotated keys contain their position, so two exchanged blocks would go unnoticed. Therefore
+the bytes are compared, too, block by block in the order of the sequence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aiodatadist.testing.small_model import Cache, Model, blocks_for, empty_cach
 
 
 async def decode(parent: Parent) -> None:
-    """Do one job, then stay linked until the parent has enough."""
+    """Do one job, then stay linked until the parent ends this process."""
     job = await parent.order(Job)
     prompt = job.prompt.encode("latin-1")
     model = await anyio.to_thread.run_sync(Model, CONFIG, job.seed)
@@ -109,7 +109,7 @@ async def _pull(parent: Parent, datadist: LLMDataDist, remote: Sequence[int], kv
 
 
 class MemcpyLimit:
-    """Plain copies of as many ranges as a pull has, by one thread: what a pull is held against.
+    """Plain copies of the same number of ranges as in a pull, by one thread: the baseline for pulls.
 
     Between two private caches in the same kind of memory, from scattered blocks. ``np.take`` is one ``memcpy`` per block
     and tensor with nothing in between; into consecutive ranges, which if anything is faster than a pull's scattered ones.
@@ -132,7 +132,7 @@ class MemcpyLimit:
 
 @dataclass(frozen=True)
 class _Start:
-    """The point where a text continues: its first new token stands at ``position``; there are ``count`` tokens in all."""
+    """The point where a text continues. Its first new token is at ``position``; it has ``count`` tokens in all."""
 
     first_token: int
     position: int
@@ -152,7 +152,7 @@ def _reference(model: Model, job: Job, prompt: bytes, advance: Advance) -> bytes
 
 
 def _continued(model: Model, start: _Start, cache: Cache, block_table: Sequence[int], advance: Advance) -> bytes:
-    """Write token after token. The cache has to hold everything before ``start.position``."""
+    """Generate the text token by token, and return it. The cache must contain everything before ``start.position``."""
     text = bytearray([start.first_token])
     advance(1, start.count)
     while len(text) < start.count:

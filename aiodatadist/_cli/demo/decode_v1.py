@@ -1,4 +1,4 @@
-"""The v1 demo's decode process: pulls the request's cache, merges it into a slot of its batch, and goes on with the text.
+"""The v1 demo's decode process: pulls the request's cache, merges it into a slot of its batch, and continues the text.
 
 The proof is as in ``decode.py``: a second run of the same model in ordinary memory, in the same two steps, and the bytes.
 """
@@ -36,7 +36,7 @@ SLOT = 1
 
 
 class TokenRunner(ModelRunner):
-    """Writes one token of one slot. A plain function: the library calls it in a thread."""
+    """A runner that writes one token of one slot. Its method is a plain function, which the library calls in a thread."""
 
     def __init__(self, manager: KvCacheManager, model: Model) -> None:
         self._manager = manager
@@ -47,7 +47,10 @@ class TokenRunner(ModelRunner):
         self.cache = kv_cache
 
     def run_model(self, kv_cache: KvCache, input_tensors: Any, **kwargs: Any) -> Array:
-        """``input_tensors``: for each slot a token and its position, or None for an idle one; logits of the last."""
+        """Return the logits of the last token.
+
+        ``input_tensors`` has a token and its position for each slot, or None for an idle one.
+        """
         logits = None
         for slot, step in enumerate(input_tensors):
             if step is not None:
@@ -63,7 +66,7 @@ class TokenRunner(ModelRunner):
 
 
 async def decode_v1(parent: Parent) -> None:
-    """Do one job, then stay linked until the parent has enough."""
+    """Do one job, then stay linked until the parent ends this process."""
     job = await parent.order(Job)
     prompt = job.prompt.encode("latin-1")
     tokens = padded(len(prompt) + job.tokens)
@@ -115,7 +118,7 @@ async def _fetch(parent: Parent, datadist: LLMDataDist, decoder: LLMModel, mine:
 async def _continued(
     parent: Parent, decoder: LLMModel, mine: LLMReq, first_token: int, position: int, job: Job
 ) -> bytes:
-    """Write token after token, each with one ``predict`` of a batch whose other slot is idle."""
+    """Generate the text, with one ``predict`` for each token, of a batch whose other slot is idle."""
     text = bytearray([first_token])
     batch = [LLMReq(), mine]
     while len(text) < job.tokens:

@@ -1,4 +1,4 @@
-"""From the seconds of each pull to the small table at the end of the demo. Pure."""
+"""The small table at the end of the demo, computed from the seconds of each pull. No I/O."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from aiodatadist._cli.kit.numbers import duration, quantity
 class Figures:
     """The figures of one demo's pulls. Bandwidths are in 1e9 bytes per second, latencies in seconds.
 
-    Pulls of one block tell the latency, the larger ones everything else; where a prompt is so short that there are no
-    larger ones, the small ones have to do. Each figure is a median, so that one interruption does not decide it.
+    Pulls of one block determine the latency, larger ones everything else. If the prompt is too short for larger ones,
+    the small ones must do. Each figure is a median, so that one interruption does not decide it.
     """
 
     bytes: int
@@ -64,7 +64,7 @@ def portions_of(count: int, pieces: int = 6, singles: int = 8) -> list[range]:
 
 
 def table(figures: Figures, runtime: str) -> list[tuple[str, str]]:
-    """Return the rows of the closing table, left and right column."""
+    """Return the rows of the final table, each with a left and a right column."""
     f = figures
     each = quantity(f.bytes / f.ranges)
     return [

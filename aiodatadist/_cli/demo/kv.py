@@ -1,4 +1,4 @@
-"""A KV cache that the library knows, as the demo's model sees it.
+"""A registered KV cache, as the demo's model sees it.
 
 The model computes on the host. softnpu's devices have memory that the host can address, so it computes in the cache itself.
 An NPU's is out of its reach, and out of a peer's reach is, over HCCS, the host's: there the model computes in pinned memory,
@@ -19,7 +19,7 @@ from aiodatadist import BlocksCacheKey, Cache, CacheDesc, CacheManager, DataType
 from aiodatadist.testing.small_model import Array, ModelConfig, blocks_for
 
 PAGE = 2 << 20
-"""Bytes: over HCCS every tensor starts with a page."""
+"""The alignment of tensors in bytes: over HCCS every tensor must start at a page."""
 
 CONFIG = ModelConfig()
 
@@ -37,7 +37,7 @@ class Kv:
     """A blocks cache that the library knows, the same memory as the model sees it, and the blocks of one sequence.
 
     Attributes:
-        copies: for each layer, where the model does not see the cache itself; else empty.
+        copies: a copy of each layer if the model does not see the cache itself; otherwise empty.
     """
 
     manager: CacheManager

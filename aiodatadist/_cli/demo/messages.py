@@ -1,7 +1,7 @@
 """Messages of the demo's processes: one JSON object per line, on the workers' stdin and stdout.
 
-The parent plays the part that a router has in a serving cluster: it hands the prompt to prefill, and what prefill says
-about its blocks to decode. No byte of KV cache passes through it.
+The parent plays the role of the router in a serving cluster: it passes the prompt to prefill, and prefill's description
+of its blocks to decode. No byte of the KV cache passes through it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Phase = Literal["prefill", "reference", "pull", "decode"]
 
 
 class Job(Message):
-    """Parent to both workers, once: what to do."""
+    """The job, from the parent to both workers, once."""
 
     kind: Literal["job"] = "job"
     prompt: Bytes
@@ -43,7 +43,7 @@ class LayerTimes(Message):
 
 
 class Receiving(Message):
-    """Decode, through the parent, to prefill: link to me here; these blocks of mine are for the prompt."""
+    """From decode to prefill, through the parent: decode's address, and its blocks for the prompt."""
 
     kind: Literal["receiving"] = "receiving"
     port: int
@@ -51,7 +51,7 @@ class Receiving(Message):
 
 
 class Prefilled(Message):
-    """Prefill, through the parent, to decode: the prompt's KV cache is complete and may be pulled from here."""
+    """From prefill to decode, through the parent: the prompt's KV cache is complete and may be pulled."""
 
     kind: Literal["prefilled"] = "prefilled"
     port: int
@@ -66,7 +66,7 @@ class Prefilled(Message):
 
 
 class Progress(Message):
-    """Worker to parent: how far a phase has come, in steps of its own size."""
+    """From a worker to the parent: the progress of a phase, in steps of its own size."""
 
     kind: Literal["progress"] = "progress"
     phase: Phase
@@ -75,7 +75,7 @@ class Progress(Message):
 
 
 class Pull(Message):
-    """The seconds of one ``pull_blocks``, and of a plain copy of as many ranges of the same sizes right after it."""
+    """The seconds of one ``pull_blocks``, and of a plain copy of the same ranges right after it."""
 
     blocks: int
     ranges: int
@@ -85,7 +85,7 @@ class Pull(Message):
 
 
 class Finished(Message):
-    """Decode to parent: all there is to show."""
+    """From decode to the parent: everything that is shown."""
 
     kind: Literal["finished"] = "finished"
     text: Bytes
@@ -97,7 +97,7 @@ class Finished(Message):
 
 
 class Failed(Message):
-    """Worker to parent, before it ends: why it cannot go on."""
+    """From a worker to the parent, before it ends: the reason why it cannot continue."""
 
     kind: Literal["failed"] = "failed"
     message: str
@@ -115,7 +115,7 @@ REPORT: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator=
 
 
 class ContextJob(Message):
-    """Parent to worker, once: what to do."""
+    """The job, from the parent to a worker, once."""
 
     url: str
     prompt: Bytes
@@ -125,11 +125,13 @@ class ContextJob(Message):
 
 
 class ContextRun(Message):
-    """Worker to parent, as JSON on its stdout: what became of one run. Seconds, and tokens of the prompt.
+    """From a worker to the parent, as JSON on its stdout: the result of one run.
+
+    Times are seconds, counts are tokens of the prompt.
 
     Attributes:
-        not_saved: how many blocks, and why; nothing if all were.
-        error, exit_code: why there is no run, and what the command ends with; all else is without meaning then.
+        not_saved: number of blocks that were not saved, and the reason; empty if all were.
+        error, exit_code: why the run failed, and the exit code of the command. All other fields are then meaningless.
     """
 
     text: Bytes = ""

@@ -1,4 +1,4 @@
-"""The demo's prefill process: computes the prompt's KV cache and lets decode fetch it, or sends it layer by layer."""
+"""The demo's prefill process: it computes the prompt's KV cache, and lets decode fetch it or sends it layer by layer."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def _send_layers(
 
 
 def _no_layer_is_awaited(_: int) -> None:
-    """Single layers are not waited for."""
+    """Do nothing: no caller waits for single layers."""
 
 
 def _prompt_logits(seed: int, prompt: bytes, kv: Kv, advance: Advance, on_layer: Callable[[int], None]) -> Array:

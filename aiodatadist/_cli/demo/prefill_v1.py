@@ -27,7 +27,7 @@ from aiodatadist.testing.small_model import Array, Model, sample
 
 
 class PromptRunner(ModelRunner):
-    """Runs tokens behind those that are in the cache, in a thread, and tells the parent how far it has come."""
+    """A runner that computes tokens behind those in the cache, in a thread, and reports its progress."""
 
     def __init__(self, parent: Parent, manager: KvCacheManager, model: Model) -> None:
         self._parent = parent
@@ -36,7 +36,7 @@ class PromptRunner(ModelRunner):
         self.digest = ""
 
     async def run_model(self, kv_cache: KvCache, input_tensors: Any, **kwargs: Any) -> Array:
-        """``input_tensors``: the tokens; ``start=``: where the first of them stands."""
+        """Compute the tokens in ``input_tensors``. ``start=`` is the position of the first one."""
         start = int(kwargs["start"])
 
         def run(advance: Advance) -> Array:

@@ -25,7 +25,7 @@ class Prompt:
     is_total_known: bool = True
 
     def describe(self) -> str:
-        """Return one line for people, which names the truncation if there was one."""
+        """Return one readable line, which mentions the truncation if there was one."""
         if len(self.text) < self.total:
             of_all = f" of {self.total}" if self.is_total_known else ""
             return f"{self.name}, the first {len(self.text)}{of_all} bytes (the demo reads no more)"
@@ -36,7 +36,7 @@ def load_prompt(path: Path | None) -> Prompt:
     """Read ``path``, or the project's own description if it is None.
 
     Raises:
-        CommandError: the file is missing, unreadable or empty.
+        CommandError: if the file is missing, unreadable or empty.
     """
     if path is None:
         return _own_readme()

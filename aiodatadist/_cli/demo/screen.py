@@ -11,10 +11,10 @@ PHASES: tuple[Phase, ...] = ("prefill", "reference", "pull", "decode")
 
 
 class Screen(Protocol):
-    """Takes lines and progress. Whatever moves is gone before a line is printed."""
+    """A display of lines and progress. Moving lines are erased before a line is printed."""
 
     def line(self, text: str = "") -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
 
     def progress(self, progress: Progress) -> None:
         """Show how far a phase has come."""
@@ -24,7 +24,7 @@ class Screen(Protocol):
 
 
 class TerminalScreen:
-    """A line of progress bars, rewritten in place."""
+    """A screen with a line of progress bars, rewritten in place."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -54,7 +54,7 @@ class TerminalScreen:
 
 
 class PlainScreen:
-    """Lines only: each phase reports at its half and at its end."""
+    """A screen with lines only: each phase is reported at its half and at its end."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -74,7 +74,7 @@ class PlainScreen:
 
 
 class SilentScreen:
-    """Shows nothing."""
+    """A screen that shows nothing."""
 
     def line(self, text: str = "") -> None: ...
 
@@ -84,7 +84,7 @@ class SilentScreen:
 
 
 def open_screen(out: TextIO, *, silent: bool = False) -> Screen:
-    """Return the screen that suits ``out``."""
+    """Return the screen that fits ``out``."""
     if silent:
         return SilentScreen()
     return TerminalScreen(out) if out.isatty() else PlainScreen(out)

@@ -1,4 +1,4 @@
-"""The timeline of a layered transfer: as lines for a terminal, as a trace for Perfetto, as a picture. Pure, but the last."""
+"""The timeline of a layered transfer: as lines for a terminal, as a trace for Perfetto, as a plot."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def write_trace(layers: Sequence[LayerTimes], path: Path) -> None:
 
 
 def check_plot() -> None:
-    """Check that a picture can be drawn. Raises CommandError if matplotlib is not installed."""
+    """Check that a plot can be drawn. Raises CommandError if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise wrong_input("--plot needs matplotlib: pip install 'aiodatadist[plot]'; --trace needs nothing")
 
 
 def write_plot(layers: Sequence[LayerTimes], path: Path) -> None:
-    """Draw the same bars as a picture. Raises CommandError if it cannot be written."""
+    """Draw the same bars as a plot. Raises CommandError if the file cannot be written."""
     check_plot()
     begin, _ = span(layers)
     figure = import_module("matplotlib.figure").Figure(figsize=(8, 0.3 * len(layers) + 1.2))

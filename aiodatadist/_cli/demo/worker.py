@@ -34,7 +34,7 @@ T = TypeVar("T")
 D = TypeVar("D", bound=LLMDataDist)
 Work = Callable[[Parent], Awaitable[None]]
 Advance = Callable[[int, int], None]
-"""Called in the computing thread with steps done and steps in all."""
+"""Called in the computing thread with the number of steps done, and of all steps."""
 
 
 def run_worker(work: Work) -> int:
@@ -90,7 +90,7 @@ async def link_to(datadist: LLMDataDist, cluster_id: int, port: int) -> None:
 
 
 async def _why(datadist: LLMDataDist, cluster_id: int) -> str:
-    """Return what became of the last attempt to link, as the end of a sentence."""
+    """Return the result of the last attempt to link, as the end of a sentence."""
     try:
         await datadist.check_link_status(cluster_id)
     except LLMException as error:

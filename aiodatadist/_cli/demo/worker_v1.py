@@ -29,7 +29,7 @@ def model_options(batch: int, tokens: int) -> dict[str, str]:
 
 
 def config_for(tokens: int, **options: Any) -> LLMConfig:
-    """Return options with a pool that has room for ``tokens`` tokens of KV cache, and for what is lost to pages."""
+    """Return options with a pool for ``tokens`` tokens of KV cache, including what is lost by rounding to pages."""
     nbytes = int(1.2 * tokens * CONFIG.num_tensors * CONFIG.block_bytes // BLOCK) + (8 << 20)
     return LLMConfig(ge_options={"ge.flowGraphMemMaxSize": str(nbytes)}, sync_kv_timeout=10_000, **options)
 
@@ -46,7 +46,7 @@ def padded(tokens: int) -> int:
 
 
 def prefix_of(prompt: bytes) -> bytes:
-    """Return the part of a prompt that is taken for a shared one: whole blocks, about half of it, perhaps none."""
+    """Return the part of a prompt that is treated as a shared prefix: about half of it, in whole blocks, possibly none."""
     return prompt[: len(prompt) // 2 // BLOCK * BLOCK]
 
 

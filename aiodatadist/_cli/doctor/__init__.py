@@ -1,1 +1,1 @@
-"""``aiodatadist doctor``: what this machine offers, and what is missing."""
+"""``aiodatadist doctor``: what this machine provides, and what is missing."""

@@ -36,7 +36,7 @@ def add_doctor(doctor: argparse.ArgumentParser) -> None:
 
 
 def doctor_command(arguments: argparse.Namespace) -> Callable[[], int]:
-    """Return what the arguments ask for, ready to be called.
+    """Return the command that the arguments describe, ready to be called.
 
     Raises:
         CommandError: if two of them contradict each other.

@@ -1,4 +1,4 @@
-"""``aiodatadist doctor``: what was found on this machine, and what each thing means for the user."""
+"""``aiodatadist doctor``: the findings on this machine, and what each means for the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiodatadist._cli.kit.text import wrapped
 def run_doctor(as_json: Path | None) -> int:
     """Print all findings, and return 1 if one of them is fatal, else 0.
 
-    They go to ``as_json`` as well, a file, or stdout if it is ``-``.
+    They are also written to the file ``as_json``; ``-`` is stdout.
 
     Raises:
         CommandError: if the file cannot be written.

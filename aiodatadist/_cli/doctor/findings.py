@@ -41,14 +41,14 @@ USES = {
     "HcclExchangeMemDesc": "link()",
     "aclrtStreamAbort": "cancelling",
 }
-"""What does not work where the libraries lack a function."""
+"""The features that do not work if the libraries lack a function."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A thing that was looked at: what it is, whether that is good, and what it means for the user.
+    """The result of one check, its level, and what it means for the user.
 
-    ``warn`` is something that works worse than it could, or that only some uses need; ``fail`` is fatal.
+    ``warn`` is something that could work better, or that only some uses need; ``fail`` is fatal.
     """
 
     name: str
@@ -66,7 +66,7 @@ def examine() -> list[Finding]:
 
 
 def runtime_findings() -> Iterator[Finding]:
-    """Yield which runtime was chosen, why, and what it offers."""
+    """Yield which runtime was chosen, why, and what it provides."""
     choice = os.environ.get("AIODATADIST_RUNTIME", "auto")
     try:
         runtime = open_runtime()
@@ -116,7 +116,7 @@ def _why_not_ascend() -> str:
 
 
 def _half_of_cann() -> str:
-    """Return what to say if there is ACL and no HCCL, else an empty string."""
+    """Return a warning if there is ACL without HCCL, otherwise an empty string."""
     acl = _loadable(ACL_LIBRARIES)
     if not acl or _loadable(COMM_LIBRARIES):
         return ""
@@ -136,7 +136,7 @@ def _loadable(names: Iterable[str]) -> str:
 
 
 def _is_ascend() -> bool:
-    """Return True if the vendor's runtime was chosen: what softnpu needs does not matter then."""
+    """Return True if the vendor's runtime was chosen. Softnpu's requirements do not matter then."""
     try:
         return open_runtime().name == "ascend"
     except LLMException:
@@ -144,7 +144,7 @@ def _is_ascend() -> bool:
 
 
 def shared_memory_findings() -> Iterator[Finding]:
-    """Softnpu's device memory is memfds: can they be made, and are they backed by huge pages?"""
+    """Yield if memfds, softnpu's device memory, can be created, and if they are backed by huge pages."""
     if not _is_ascend():
         yield from _memfd_findings()
     try:
@@ -177,7 +177,7 @@ def _memfd_findings() -> Iterator[Finding]:
 
 
 def limit_findings() -> Iterator[Finding]:
-    """Limits of this process."""
+    """Yield the limits of this process."""
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = files != resource.RLIM_INFINITY and files < 1024
     meaning = "each link needs a few" + (f"; raise it with ulimit -n (up to {_limit(most)})" if few else "")
@@ -194,7 +194,7 @@ def limit_findings() -> Iterator[Finding]:
 
 
 def kernel_findings() -> Iterator[Finding]:
-    """May processes look into each other's memory?"""
+    """Yield if processes may access each other's memory."""
     try:
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii").strip()
     except OSError:
@@ -222,7 +222,7 @@ def cpu_findings() -> Iterator[Finding]:
 
 
 def network_findings() -> Iterator[Finding]:
-    """Can control connections listen at all?"""
+    """Yield if this process can listen for control connections."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -236,7 +236,7 @@ def network_findings() -> Iterator[Finding]:
 
 
 def version_findings() -> Iterator[Finding]:
-    """Python and the packages that matter."""
+    """Yield the versions of Python and of the packages that matter."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     yield Finding("Python", platform.python_version(), "ok", f"{sys.implementation.name} on {system}")
     installed = package("aiodatadist", missing="not installed: runs from a checkout", mark="ok")

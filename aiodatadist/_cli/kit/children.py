@@ -28,10 +28,10 @@ GRACE_SECONDS = 1.0
 """Seconds that a child has to end after its stdin closed."""
 
 REAP_SECONDS = 10.0
-"""Seconds that a killed child has to be gone. One that is stuck in a driver may never be, and is left behind."""
+"""Seconds within which a killed child must end. One that is stuck in a driver may never end, and is left behind."""
 
 LINE_BYTES = 1 << 28
-"""Longest line of a child: a benchmark's window of ten seconds has a million latencies in one line."""
+"""The longest line of a child: ten seconds of a benchmark are a million latencies in one line."""
 
 _LAST_WORDS = 4096
 """Bytes kept of what a child writes to stderr: a traceback fits."""
@@ -46,14 +46,14 @@ ReportT = TypeVar("ReportT")
 
 
 class Ended(NamedTuple):
-    """A child's end: its exit code (negative: the signal that killed it), and the last that it wrote to stderr."""
+    """The end of a child: its exit code (negative: the signal that killed it), and the end of its stderr."""
 
     code: int
     last_words: str
 
 
 class Child:
-    """A child process that takes orders and makes reports, a line each."""
+    """A child process that accepts orders and sends reports, a line each."""
 
     def __init__(self, name: str, process: Process) -> None:
         self.name = name
@@ -70,15 +70,15 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """The end of what the child has written to stderr until now, as far as :meth:`keep_last_words` read it."""
+        """The end of the child's stderr, as far as :meth:`keep_last_words` has read it."""
         return self._last_words.decode(errors="replace")
 
     async def order(self, order: Message) -> None:
-        """Send an order. A child that has ended does not get it, and :meth:`ended` returns why."""
+        """Send an order. No effect if the child has ended; :meth:`ended` returns why."""
         await self.feed(order.line())
 
     async def feed(self, line: bytes) -> None:
-        """Send a line. Nothing happens if the child has ended."""
+        """Send a line. No effect if the child has ended."""
         if self.process.stdin is not None:
             with suppress(*_GONE):
                 await self.process.stdin.send(line)
@@ -189,7 +189,7 @@ async def start_child(
     stderr: int | IO[bytes] | None = subprocess.PIPE,
     pass_fds: Sequence[int] = (),
 ) -> Child:
-    """Start a child, which the caller has to :meth:`~Child.stop`. With ``stderr=None`` it writes to this process's."""
+    """Start a child, which the caller must :meth:`~Child.stop`. With ``stderr=None`` it writes to this process's stderr."""
     process = await anyio.open_process(command, env=env, stderr=stderr, start_new_session=True, pass_fds=pass_fds)
     return Child(name, process)
 
@@ -204,7 +204,7 @@ async def open_child(
     pass_fds: Sequence[int] = (),
     grace: float = GRACE_SECONDS,
 ) -> AsyncIterator[Child]:
-    """Start a child and end it with the block: ``grace`` seconds later, or at once if the block failed or was cancelled."""
+    """Start a child, and end it ``grace`` seconds after the block, or at once if the block failed or was cancelled."""
     child = await start_child(name, command, env=env, stderr=stderr, pass_fds=pass_fds)
     seconds = 0.0
     try:
@@ -215,7 +215,7 @@ async def open_child(
 
 
 def module_command(*arguments: str) -> Sequence[str]:
-    """Return the command line of this very package with these arguments."""
+    """Return the command line that runs this package with these arguments."""
     package = Path(aiodatadist.__file__).resolve().parent
     # The current folder is searched for modules only if the package itself is there, as in a checkout.
     isolation = [] if package.parent == Path.cwd() else ["-P"]

@@ -1,12 +1,13 @@
-"""The early end of a command: one line for people, one number for the shell."""
+"""The early end of a command: a line for the user, a number for the shell."""
 
 from __future__ import annotations
 
 
 class CommandError(Exception):
-    """A command cannot go on. The text is one line that says what is wrong and what to do about it.
+    """A command cannot continue.
 
-    Never a bug of the library: those keep their traceback.
+    The text is one line with the problem and its cure. Bugs of the library are never reported like this: they keep
+    their traceback.
     """
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
@@ -15,5 +16,5 @@ class CommandError(Exception):
 
 
 def wrong_input(message: str) -> CommandError:
-    """Return an error that the caller mends by changing the command: exit code 2, as argparse has it."""
+    """Return an error that the caller fixes by changing the command: exit code 2, as in argparse."""
     return CommandError(message, exit_code=2)

@@ -44,7 +44,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def quantity(count: float) -> str:
-    """Return a number of bytes for people, in powers of 1024."""
+    """Return a readable number of bytes, in powers of 1024."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" or count == int(count) else f"{count:.1f} {unit}"
@@ -53,7 +53,7 @@ def quantity(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds for people, in the unit that leaves a number above one."""
+    """Return a readable duration, in the unit that makes the number at least one."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"

@@ -10,11 +10,11 @@ from aiodatadist._cli.kit.errors import CommandError, wrong_input
 from aiodatadist._cli.kit.numbers import integer
 
 STDOUT = "-"
-"""The file of ``--json`` that stands for stdout, where then nothing else is written."""
+"""The file name of ``--json`` that means stdout, where nothing else is then written."""
 
 
 def add_seed(parser: argparse._ActionsContainer, what: str, default: int | None = None) -> None:
-    """Add ``--seed``. ``what`` says what comes of it, and what it is if it is not given."""
+    """Add ``--seed``. ``what`` describes its effect, and its default."""
     parser.add_argument("--seed", type=integer(0, 2**32 - 1), default=default, metavar="N", help=what)
 
 
@@ -37,7 +37,7 @@ def is_stdout(file: Path | None) -> bool:
 
 
 def write_report(option: str, file: Path | None, text: str) -> None:
-    """Write what an option asked for into its file, or to stdout. Does nothing without one.
+    """Write a report to the file of an option, or to stdout. No effect without the option.
 
     Raises:
         CommandError: if the file cannot be written.
@@ -52,10 +52,10 @@ def write_report(option: str, file: Path | None, text: str) -> None:
 
 
 def check_target(option: str, file: Path | None) -> None:
-    """Check that a file that an option names can be written, before a run of minutes, without touching what is there.
+    """Check, before a run of minutes, that the file of an option can be written, without touching its contents.
 
     Raises:
-        CommandError: with the reason why not.
+        CommandError: if it cannot, with the reason.
     """
     reason = None if file is None or is_stdout(file) else _refusal(file)
     if reason is not None:
@@ -85,10 +85,10 @@ def read_option(option: str, file: Path) -> str:
 
 
 def address(option: str, text: str, host: str = "") -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``; an IPv6 address stands in brackets. With ``host`` a port is enough.
+    """Return host and port of ``HOST:PORT``; an IPv6 address must be in brackets. With ``host``, a port is enough.
 
     Raises:
-        CommandError: if the text is nothing of that kind.
+        CommandError: if the text has another form.
     """
     given, colon, port = text.rpartition(":")
     host = given.removeprefix("[").removesuffix("]") if colon else host

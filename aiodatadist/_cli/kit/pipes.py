@@ -33,13 +33,13 @@ OrderT = TypeVar("OrderT", bound=Message)
 
 
 class Parent(Protocol):
-    """The process that started this one: it gives orders and takes reports."""
+    """The process that started this one: it sends orders and receives reports."""
 
     async def order(self, kind: type[OrderT]) -> OrderT:
         """Wait for the next order, and return it. Raises TypeError if it is of another kind."""
 
     async def report(self, message: Message) -> None:
-        """Send a report. Reports of several tasks do not mix."""
+        """Send a report. Reports of several tasks do not interleave."""
 
 
 class PipeParent:
@@ -103,7 +103,7 @@ async def until_stdin_closes() -> None:
 
 
 async def _stdin() -> AsyncIterator[bytes]:
-    """Yield what comes on stdin. A pipe that is readable does not block."""
+    """Yield the input on stdin. Reading a readable pipe does not block."""
     stdin = sys.stdin.fileno()
     while True:
         await anyio.wait_readable(stdin)

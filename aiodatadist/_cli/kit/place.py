@@ -13,12 +13,12 @@ from aiodatadist._cli.kit.errors import wrong_input
 
 
 class Place(BaseModel):
-    """The device of one end, and what of its rank table was given.
+    """The device of one end, and the given parts of its rank table.
 
     Attributes:
-        device: as this process sees it.
-        device_ip: of its network card; empty: it is found.
-        resource: its ``local_comm_res``; empty: it is made.
+        device: number of the device in this process.
+        device_ip: address of its network card; looked up if empty.
+        resource: its ``local_comm_res``; generated if empty.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,7 +44,7 @@ def add_place_arguments(parser: argparse._ActionsContainer, count: int = 2) -> N
 
 
 def first_place(arguments: argparse.Namespace) -> list[str]:
-    """Return the first of these places, as arguments of a command for one device."""
+    """Return the first of these devices, as arguments of a command for one device."""
     given: list[str] = []
     for name in ("device", "device_ip", "local_comm_res"):
         text: str | None = getattr(arguments, name)
@@ -62,7 +62,7 @@ def _of(word: str, count: int) -> str:
 
 
 def places(arguments: argparse.Namespace, count: int = 2) -> list[Place]:
-    """Return the places that the arguments name.
+    """Return the devices that the arguments name.
 
     Raises:
         CommandError: if an argument is wrong, or a file cannot be read.
@@ -110,7 +110,9 @@ def _contents(name: str) -> str:
 
 
 async def place_options(place: Place) -> dict[str, Any]:
-    """Return the options of an ``LLMConfig`` for a cluster there. With an address alone the device is asked for the rest.
+    """Return the options of an ``LLMConfig`` for a cluster on this device.
+
+    With only an address, the device is asked for the rest.
 
     Raises:
         LLMException: if the device cannot be opened, or does not know its super pod.

@@ -1,4 +1,4 @@
-"""Rows as columns that fit the terminal. Pure."""
+"""Rows as columns that fit the terminal. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GAP = 2
 
 
 def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell, to the right."""
+    """Return the cells right-aligned, in columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rows = ([cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in cells)
     return [(" " * GAP).join(row) for row in rows]
@@ -19,9 +19,9 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 def folded(cells: Sequence[Sequence[str]], keys: int, columns: int) -> list[str]:
     """Return aligned cells in lines of at most ``columns`` columns; the first line of ``cells`` is the head.
 
-    Where a table is too wide, its heads are broken at their blanks, and what finds no room beside the first ``keys`` columns
-    goes to further tables below. Those begin with the key columns again, less those in which all lines are alike. A line is
-    longer than that only where its keys and one more cell are.
+    If a table is too wide, its headers are broken at blanks. Columns that do not fit beside the first ``keys`` columns
+    go to further tables below, which repeat the key columns, except those in which all lines are equal. A line is
+    longer than ``columns`` only if its keys and one more cell are.
     """
     whole = aligned(cells)
     if not whole or len(whole[0]) <= columns:
@@ -42,7 +42,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, tuple[str, ..
 
 
 def _tables(widths: Sequence[int], first: list[int], later: list[int], columns: int) -> Iterator[list[int]]:
-    """Yield the columns of each table: at least one besides its keys, and then as many as fit."""
+    """Yield the columns of each table: at least one besides the keys, and as many more as fit."""
     table, keys = list(first), first
     for i in range(len(first), len(widths)):
         if len(table) > len(keys) and sum(widths[j] + GAP for j in (*table, i)) - GAP > columns:

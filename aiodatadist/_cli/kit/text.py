@@ -1,4 +1,4 @@
-"""Text for a screen of 80 columns. Pure."""
+"""Text for a screen of 80 columns. No I/O."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def wrapped_all(lines: Iterable[str], columns: int = COLUMNS) -> list[str]:
 
 
 def cut(text: str, before: str) -> list[str]:
-    """Cut text in which every blank counts into lines of at most 80 columns, the first with ``before`` in front."""
+    """Cut text, keeping all blanks, into lines of at most 80 columns; the first begins with ``before``."""
     room = COLUMNS - len(before)
     pieces = [text[start : start + room] for start in range(0, len(text), room)] or [""]
     return [f"{before if i == 0 else ' ' * len(before)}{piece}" for i, piece in enumerate(pieces)]

@@ -1,4 +1,4 @@
-"""A device as a step uses it: memory, streams and notifies by the vendor's calls, and patterns to compare."""
+"""A device as a step uses it: memory, streams and notifies through the vendor's calls, and patterns to compare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiodatadist._native.library import Handle, ffi, ring
 from aiodatadist._native.runtime import RuntimeName, load_runtime
 
 SYNC_MS = 30_000
-"""Milliseconds that a stream has for what has to end."""
+"""Milliseconds for a stream to finish what must end."""
 
 PERIOD = 65_521
 """Bytes after which a pattern repeats: a prime, so that no shift by a page or a block looks right."""
@@ -20,14 +20,17 @@ TIMED_OUT = ring.ACL_ERROR_RT_STREAM_SYNC_TIMEOUT
 
 
 def pattern(seed: int, size: int) -> bytes:
-    """Return bytes that no other seed has."""
+    """Return a pattern of bytes that is unique to a seed."""
     once = hashlib.shake_128(b"aiodatadist %d" % seed).digest(PERIOD)
     return (once * (size // PERIOD + 1))[:size]
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A range, of the device or of the host (``is_host``). ``whole`` is what is freed: the range may start behind it."""
+    """A range of device memory, or host memory (``is_host``).
+
+    ``whole`` is the allocation to free; the range may start later.
+    """
 
     address: int
     size: int
@@ -44,10 +47,10 @@ class Memory:
 
 @dataclass
 class Bench:
-    """The start of every step. ``options`` come from the command line.
+    """The device with which every step starts. ``options`` come from the command line.
 
     Attributes:
-        rounds, big: how often, and with how many bytes, the long steps do their work.
+        rounds, big: rounds and bytes of the long steps.
     """
 
     calls: Calls
@@ -67,7 +70,7 @@ class Bench:
         return self.calls.runtime.is_soft
 
     def open(self) -> None:
-        """Initialise, and take the device for this thread."""
+        """Initialise the runtime, and make the device current in this thread."""
         self.calls.ok("aclInit", ffi.NULL)
         self.calls.ok("aclrtSetDevice", self.device)
 
@@ -79,7 +82,7 @@ class Bench:
     # ---- memory ----
 
     def malloc(self, size: int, *, host: bool = False, shift: int = 0) -> Memory:
-        """Allocate ``size`` bytes that start ``shift`` bytes behind what was allocated."""
+        """Allocate ``size`` bytes that start ``shift`` bytes into an allocation."""
         found = ffi.new("void **")
         if host:
             self.calls.ok("aclrtMallocHost", found, size + shift, note=f"{size + shift} bytes")
@@ -94,7 +97,7 @@ class Bench:
         return self.calls.code(name, ffi.cast("void *", memory.whole))
 
     def write(self, memory: Memory, data: bytes, offset: int = 0) -> None:
-        """By a synchronous copy, or directly where it is memory of the host."""
+        """Write bytes by a synchronous copy, or directly if this is host memory."""
         if memory.is_host:
             ffi.memmove(memory.at(offset), data, len(data))
             return
@@ -126,7 +129,7 @@ class Bench:
         return found[0]
 
     def shut(self, stream: Handle) -> Handle:
-        """Shut a gate in a stream, and return it: what comes behind waits until :meth:`let_through`."""
+        """Put a shut gate into a stream, and return it: later work waits until :meth:`let_through`."""
         gate = self.notify()
         self.calls.ok("aclrtWaitAndResetNotify", gate, stream, 0)
         return gate

@@ -1,4 +1,7 @@
-"""Calls of the vendor's functions, each told to the parent before and after: one that hangs is the last one told."""
+"""Calls of the vendor's functions.
+
+Each is reported to the parent before and after, so a call that hangs is the last one reported.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class UnexpectedCode(Exception):
-    """A call that has to work for a step to go on returned something else than 0."""
+    """A call that must succeed for a step to continue did not return 0."""
 
     def __init__(self, call: Call) -> None:
         super().__init__(f"{call.function} returned {call.code}" + (f": {call.words}" if call.words else ""))
 
 
 class Tell:
-    """Lines of JSON to the parent, from any thread."""
+    """A sender of JSON lines to the parent, from any thread."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -37,7 +40,7 @@ class Tell:
 
 
 class Calls:
-    """The functions of a runtime."""
+    """The functions of a runtime, whose calls are reported."""
 
     def __init__(self, runtime: Runtime, tell: Tell) -> None:
         self.runtime = runtime
@@ -50,7 +53,7 @@ class Calls:
         return getattr(self.runtime.acl if function.startswith("acl") else self.runtime.hccl, function)
 
     def timed(self, function: str, *arguments: Any, note: str = "") -> Call:
-        """Call it, whatever it returns. ``note`` is told in place of the arguments, where these say little."""
+        """Call it, whatever it returns. ``note`` is reported instead of arguments that say little."""
         with self._turn:
             self._number += 1
             number = self._number
@@ -72,7 +75,7 @@ class Calls:
         """Call it.
 
         Raises:
-            UnexpectedCode: it did not return 0.
+            UnexpectedCode: if it did not return 0.
         """
         call = self.timed(function, *arguments, note=note)
         if call.code:
@@ -80,7 +83,7 @@ class Calls:
         return call
 
     def sum_up(self, function: str, times: int, codes: dict[int, int], microseconds: int) -> None:
-        """Tell of many equal calls at once. ``codes``: how often each was returned."""
+        """Report many equal calls at once. ``codes`` has the number of times that each code was returned."""
         said = ", ".join(f"{code} {count} times" for code, count in sorted(codes.items()))
         last = max(codes, default=0)
         call = Call(function=function, arguments=f"{times} calls: {said}", code=last, microseconds=microseconds)
@@ -88,7 +91,7 @@ class Calls:
 
 
 def _shown(value: Any) -> str:
-    """Return an argument as a report may show it: numbers, and of others no more than what they are."""
+    """Return an argument as a report may show it: a number as it is, anything else only by its type."""
     if isinstance(value, int):
         return str(value)
     if isinstance(value, bytes):

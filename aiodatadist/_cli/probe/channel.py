@@ -1,4 +1,4 @@
-"""A one-sided communicator of two ranks, as one end has it: the calls in the order in which HCCL wants them."""
+"""An end of a one-sided communicator of two ranks: the calls in the order that HCCL requires."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ STAGING_MIB = 200
 
 
 def init_communicator(bench: Bench, name: str, table: str, rank: int, expansion: int = EXPANSION_HOST) -> Handle:
-    """Make a communicator without waiting for the peer.
+    """Create a communicator without waiting for the peer.
 
     Raises:
-        UnexpectedCode: it cannot be made.
+        UnexpectedCode: if it cannot be created.
     """
     config = communicator_config(name, STAGING_MIB, DEFAULT_RDMA, expansion)
     made = ffi.new("HcclComm *")
@@ -30,7 +30,7 @@ def init_communicator(bench: Bench, name: str, table: str, rank: int, expansion:
 
 @dataclass
 class Registered:
-    """Memory that HCCL knows, by all channels of a process."""
+    """Memory that is registered with HCCL, for all channels of a process."""
 
     bench: Bench
     handles: dict[int, Handle] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Channel:
         return self.bench.calls.code("HcclCommPrepare", self.comm, how, seconds, note=f"{seconds} s")
 
     def close(self) -> list[int]:
-        """Unbind and destroy: the codes."""
+        """Unbind the memory, destroy the communicator, and return the codes."""
         codes = [self.bench.calls.code("HcclCommUnbindMem", self.comm, handle) for handle in self.bound]
         self.bound.clear()
         return [*codes, self.bench.calls.code("HcclCommDestroy", self.comm)]

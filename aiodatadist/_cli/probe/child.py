@@ -1,6 +1,7 @@
-"""``python -m aiodatadist._cli.probe.child``: one step, or the far end of one. Told what by a line on stdin.
+"""``python -m aiodatadist._cli.probe.child``: one step, or the far end of one.
 
-What it does and finds goes to its stdout as lines of JSON. The vendor's libraries may print: their stdout is stderr.
+A line on stdin names the step. Calls and findings go to stdout as lines of JSON. The vendor's libraries may print:
+their stdout is stderr.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def run(step: Step, bench: Bench, link: socket.socket | None) -> Outcome:
-    """Return what the step found. A call that must work and does not is a finding, too."""
+    """Return the findings of the step. A call that fails although it must work is a finding, too."""
     try:
         if step.alone is not None:
             return step.alone(bench)

@@ -1,4 +1,4 @@
-"""Child processes of a probe: started with an order, killed at their limit, and what they reported until then.
+"""Child processes of a probe: started with an order, killed at their time limit, with the reports that they made.
 
 Each step has an event loop for as long as it lasts: the rest of a probe is not asynchronous.
 """
@@ -23,17 +23,17 @@ from aiodatadist._cli.probe.report import Call, Ending, Outcome, StepReport
 from aiodatadist._cli.probe.step import Step
 
 GRACE = 2.0
-"""Seconds that a far end has to end when the near end is gone."""
+"""Seconds that a far end has to end after the near end has ended."""
 
 FIRST, LAST = 60, 20
-"""Calls of a step that a report keeps: these from its beginning, and these from its end."""
+"""The numbers of calls that a report keeps from the beginning and from the end of a step."""
 
 LAST_WORDS = 2000
 
 
 @dataclass
 class Ended:
-    """A child's end, and its reports."""
+    """The end of a child, and its reports."""
 
     ending: Ending
     status: int | None
@@ -44,7 +44,7 @@ class Ended:
 
 
 class Watched:
-    """A child and what it has reported until now."""
+    """A child, and its reports so far."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
@@ -82,7 +82,7 @@ class Watched:
         self.child.signal(signal.SIGKILL)
 
     async def _hear(self) -> None:
-        """Read what the child writes, until it has ended. May be called again where it was cancelled."""
+        """Read the child's output until it has ended. May be called again after it was cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.child.keep_last_words)
             while (line := await self.child.line()) is not None:
@@ -107,7 +107,10 @@ class Watched:
 
 @asynccontextmanager
 async def open_end(order: dict[str, Any], link: socket.socket | None) -> AsyncIterator[Watched]:
-    """Start a child with an order, and kill it with the block. It shares ``link``, which this process can then close."""
+    """Start a child with an order, and kill it at the end of the ``with`` block.
+
+    It shares ``link``, which this process can then close.
+    """
     fds = [] if link is None else [link.fileno()]
     if link is not None:
         order = {**order, "link": link.fileno()}
@@ -184,7 +187,7 @@ async def run_near(step: Step, order: dict[str, Any], link: socket.socket) -> St
 async def _wait_both(near: Watched, far: Watched, limit: float) -> tuple[Ended, Ended]:
     """Wait for the near end, and then ``GRACE`` seconds for the far end.
 
-    Both are read all the time, so that neither waits for a full pipe.
+    Both are read meanwhile, so that neither blocks on a full pipe.
     """
     ends: dict[Watched, Ended] = {}
 

@@ -33,10 +33,10 @@ class ProbeArguments:
 
 
 def run_probe_command(arguments: ProbeArguments) -> int:
-    """Run a probe, and return 0 if all is as expected, 1 if something differs.
+    """Run a probe; return 0 if everything is as expected, 1 if something differs.
 
     Raises:
-        CommandError: an argument is wrong, or the libraries do not load.
+        CommandError: if an argument is wrong, or the libraries do not load.
     """
     options = _options(arguments)
     try:

@@ -1,4 +1,4 @@
-"""Step 22: where HCCL unfolds batches, by default and if the configuration says HOST, and what each costs."""
+"""Step 22: where HCCL expands batches, by default and with HOST in the configuration, and the cost of each."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Mode:
     """The measurements of one mode.
 
     Attributes:
-        early: gets that were complete before their bytes had landed, of ``ATTEMPTS`` behind an aborted one.
-        mib_per_second, microseconds: of large gets, and of small ones.
+        early: number of gets, of ``ATTEMPTS`` behind an aborted one, that were complete before their bytes had landed.
+        mib_per_second, microseconds: speed of large gets, and time of small ones.
     """
 
     early: int
@@ -55,7 +55,7 @@ class Mode:
 
 
 def unfolding(pair: Pair) -> Outcome:
-    """Get behind an aborted get, in either mode.
+    """Submit a get behind an aborted get, in either mode.
 
     On the device, the copies of the aborted get continue and set the communicator's only notify, which is taken for the
     end of the next one.

@@ -1,6 +1,6 @@
-"""The far end of a step: a process on the other device that lends memory and does as the near end says.
+"""The far end of a step: a process on the other device that lends memory and follows the near end's requests.
 
-It reaches its own memory only, by names, and makes none but the calls below.
+It accesses only its own memory, by names, and makes only the calls below.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aiodatadist._transport.contract import Endpoint
 
 MOST_LENT = 256 << 20
-"""Bytes of one range: the most that --mib may be."""
+"""The most bytes of one range, and so the largest ``--mib``."""
 
 MOST_READ = 64 << 10
 RANK = 1

@@ -1,4 +1,7 @@
-"""Hashes for addresses and names of hosts, which a report must not show: the same within a report, and in no other."""
+"""Hashes in place of addresses and host names, which a report must not show.
+
+They are the same within a report, but differ between reports.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _SECRET = re.compile(r"KEY|TOKEN|PASS|SECRET", re.IGNORECASE)
 
 
 class Hider:
-    """Hashes with a salt of its own."""
+    """A source of hashes with its own salt."""
 
     def __init__(self) -> None:
         self._salt = os.urandom(16)
@@ -32,7 +35,7 @@ class Hider:
         return _POINTER.sub("0x...", text)
 
     def environment(self) -> dict[str, str]:
-        """Return HCCL_*, ASCEND_*, SOFTNPU_* and the choice of the runtime."""
+        """Return the variables HCCL_*, ASCEND_*, SOFTNPU_*, and the choice of the runtime."""
         kept = {name: value for name, value in os.environ.items() if name.startswith(_KEPT)}
         kept = {name: "hidden" if _SECRET.search(name) else self.text(value) for name, value in sorted(kept.items())}
         return kept | {name: os.environ[name] for name in ("AIODATADIST_RUNTIME",) if name in os.environ}

@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 MAX_LINE = 1 << 20
-"""Bytes: a rank table, or 64 KiB of memory in hexadecimal, and room."""
+"""The longest line in bytes: a rank table, or 64 KiB of memory in hexadecimal, with some room to spare."""
 
 
 class Lines:

@@ -1,4 +1,4 @@
-"""Steps 11 to 14, 19 and 21: a link of two devices, what it refuses, and what is left of it."""
+"""Steps 11 to 14, 19 and 21: a link between two devices, what it refuses, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAR, NEAR = 11, 12
 
 
 def move(pair: Pair) -> Outcome:
-    """Get and put of 1 byte up to the largest size, compared at both ends."""
+    """Get and put from 1 byte up to the largest size, and compare at both ends."""
     size = pair.bench.big
     remote, local = pair.lend("far", size, seed=FAR), pair.bench.malloc(size)
     name, channel = pair.connect(["far"], local)
@@ -41,7 +41,7 @@ def move(pair: Pair) -> Outcome:
 
 
 def refuse(pair: Pair) -> Outcome:
-    """Too many items, the own rank, memory that is not registered; and a batch whose third item is wrong."""
+    """Try too many items, the own rank, memory that is not registered, and a batch whose third item is wrong."""
     bench = pair.bench
     remote, local, other = pair.lend("far", MIB, seed=FAR), bench.malloc(MIB), bench.malloc(MIB)
     bench.write(local, bytes(MIB))
@@ -91,7 +91,7 @@ def host_of_peer(pair: Pair) -> Outcome:
 
 
 def unaligned(pair: Pair) -> Outcome:
-    """Prepare a link to a region that starts 64 bytes behind a page."""
+    """Prepare a link to a region that starts 64 bytes after the start of a page."""
     local = pair.bench.malloc(2 * MIB, shift=64)
     pair.lend("far", 2 * MIB, seed=FAR)
     name, channel = pair.begin(["far"], local)
@@ -117,14 +117,17 @@ def two_channels(pair: Pair) -> Outcome:
 
 
 def clean_up(pair: Pair) -> Outcome:
-    """Memory of the device after a link was made and ended, twice: the first time may leave what is made once."""
+    """Compare the free device memory after two cycles of making and ending a link.
+
+    The first may leave one-time allocations.
+    """
     free = [_cycle(pair) for _ in range(3)]
     lost = free[0] - free[2]
     return outcome(lost == 0, f"free device memory after each of three links: {', '.join(map(str, free))} bytes")
 
 
 def _cycle(pair: Pair) -> int:
-    """Do everything once, give it all back, and return the bytes that are free then."""
+    """Do everything once, release it all, and return the bytes that are then free."""
     remote, local = pair.lend("far", 2 * MIB, seed=FAR), pair.bench.malloc(2 * MIB)
     name, channel = pair.connect(["far"], local)
     stream = pair.bench.stream()

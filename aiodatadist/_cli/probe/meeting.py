@@ -21,7 +21,7 @@ MAX_LIMIT = 3600
 """Seconds that a near end may claim for a step."""
 
 SECONDS = 10.0
-"""For connecting, and for each line of the greeting."""
+"""Seconds for connecting, and for each line of the greeting."""
 
 
 class Peer(NamedTuple):
@@ -32,10 +32,10 @@ class Peer(NamedTuple):
 
 
 def key_for(host: str) -> bytes:
-    """Return the key, or nothing on this host's loopback.
+    """Return the key; empty on this host's loopback.
 
     Raises:
-        PermissionError: if a key is needed and there is none.
+        PermissionError: if a key is required and there is none.
     """
     file = os.environ.get(KEY_FILE)
     if file:
@@ -93,7 +93,7 @@ def welcome(link: socket.socket, key: bytes, host: str) -> float:
     """Accept :meth:`meet` of the other side, and return the seconds that the step may take.
 
     Raises:
-        OSError: if the near end has another key, or does not speak this language.
+        OSError: if the near end has another key, or another protocol.
     """
     link.settimeout(SECONDS)
     lines, mine = Lines(link), os.urandom(16).hex()

@@ -16,7 +16,7 @@ HUGE = 2 * MIB
 
 
 def allocate(bench: Bench) -> Outcome:
-    """Device memory of three sizes and pinned host memory: where they start."""
+    """Allocate device memory of three sizes and pinned host memory, and report where they start."""
     bench.open()
     found = [bench.malloc(size) for size in (KIB, 2 * MIB, 64 * MIB)]
     host = bench.malloc(2 * MIB, host=True)
@@ -34,7 +34,7 @@ def _size(count: int) -> str:
 
 
 def copy_around(bench: Bench) -> Outcome:
-    """Host to device, device to device, device to host on one stream: what comes back?"""
+    """Copy from host to device, device to device, and device to host on one stream, and compare the result."""
     bench.open()
     data = pattern(4, 4 * MIB)
     near, one, two, back = (bench.malloc(len(data), host=host) for host in (True, False, False, True))
@@ -53,7 +53,7 @@ def copy_around(bench: Bench) -> Outcome:
 
 
 def copy(bench: Bench, to: Memory, source: Memory, kind: int, stream: Handle, words: str, most: int = -1) -> int:
-    """Copy all of ``to`` asynchronously; ``most`` is the ``destMax`` that is claimed."""
+    """Copy all of ``to`` asynchronously, with ``most`` as ``destMax``."""
     most = to.size if most < 0 else most
     note = f"{words}, {to.size} bytes into {most}"
     return bench.calls.code("aclrtMemcpyAsync", to.pointer, most, source.pointer, to.size, kind, stream, note=note)
@@ -72,7 +72,7 @@ def registration(bench: Bench, address: int, size: int, kind: int, words: str) -
 
 
 def register(bench: Bench) -> Outcome:
-    """Memory shown to HCCL: aligned, not aligned, of the host, twice, overlapping; and taken back twice."""
+    """Register memory with HCCL: aligned, not aligned, host memory, twice, overlapping; and unregister it twice."""
     bench.open()
     device = bench.malloc(8 * MIB)
     host = bench.malloc(2 * MIB, host=True)

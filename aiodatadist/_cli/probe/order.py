@@ -1,6 +1,6 @@
 """Steps 15 to 18: in which order bytes move, and whether a gate, a stream and an abort mean what they say.
 
-They are worth more than all benchmarks: what they find on RoCE decides how a cancelled transfer can be safe.
+They matter more than all benchmarks: their results on RoCE decide how a cancelled transfer can be safe.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 SMALL = 64
 PATIENCE_MS = 10_000
 SETTLE = 0.3
-"""Seconds for bytes that move although they should not."""
+"""Seconds in which bytes that must not move may show."""
 
 ITEMS, PER_CALL = 2000, 250
 GATE_SECONDS = 3.0
 BLOCKED = 1.0
-"""Seconds in a call from which on it counts as blocked."""
+"""Seconds after which a call counts as blocked."""
 
 
 # ---- 15: two streams ----
@@ -62,7 +62,10 @@ class _Race:
         self._last = pattern(FAR, big.size)[self._end :]
 
     def run(self, gated: bool) -> str:
-        """Run one round. If ``gated``, the small one's stream waits: its end can only be reported to the large one."""
+        """Run one round.
+
+        If ``gated``, the small transfer's stream waits, so a reported end can only be that of the large one.
+        """
         bench, blank = self._bench, bytes(SMALL)
         bench.write(self._big, blank, self._end)
         gate = bench.shut(self._two) if gated else None
@@ -88,7 +91,7 @@ class _Race:
 
 
 def gate_holds(pair: Pair) -> Outcome:
-    """Put behind a shut gate, and get on another stream: did the put's bytes move?"""
+    """Put behind a shut gate, get on another stream, and check if the put's bytes moved."""
     bench = pair.bench
     put_to, get_from = pair.lend("gated", 2 * MIB, seed=FAR), pair.lend("free", 2 * MIB, seed=FAR)
     local, into = bench.malloc(2 * MIB), bench.malloc(2 * MIB)
@@ -111,7 +114,7 @@ def gate_holds(pair: Pair) -> Outcome:
 
 
 def many_requests(pair: Pair) -> Outcome:
-    """Submit many small items behind a shut gate: for how long does the host stay in a call?"""
+    """Submit many small items behind a shut gate, and measure how long the host stays in a call."""
     bench = pair.bench
     remote, local = pair.lend("far", 2 * MIB, seed=FAR), bench.malloc(2 * MIB)
     _, channel = pair.connect(["far"], local)
@@ -136,7 +139,7 @@ def many_requests(pair: Pair) -> Outcome:
 
 
 class _Opener:
-    """Opens a gate after a while, from another thread: the caller may be in a call that waits for it."""
+    """A thread that opens a gate after a while, because the caller may be in a call that waits for it."""
 
     def __init__(self, pair: Pair, gate: Handle) -> None:
         self._bench = pair.bench
@@ -153,7 +156,7 @@ class _Opener:
         self._bench.let_through(self._gate, self._stream)
 
     def open(self) -> None:
-        """At once, if it is not open yet; it is when this returns."""
+        """Open the gate now, if it is not open yet."""
         self._now.set()
         self._thread.join()
 
@@ -164,7 +167,7 @@ class _Opener:
 def abort_is_quiet(pair: Pair) -> Outcome:
     """Abort a get that has not begun, and one that is under way.
 
-    Then write into its memory, and get once more on the same communicator: is what was written still there?
+    Then write into its memory, get once more on the same communicator, and check if the written bytes are still there.
     """
     waiting, moving = _abort(pair, gated=True), _abort(pair, gated=False)
     found = f"aborted before it began: {waiting}; in the middle: {moving}"

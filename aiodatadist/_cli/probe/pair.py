@@ -1,4 +1,4 @@
-"""The near end of a step with two devices: its own memory and channels, and what it asks the far end for."""
+"""The near end of a step with two devices: its memory and channels, and its requests to the far end."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ PREPARE_SECONDS = 30
 FAR_RANK = 1
 
 Item = tuple[int, int, int]
-"""Local address, remote address, bytes."""
+"""A local address, a remote address, and a number of bytes."""
 
 
 class FarEndFailed(Exception):
-    """The far end could not do what a step needs."""
+    """The far end could not do what the step requires."""
 
 
 @dataclass
 class Pair:
-    """Two devices."""
+    """The two devices of a step, as the near end uses them."""
 
     bench: Bench
     lines: Lines
@@ -58,10 +58,10 @@ class Pair:
     # ---- the far end ----
 
     def ask(self, do: str, **words: Any) -> dict[str, Any]:
-        """Have the far end do something.
+        """Send a request to the far end.
 
         Raises:
-            FarEndFailed: it could not.
+            FarEndFailed: if it failed.
         """
         self.lines.send(do=do, **words)
         return self.answer(do)
@@ -97,13 +97,13 @@ class Pair:
         return name, channel
 
     def prepare(self, name: str, channel: Channel, seconds: int = PREPARE_SECONDS) -> tuple[int, int]:
-        """Prepare both ends at once, and return their codes."""
+        """Prepare both ends at the same time, and return their codes."""
         self.lines.send(do="prepare", channel=name, seconds=seconds)
         code = channel.prepare(seconds)
         return code, int(self.answer("prepare")["code"])
 
     def connect(self, names: Sequence[str], *memories: Memory, expansion: int = EXPANSION_HOST) -> tuple[str, Channel]:
-        """Open a communicator that can be used.
+        """Open a communicator, and prepare it.
 
         Raises:
             FarEndFailed: if it cannot be prepared.
@@ -140,7 +140,7 @@ def described(items: Sequence[Item]) -> Handle:
 
 
 def open_pair(bench: Bench, link: socket.socket) -> Pair:
-    """Wait until the far end is there.
+    """Wait until the far end is ready.
 
     Raises:
         FarEndFailed: if it cannot use its device.

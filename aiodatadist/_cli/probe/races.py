@@ -1,4 +1,4 @@
-"""Step 20: communicators made and destroyed by two threads at once. HCCL may crash here."""
+"""Step 20: two threads create and destroy communicators at the same time. HCCL may crash here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THREADS = 2
 
 
 def two_threads(pair: Pair) -> Outcome:
-    """Let two threads make and destroy communicators again and again, both starting each round together."""
+    """Let two threads create and destroy communicators repeatedly, starting each round together."""
     codes: Counter[int] = Counter()
     start = threading.Barrier(THREADS)
     sys.setswitchinterval(1e-6)  # seconds: a thread that comes back from waiting calls at once

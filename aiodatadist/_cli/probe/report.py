@@ -1,4 +1,4 @@
-"""The report of a probe: its JSON is :class:`Report`. Pure."""
+"""The report of a probe. :class:`Report` is its JSON. No I/O."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Call(_Model):
 
     Attributes:
         function: the vendor's name.
-        end: who called: the end that does the work, or the far end.
-        arguments: numbers and sizes; pointers, names and tables are only named as such.
-        code: what it returned; None: it did not return, or returns no code.
-        words: ``aclGetRecentErrMsg`` after a code that is not 0.
-        microseconds: that it took; None: it did not return.
+        end: the end that called it, near or far.
+        arguments: numbers and sizes; pointers, names and tables only by their type.
+        code: returned code; None if it did not return, or returns no code.
+        words: ``aclGetRecentErrMsg`` after a code other than 0.
+        microseconds: duration; None if it did not return.
     """
 
     function: str
@@ -38,12 +38,12 @@ class Outcome(_Model):
     """The findings of a step.
 
     Attributes:
-        verdict: whether that is what the column ``expected`` says.
-        found: what was found, in words.
-        because: why it was skipped.
-        holds: whether it is what the prediction says of this kind of link: one that is about RoCE alone says of HCCS that
-            all is well there. None: the step did not tell.
-        facts: for the header, of step 1.
+        verdict: if the findings agree with the column ``expected``.
+        found: the findings, in words.
+        because: reason for skipping the step.
+        holds: True if the prediction for this kind of link holds; one about RoCE only predicts success over HCCS. None
+            if the step did not decide that.
+        facts: facts for the header, from step 1.
     """
 
     verdict: Verdict
@@ -57,10 +57,10 @@ class StepReport(_Model):
     """The report of one step.
 
     Attributes:
-        step: its number; a letter follows where a step has two children.
-        decides: the prediction (B1 to B20 in docs/npu.md) that it decides; empty: none.
-        ending: how its child process ended, and ``status`` with which exit code, or by which signal if negative.
-        said: the last words of the child on stderr where it did not finish.
+        step: number of the step, followed by a letter if it has two children.
+        decides: the prediction (B1 to B20 in docs/npu.md) that it decides; empty if none.
+        ending: the way in which its child process ended; ``status`` is the exit code, or a signal if negative.
+        said: end of the child's stderr if it did not finish.
     """
 
     step: str
@@ -79,10 +79,10 @@ class Header(_Model):
     """The place where a probe ran.
 
     Attributes:
-        hosts: this host, and the far end's if it is another one: hashed, with a salt of this report's.
-        link: over what the two devices are linked by HCCL's rule: HCCS, RoCE, or free where softnpu is not strict.
-        functions: found of those declared; ``missing`` names the others.
-        environment: variables HCCL_*, ASCEND_* and of softnpu; addresses in them are hashed.
+        hosts: this host, and the far end's if it is another one, hashed with this report's salt.
+        link: kind of link between the devices by HCCL's rule: HCCS, RoCE, or free if softnpu is not strict.
+        functions: number of declared functions that were found; ``missing`` names the others.
+        environment: variables HCCL_*, ASCEND_* and SOFTNPU_*, with hashed addresses.
     """
 
     aiodatadist: str
@@ -100,7 +100,7 @@ class Header(_Model):
 
 
 class Report(_Model):
-    """The whole."""
+    """The whole report."""
 
     version: Literal[1] = 1
     header: Header

@@ -1,4 +1,4 @@
-"""A whole probe: every step, one after the other, and the report."""
+"""A whole probe: all steps, one after the other, and the report."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from aiodatadist.errors import RuntimeUnavailable
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """From the command line.
+    """The options of a probe, from the command line.
 
     Attributes:
-        peer: where the far end listens; None: it is the next device of this host.
-        resource, far_resource: ``local_comm_res`` of the two devices, as text; empty: it is made.
-        rounds, mib: of the long steps.
-        only: numbers of steps; empty: all.
-        limit: seconds for each step instead of its own; None: its own.
+        peer: address of the far end; None if it is the next device of this host.
+        resource, far_resource: ``local_comm_res`` of the two devices, as text; generated if empty.
+        rounds, mib: rounds and mebibytes of the long steps.
+        only: numbers of the steps to run; empty for all.
+        limit: seconds for each step; None for its own limit.
     """
 
     device: int
@@ -48,7 +48,7 @@ class ProbeOptions:
 
 
 class NoSuchDevice(Exception):
-    """The runtime does not show the device."""
+    """The runtime has no such device."""
 
 
 Done = Callable[[StepReport], None]
@@ -105,14 +105,14 @@ class _Probe:
             return anyio.run(children.run_near, step, self.order, link)
 
     def _hidden(self, report: StepReport) -> StepReport:
-        """Return the report without addresses, wherever the vendor or the far end names one."""
+        """Return the report with all addresses hidden, including those in the vendor's and the far end's messages."""
         text = self.hider.text
         calls = [call.model_copy(update={"words": text(call.words)}) for call in report.calls]
         found = report.outcome.model_copy(update={"found": text(report.outcome.found), "facts": {}})
         return report.model_copy(update={"calls": calls, "outcome": found, "said": text(report.said)})
 
     def check_device(self) -> None:
-        """Once step 1 has told how many there are."""
+        """Check the device's number, once step 1 has reported how many devices there are."""
         devices = int(self.facts.get("devices", self.options.device + 1))
         if self.options.device >= devices:
             raise NoSuchDevice(f"device {self.options.device} does not exist: the runtime shows {devices}, from 0")
@@ -155,7 +155,7 @@ def run_probe(options: ProbeOptions, done: Done) -> Report:
 
     Raises:
         RuntimeUnavailable: if the libraries do not load.
-        NoSuchDevice: if the runtime does not show the device.
+        NoSuchDevice: if the runtime has no such device.
     """
     probe = _Probe(options, options.order)
     reports = []

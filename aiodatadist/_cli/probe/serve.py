@@ -1,7 +1,7 @@
 """``aiodatadist doctor --serve [HOST:]PORT --device N``: the far end of a probe that runs on another host.
 
-One step at a time, each in a child process that ends with its connection. Callers are greeted side by side: one that connects
-and says nothing keeps no other one waiting.
+One step at a time, each in a child process that ends with its connection. Callers are greeted concurrently, so a silent
+one does not delay the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def serve(host: str, port: int, order: dict[str, Any], say: Say) -> None:
     """Serve callers until interrupted.
 
     Raises:
-        PermissionError: if ``host`` is not this host's alone, and there is no key.
+        PermissionError: if ``host`` is not a loopback address, and there is no key.
         OSError: if it cannot listen there.
     """
     key, turn, room = key_for(host), threading.Lock(), threading.BoundedSemaphore(MAX_CALLERS)
@@ -72,14 +72,14 @@ async def _step(link: socket.socket, limit: float, order: dict[str, Any], say: S
 
 
 async def _kill_after_near(far: Watched, link: socket.socket, limit: float) -> None:
-    """Kill the far end ``GRACE`` seconds after the near end is gone, unless it has ended by itself."""
+    """Kill the far end ``GRACE`` seconds after the near end has ended, unless it has ended by itself."""
     if not await anyio.to_thread.run_sync(_ended_first, far.child.pid, link, limit):
         await anyio.sleep(GRACE)
         far.kill()
 
 
 def _ended_first(pid: int, link: socket.socket, limit: float) -> bool:
-    """Wait until the child ends or the near end is gone, and return True if it was the child."""
+    """Wait until the child or the near end has ended; return True if it was the child."""
     with contextlib.suppress(ProcessLookupError):
         process = os.pidfd_open(pid)
         try:

@@ -60,7 +60,7 @@ def _cann_version() -> str:
 
 
 def _version_in(file: Path) -> str:
-    """Return the first version that a file of CANN's names."""
+    """Return the first version that is named in a file of CANN."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -70,7 +70,7 @@ def _version_in(file: Path) -> str:
 
 
 def take_device(bench: Bench) -> Outcome:
-    """Take the device, its physical id, and its context in a second thread; and make a call in a thread that has none."""
+    """Take the device and its physical id, use its context in a second thread, and call in one without a context."""
     bench.open()
     physical = bench.calls.runtime.physical_id(bench.device)
     context = bench.context()
@@ -93,7 +93,7 @@ def take_device(bench: Bench) -> Outcome:
 
 
 def own_place(bench: Bench) -> Outcome:
-    """Return what the library would put into a rank table for this device."""
+    """Return the library's rank table entry for this device."""
     bench.open()
     try:
         found = endpoint_of(bench)

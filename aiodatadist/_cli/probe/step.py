@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 from aiodatadist._cli.probe.report import Outcome
 
 Alone: TypeAlias = Callable[[Any], Outcome]
-"""Takes a :class:`~aiodatadist._cli.probe.bench.Bench`."""
+"""A function that carries out a step with a :class:`~aiodatadist._cli.probe.bench.Bench`."""
 Together: TypeAlias = Callable[[Any], Outcome]
-"""Takes a :class:`~aiodatadist._cli.probe.pair.Pair`."""
+"""A function that carries out a step with a :class:`~aiodatadist._cli.probe.pair.Pair`."""
 
 
 class Skip(Exception):
@@ -23,7 +23,7 @@ class Step:
     """An experiment.
 
     Attributes:
-        alone: what is done with one device; ``together``: with two. One of them.
+        alone, together: function for one device or for two; exactly one is set.
         decides: the prediction (B1 to B20) that it decides.
         limit: seconds after which its processes are killed.
     """

@@ -1,4 +1,4 @@
-"""All steps, in their order: what each expects of the vendor, and what it decides."""
+"""All steps in order: what each expects of the vendor's libraries, and which prediction it decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps 5 to 8: notifies, aborts, which call tells of a failure, what a time-out leaves in the log."""
+"""Steps 5 to 8: notifies, aborts, which call reports a failure, and what a timeout leaves in the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTLE_NS = 2_000_000_000
 
 
 def notify(bench: Bench) -> Outcome:
-    """Wait for a notify that another stream records, and for one that none does."""
+    """Wait for a notify that another stream records, and for one that no stream records."""
     bench.open()
     one, two = bench.stream(), bench.stream()
     gate = bench.shut(one)
@@ -86,7 +86,7 @@ def freed(bench: Bench) -> Outcome:
 
 
 def who_tells(bench: Bench, stream: Handle) -> Outcome:
-    """Query, event and synchronize of a stream in which a copy failed, as it should have by now."""
+    """Query a stream, an event and a synchronize after a copy on the stream has failed."""
     event = ffi.new("aclrtEvent *")
     bench.calls.ok("aclrtCreateEvent", event)
     recorded = bench.calls.code("aclrtRecordEvent", event[0], stream)
@@ -104,7 +104,7 @@ def who_tells(bench: Bench, stream: Handle) -> Outcome:
 
 
 def _last_query(bench: Bench, stream: Handle) -> tuple[int, bool]:
-    """Query until the stream is complete or fails, 2 s at most: the last code, and whether it is complete."""
+    """Query until the stream is complete or fails, for 2 s at most; return the last code, and True if it is complete."""
     query = bench.calls.raw("aclrtStreamQuery")
     status = ffi.new("aclrtStreamStatus *")
     codes: Counter[int] = Counter()
@@ -124,7 +124,7 @@ def _last_query(bench: Bench, stream: Handle) -> tuple[int, bool]:
 
 
 def time_outs(bench: Bench) -> Outcome:
-    """Let synchronizes run out of time: what does each cost, in time and in the log?"""
+    """Let synchronize calls time out, and measure their cost in time and log entries."""
     bench.open()
     stream, other = bench.stream(), bench.stream()
     gate = bench.shut(stream)

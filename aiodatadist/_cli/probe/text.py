@@ -1,4 +1,4 @@
-"""A report for people: one line per finding, wrapped at 80 columns."""
+"""A readable report: one line per finding, wrapped at 80 columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def header_lines(header: Header) -> list[str]:
 
 
 def step_lines(report: StepReport) -> list[str]:
-    """Return what was found, and, if that differs, what was expected."""
+    """Return the findings, and what was expected if that differs."""
     found = report.outcome
     text = f"{MARKS[found.verdict]:<5}{report.step:<3} {report.title}: "
     text += found.found or f"skipped because {found.because}"

@@ -1,6 +1,6 @@
-"""Another library, as the initiator sees it: a process that is told to move blocks for a while, and says how it went.
+"""Another library, as the initiator sees it: a process that moves blocks for a while when told to, and reports the result.
 
-It is stopped (SIGSTOP), with its owner, whenever it is not its turn: some libraries have threads that never sleep.
+The process and its owner are stopped (SIGSTOP) whenever it is not their turn: some libraries have threads that never sleep.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Contender:
     """A library that is measured beside this one.
 
     Attributes:
-        name: as ``--against`` has it.
-        what: what it is, in its own words.
+        name: its name in ``--against``.
+        what: its own description of itself.
     """
 
     def __init__(self, child: Child) -> None:
@@ -38,16 +38,16 @@ class Contender:
         self._child = child
 
     async def prepare(self, case: Case) -> None:
-        """Give the library its work. Raises CommandError if it does not work here."""
+        """Pass the workload to the library. Raises CommandError if the library does not work here."""
         self.what = (await self._ask(workload(case)))["ready"]
 
     async def window(self, seconds: float) -> Window:
-        """Transfer for a number of seconds, and return how it went. Raises CommandError if a transfer failed."""
+        """Transfer for a number of seconds, and return the measurements. Raises CommandError if a transfer failed."""
         answer = await self._ask({"seconds": seconds}, seconds)
         return Window(answer["seconds"], answer["cpu_seconds"], latency=answer["latency"])
 
     async def wrong(self) -> list[str]:
-        """Return which blocks are not what they should be after a transfer into cleared memory."""
+        """Return which blocks have wrong contents after a transfer into cleared memory."""
         count = (await self._ask({"check": True}))["wrong"]
         return [f"{self.what}: {count} blocks"] if count else []
 
@@ -90,7 +90,7 @@ def workload(case: Case) -> dict[str, Any]:
 
 @asynccontextmanager
 async def open_contenders(names: Sequence[str], case: Case) -> AsyncIterator[list[Contender]]:
-    """Open the libraries, each ready for a case; they end with the block.
+    """Open the libraries, each ready for a case, until the end of the ``with`` block.
 
     Raises:
         CommandError: if one cannot be installed, or does not work here.

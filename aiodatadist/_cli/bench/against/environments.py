@@ -1,4 +1,4 @@
-"""Virtual environments for other libraries, each made when it is first asked for."""
+"""Virtual environments for other libraries, each created on first use."""
 
 from __future__ import annotations
 

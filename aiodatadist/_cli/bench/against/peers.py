@@ -1,4 +1,4 @@
-"""Other libraries move blocks between two processes: a script for an environment that has theirs, and not this package.
+"""Other libraries move blocks between two processes. This script runs in an environment that has them, but not this package.
 
 ``peers.py NAME`` is the initiator, and starts ``peers.py NAME owner``, which has the blocks. Lines of JSON on stdin and
 stdout: a workload (:class:`Workload`), then ``{"seconds": S}`` for a window of transfers or ``{"check": true}``, each
@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 
 PR_SET_PDEATHSIG = 1
 PAGE = 2 << 20
-"""Buffers start with a huge page, as the library's own memory does."""
+"""The alignment of buffers: a huge page, as for the library's own memory."""
 
 
 class Workload(NamedTuple):
@@ -38,7 +38,7 @@ class Workload(NamedTuple):
 
 
 class Buffer:
-    """Private memory, all pages touched, each block of which says whose it is and where."""
+    """Private memory with all pages touched. Each block is filled with its owner and its position."""
 
     def __init__(self, nbytes: int) -> None:
         self._map = mmap.mmap(-1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -53,7 +53,7 @@ class Buffer:
             self.view[offset : offset + block] = contents(offset, block)
 
     def wrong(self, work: Workload) -> int:
-        """Return how many targets do not hold what their source held."""
+        """Return the number of targets whose contents differ from their source's."""
         pairs = zip(work.sources, work.targets, strict=True)
         return sum(self.view[b : b + work.block] != contents(a, work.block) for a, b in pairs)
 
@@ -64,7 +64,10 @@ def contents(offset: int, nbytes: int) -> bytes:
 
 
 class Mover:
-    """A library. The owner calls :meth:`describe`; the initiator :meth:`connect` with that, then :meth:`move`."""
+    """A library.
+
+    The owner calls :meth:`describe`. The initiator passes the result to :meth:`connect`, then calls :meth:`move`.
+    """
 
     what: str
 
@@ -75,7 +78,7 @@ class Mover:
         return {"address": self.buffer.address, "pid": os.getpid()}
 
     def connect(self, owner: dict[str, Any], work: Workload) -> None:
-        """Once, before the first transfer."""
+        """Connect to the owner. Called once, before the first transfer."""
         here, there = self.buffer.address, owner["address"]
         mine, theirs = (work.targets, work.sources) if work.op == "pull" else (work.sources, work.targets)
         self.work = work
@@ -83,7 +86,7 @@ class Mover:
         self.remote = [there + offset for offset in theirs]
 
     def move(self) -> None:
-        """Move all blocks, and return when they are there."""
+        """Move all blocks, and return when they have arrived."""
         raise NotImplementedError
 
 
@@ -115,7 +118,7 @@ class ProcessVm(Mover):
 
 
 class Nixl(Mover):
-    """NIXL over UCX, which is told by its own variables (UCX_TLS) what to use."""
+    """NIXL over UCX, which is configured by its own environment variables (UCX_TLS)."""
 
     def __init__(self, buffer: Buffer, side: str) -> None:
         super().__init__(buffer, side)
@@ -182,7 +185,7 @@ MOVERS: dict[str, type[Mover]] = {"process_vm": ProcessVm, "nixl": Nixl, "moonca
 
 
 def say(message: dict[str, Any], out: int) -> None:
-    """stdout itself is for what libraries print: it goes to stderr."""
+    """Write a line to the real stdout. Whatever libraries print goes to stderr."""
     os.write(out, json.dumps(message).encode() + b"\n")
 
 
@@ -265,7 +268,7 @@ def window(mover: Mover, owner: Owner, seconds: float) -> dict[str, Any]:
 
 
 def check(mover: Mover, owner: Owner) -> dict[str, Any]:
-    """Clear the targets, move once, and look."""
+    """Clear the targets, move everything once, and check them."""
     if mover.work.op == "pull":
         mover.buffer.view[:] = bytes(mover.buffer.nbytes)
         mover.move()
