@@ -33,6 +33,7 @@ class Question:
         kind: the type that the answer must have.
         name: the name of the cache, if the question is a lookup.
         checksums: the number of checksums that the answer must have if it reports success.
+        most_bytes: the number of bytes that the answer may report.
         answered: set when the question is settled.
         answer: the peer's answer; None until then, and if the peer's version does not know such questions.
         again: the timer that repeats the question.
@@ -40,7 +41,18 @@ class Question:
         then: called when the question is settled.
     """
 
-    __slots__ = ("again", "answer", "answered", "asked_after", "checksums", "kind", "name", "number", "then")
+    __slots__ = (
+        "again",
+        "answer",
+        "answered",
+        "asked_after",
+        "checksums",
+        "kind",
+        "most_bytes",
+        "name",
+        "number",
+        "then",
+    )
 
     def __init__(
         self,
@@ -49,11 +61,13 @@ class Question:
         name: Name | None,
         checksums: int = 0,
         then: Callable[[], object] | None = None,
+        most_bytes: int = 2**64,
     ) -> None:
         self.number: int = number
         self.kind: type[Found] | type[Pulled] | type[Pong] | type[Owned] | type[Claimed] | type[Digests] = kind
         self.name: Name | None = name
         self.checksums: int = checksums
+        self.most_bytes: int = most_bytes
         self.answered: Signal = Signal()
         self.answer: Answer | None = None
         self.again: asyncio.TimerHandle | None = None
@@ -145,9 +159,9 @@ class PendingQuestions:
             self._post_again(question(call.number))
             self._repeat_after(min(2 * pause, MOST_AGAIN_SECONDS), call, question)
 
-    def expect(self, kind: type[Answer], then: Callable[[], object], checksums: int = 0) -> Question:
-        """Open a question, as :meth:`start` does, that the caller sends under the question's number."""
-        return self._keep(Question(next(self._numbers), kind, None, checksums, then))
+    def expect(self, then: Callable[[], object], checksums: int, most_bytes: int) -> Question:
+        """Open a request for a pull, as :meth:`start` does, that the caller sends under the question's number."""
+        return self._keep(Question(next(self._numbers), Pulled, None, checksums, then, most_bytes))
 
     def _say(self, question: Callable[[int], Message], call: Question) -> Question:
         self._post(question(call.number))
@@ -240,7 +254,8 @@ class PendingQuestions:
         """Return the question that a message answers; None if it has been closed.
 
         Raises:
-            ProtocolError: if the question wants another type of answer, or another number of checksums.
+            ProtocolError: if the question wants another type of answer, or another number of checksums, or if more bytes
+                have been moved than it asked for.
         """
         self.heard += 1
         call = self._open.get(message.call)
@@ -248,7 +263,17 @@ class PendingQuestions:
             raise ProtocolError(f"the peer answered {message.type!r}, but {call.kind.__name__.lower()!r} was asked for")
         if call is not None and isinstance(message, (Pulled, Digests)):
             _check_count(call, message)
+        if call is not None and isinstance(message, Pulled):
+            _check_figures(call, message)
         return call
+
+
+def _check_figures(call: Question, message: Pulled) -> None:
+    """Raise ProtocolError for figures that cannot be: they are added to those of all links."""
+    if message.nbytes > call.most_bytes:
+        raise ProtocolError(f"the peer moved {message.nbytes} bytes: it was asked for {call.most_bytes}")
+    if message.ranges > message.nbytes:
+        raise ProtocolError(f"the peer moved {message.ranges} ranges with {message.nbytes} bytes in all")
 
 
 def _check_count(call: Question, message: Pulled | Digests) -> None:

@@ -51,6 +51,16 @@ class TransferSpec:
         selection = self.selection
         return len(selection.dst_blocks) or 1 if selection.parts is None else len(selection.parts.dst)
 
+    @property
+    def most_bytes(self) -> int:
+        """The number of bytes that the transfer moves at most, if it fills this end's cache."""
+        selection, parts = self.selection, self.selection.parts
+        if parts is not None:
+            each = len(parts.dst) * parts.nbytes
+        else:
+            each = len(selection.dst_blocks) * self.entry.stride or selection.nbytes
+        return len(selection.layers.of_target(self.entry)) * each
+
     def grid(self, remote: RemoteCache, slot: int) -> Grid:
         """Return the grid of bytes to move, given the peer's cache and slot. The destination is its local side.
 

@@ -266,7 +266,7 @@ class PullRequests:
         if session.peer_leases.told(entry) or request.asked:  # asked again: the peer may have missed the first grant
             session.post(Grant(cache=entry.message()))
         checksums = spec.pieces if spec.checksum else 0
-        request.question = session.questions.expect(Pulled, partial(self._answered, request), checksums)
+        request.question = session.questions.expect(partial(self._answered, request), checksums, spec.most_bytes)
         request.stage = Stage.ASKED
         request.asked += 1
         self._open[spec.priority].add(request)
@@ -306,7 +306,8 @@ class PullRequests:
         """
         is_late = request.stage is Stage.LATE
         request.nbytes, request.ranges = answer.nbytes, answer.ranges
-        request.queue_seconds, request.transfer_seconds = answer.queue_seconds, answer.transfer_seconds
+        request.queue_seconds = min(answer.queue_seconds, request.seconds)  # no more than they can have been
+        request.transfer_seconds = min(answer.transfer_seconds, request.seconds)
         if answer.status == LLMStatusCode.LLM_SUCCESS:
             if not request.spec.checksum:
                 request.finish(TransferState.DONE)
