@@ -7,7 +7,9 @@ a child of pytest's process, which is the subreaper at that moment.
 
 from __future__ import annotations
 
+import atexit
 import builtins
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -18,6 +20,7 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -124,7 +127,12 @@ def become(request: Request) -> None:
         sys.warnoptions.append(option)
         action, _, category = option.partition("::")
         warnings.simplefilter(action, getattr(builtins, category or "Warning"))
-    _run(request["command"])
+    error: BaseException | None = None
+    try:
+        _run(request["command"])
+    except BaseException as raised:
+        error = raised
+    _end(error)
 
 
 def _above(channel: socket.socket, numbers: list[int]) -> int:
@@ -166,3 +174,38 @@ def _run(command: list[str]) -> None:
             sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
             main["__file__"] = script
             exec(compile(Path(script).read_bytes(), script, "exec"), main)
+
+
+def _end(error: BaseException | None) -> None:
+    """End this process as an interpreter does, but do not take its modules apart, which costs more than most programs.
+
+    Returns if the output cannot be written: the interpreter says so.
+    """
+    status, is_interrupt = 0, isinstance(error, KeyboardInterrupt)
+    if isinstance(error, SystemExit):
+        status = _status(error.code)
+    elif error is not None:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+    error = None  # with the program's frames, and what they refer to
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.modules["__main__"].__dict__.clear()
+    gc.collect()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return
+    if is_interrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    ctypes.PyDLL(None).exit(status)  # what C has registered runs, and no other thread of Python does
+
+
+def _status(code: object) -> int:
+    """Return the status of a process that ends with ``SystemExit``, and write what is no number."""
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    print(code, file=sys.stderr)
+    return 1

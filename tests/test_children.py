@@ -255,3 +255,36 @@ def test_it_starts_in_the_root_unless_told() -> None:
         [sys.executable, "-c", "import os; print(os.getcwd())"], capture_output=True, text=True, cwd=ROOT
     )
     assert done.stdout == f"{ROOT}\n"
+
+
+@STARTERS
+def test_its_objects_are_destroyed_at_its_end(start: Start) -> None:
+    """End like an interpreter: threads are waited for, then what is registered runs, then the program's variables go."""
+    text = """
+import atexit, threading
+class Kept:
+    def __del__(self):
+        print("destroyed", flush=True)
+kept = Kept()
+atexit.register(print, "registered")
+threading.Timer(0.01, print, ["a thread"]).start()
+raise SystemExit({})
+"""
+    for code, status in (("256 + 3", 3), ("-1", 255), ("None", 0), ("True", 1)):
+        done = start([sys.executable, "-c", text.format(code)], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (status, "a thread\nregistered\ndestroyed\n", "")
+
+
+@STARTERS
+def test_what_it_cannot_write_is_said(start: Start) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as closed:  # noqa: PTH123 - a number
+        done = start(
+            [sys.executable, "-c", "import sys; sys.stdout = open(1, 'w'); print('lost')"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 120
+    assert "BrokenPipeError" in done.stderr
