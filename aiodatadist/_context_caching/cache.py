@@ -314,7 +314,7 @@ class ContextCache:
         0. A hash for which no group stores anything counts as stored, and later as read.
 
         Args:
-            hashes: distinct integers from -2**63 to 2**64 - 1. Equal hashes mean equal contents.
+            hashes: distinct integers from -2**63 to 2**128 - 1. Equal hashes mean equal contents.
             write_rcache: if true, the local read cache gets a copy of the values.
 
         Raises:

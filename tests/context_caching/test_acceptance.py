@@ -266,7 +266,7 @@ async def test_a_scheduler_without_a_cache_asks_for_one_rank_or_for_all(pool_fac
 
 
 async def test_every_hash_is_itself(pool_factory: OpenStore) -> None:
-    hashes = [-1, 2**64 - 1, -(2**63), 2**63, 0, 1]
+    hashes = [-1, 2**64 - 1, -(2**63), 2**63, 0, 1, 2**64, 2**128 - 1]
     kv = Kv()
     async with pool_factory(ROOM) as store, opened(await store.client(), kv) as cache:
         saved = [kv.rows(block_slots([i])) for i in range(len(hashes))]

@@ -10,7 +10,7 @@ from aiodatadist._adapters.cache_service import CacheService
 from aiodatadist._adapters.vllm.computed import ComputedBlocks
 from aiodatadist._adapters.vllm.context_orders import Blocks, ContextOrders
 
-HASH_BYTES = 8
+HASH_BYTES = 16
 """Bytes that are used of vLLM's hash of a block, which covers the blocks before it and all else that matters."""
 
 

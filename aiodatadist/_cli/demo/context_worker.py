@@ -113,7 +113,7 @@ async def _open_kv(
 
 def block_hashes(prompt: bytes) -> list[int]:
     """Return a hash for each full block, over it and all earlier ones: equal hashes mean equal prefixes."""
-    state, hashes = hashlib.blake2b(digest_size=8), []
+    state, hashes = hashlib.blake2b(digest_size=16), []
     for end in range(BLOCK, len(prompt) + 1, BLOCK):
         state.update(prompt[end - BLOCK : end])
         hashes.append(int.from_bytes(state.digest(), "little"))

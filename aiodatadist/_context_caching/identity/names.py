@@ -24,7 +24,7 @@ VERSION: Final = 1
 """Version of the order of bytes inside a value."""
 MAX_KEY: Final = 127
 """Most bytes of a key: both parts and their separator, in UTF-8."""
-MAX_HASH: Final = 2**64
+MAX_HASH: Final = 2**128
 MIN_HASH: Final = -(2**63)
 
 
@@ -76,7 +76,7 @@ def parts_of(key: Any, name: str) -> tuple[str, str]:
 def check_hashes(hashes: Any) -> Sequence[int]:
     """Return the hashes as a list of int.
 
-    Raises EmsInvalidArgument if they are not distinct whole numbers from -2**63 to 2**64 - 1, at least one.
+    Raises EmsInvalidArgument if they are not distinct whole numbers from -2**63 to 2**128 - 1, at least one.
     """
     listed = rules.some(hashes, "hashes")
     if set(map(type, listed)) != {int}:
@@ -98,7 +98,7 @@ def check_groups(groups: Any) -> Sequence[int]:
 def _whole(value: Any, name: str) -> Any:
     if isinstance(value, (bytes, bytearray)):
         raise EmsInvalidArgument(
-            f"{name} is of type {type(value).__name__}: must be an int, for instance int.from_bytes(digest[:8])"
+            f"{name} is of type {type(value).__name__}: must be an int, for instance int.from_bytes(digest[:16])"
         )
     is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
     return operator.index(value) if is_whole else value
