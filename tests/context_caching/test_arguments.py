@@ -383,6 +383,12 @@ def bytearray_of(*shape: int) -> memoryview:
     return memoryview(bytearray(int(np.prod(shape)))).cast("B", shape)
 
 
+def test_sizes_of_a_cache_are_numbers_or_texts() -> None:
+    limits = CcCacheConfig(read_cache_bytes="1GiB", bytes_in_flight="64MiB")
+    assert limits == CcCacheConfig(read_cache_bytes=1 << 30, bytes_in_flight=64 << 20)
+    assert (limits.read_cache_bytes, limits.bytes_in_flight) == (1 << 30, 64 << 20)
+
+
 def made(make: Any, *args: Any, **named: Any) -> object:
     """Call ``make`` with types that a type checker would not let through."""
     return make(*args, **named)
@@ -408,6 +414,8 @@ def made(make: Any, *args: Any, **named: Any) -> object:
         (lambda: made(CcKvOption, write_rcache=1), "write_rcache is 1"),
         (lambda: made(CcKvOption, read_local_only=None), "read_local_only is None"),
         (lambda: made(CcCacheConfig, read_cache_bytes=-1), "read_cache_bytes is -1"),
+        (lambda: made(CcCacheConfig, read_cache_bytes="1GB"), 'a text like "64MiB"'),
+        (lambda: made(CcCacheConfig, bytes_in_flight="0MiB"), "bytes_in_flight is 0: must be at least 1"),
         (lambda: made(PrimaryKey, "", "a"), "distribute_key is empty"),
         (lambda: made(PrimaryKey, "a", ""), "attribute_key is empty"),
         (lambda: made(PrimaryKey, "a", 5), "attribute_key is of type int"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aiodatadist._context_caching import checks as rules
 from aiodatadist._context_caching.errors import EmsInvalidArgument
@@ -78,7 +78,7 @@ class CcConfig_v1(CcConfig):  # noqa: N801 - EMS's name
 
 @dataclass(frozen=True)
 class CcCacheConfig:
-    """Limits on the host memory of a cache.
+    """Limits on the host memory of a cache. Sizes are a number of bytes, or a text like ``"1GiB"``.
 
     Attributes:
         read_cache_bytes: size of the local read cache. By default 0, no read cache, because host memory is the user's.
@@ -90,10 +90,16 @@ class CcCacheConfig:
     fill_on_read: bool = True
     bytes_in_flight: int = 256 * MIB
 
+    if TYPE_CHECKING:  # a type checker knows only what is kept
+
+        def __init__(
+            self, read_cache_bytes: int | str = 0, fill_on_read: bool = True, bytes_in_flight: int | str = 256 * MIB
+        ) -> None: ...
+
     def __post_init__(self) -> None:
-        rules.integer(self.read_cache_bytes, "read_cache_bytes", 0)
+        object.__setattr__(self, "read_cache_bytes", rules.size(self.read_cache_bytes, "read_cache_bytes", 0))
         rules.flag(self.fill_on_read, "fill_on_read")
-        rules.integer(self.bytes_in_flight, "bytes_in_flight", 1)
+        object.__setattr__(self, "bytes_in_flight", rules.size(self.bytes_in_flight, "bytes_in_flight", 1))
 
 
 def check_access(access_id: str | None, access_key: str | None) -> None:
