@@ -255,6 +255,7 @@ class LLMDataDist:
 
     @property
     def cache_manager(self) -> CacheManager:
+        """The caches of the cluster. Raises RuntimeError if the cluster is not initialised."""
         self._running()
         return self._cache_manager
 

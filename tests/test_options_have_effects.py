@@ -11,7 +11,7 @@ import pytest
 
 import aiodatadist
 from aiodatadist import LLMConfig, LLMDataDist, LLMRole, RegisterMemStatus, legacy
-from aiodatadist._config.llm_config import WITHOUT_EFFECT
+from aiodatadist._config.remarks import WITHOUT_EFFECT
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist._transport.communicator import Communicator
 from aiodatadist.testing import linked_pair, open_cluster

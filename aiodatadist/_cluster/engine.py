@@ -34,6 +34,7 @@ from aiodatadist._concurrency.resident import Resident
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._config.llm_config import LLMConfig, PoolConfig
 from aiodatadist._config.option_rules import SERVICE_LEVELS, TRAFFIC_CLASSES, known
+from aiodatadist._config.remarks import remarks
 from aiodatadist._counting import Incident, Observer, Totals
 from aiodatadist._device import Device
 from aiodatadist._layered import LayeredTransfer
@@ -190,7 +191,7 @@ class Engine:
 
     def _open_transport(self) -> Transport:
         config = self._config
-        for line in [*config.without_effect(), *config.risks()]:
+        for line in remarks(config):
             logger.warning("cluster %d: %s", self.cluster_id, line)
         rdma = RdmaConfig(
             known(config.rdma_traffic_class, TRAFFIC_CLASSES), known(config.rdma_service_level, SERVICE_LEVELS)

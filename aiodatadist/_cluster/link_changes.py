@@ -55,40 +55,53 @@ class LinkChange:
     next_delay: float | None = None
 
 
-class LinkChanges(AsyncIterator[LinkChange]):
-    """The changes for one reader, from when it was made. See :meth:`aiodatadist.LLMDataDist.link_changes`.
+class Unread:
+    """The changes that one reader has not read yet.
 
     Attributes:
-        dropped: the number of changes for which this reader was too slow: the oldest of more than 1024 that it had not
-            read.
+        changes: the oldest first.
+        came: woken when one comes, and set once no more can come.
+        dropped: the number of changes for which there was no room.
     """
 
-    def __init__(self, totals: Totals, check_here: Callable[[], None]) -> None:
-        """Make a reader. ``check_here`` raises if the caller is not on the cluster's event loop."""
-        self._unread: deque[LinkChange] = deque()
-        self._came = Signal()
-        self._totals = totals
-        self._check_here = check_here
+    def __init__(self, totals: Totals) -> None:
+        self.changes: deque[LinkChange] = deque()
+        self.came: Signal = Signal()
         self.dropped: int = 0
+        self._totals = totals
 
     def put(self, change: LinkChange) -> None:
         """Add a change. Has no effect once the reader is closed."""
-        if self._came.is_set():
+        if self.came.is_set():
             return
-        if len(self._unread) == MAX_UNREAD:
-            self._unread.popleft()
+        if len(self.changes) == MAX_UNREAD:
+            self.changes.popleft()
             self.dropped += 1
             self._totals.link_changes_dropped += 1
-        self._unread.append(change)
-        self._came.wake()
+        self.changes.append(change)
+        self.came.wake()
+
+
+class LinkChanges(AsyncIterator[LinkChange]):
+    """The changes for one reader, from when it was made. See :meth:`aiodatadist.LLMDataDist.link_changes`."""
+
+    def __init__(self, unread: Unread, check_here: Callable[[], None]) -> None:
+        """Make a reader. ``check_here`` raises if the caller is not on the cluster's event loop."""
+        self._unread = unread
+        self._check_here = check_here
+
+    @property
+    def dropped(self) -> int:
+        """The number of changes for which this reader was too slow: the oldest of more than 1024 that it had not read."""
+        return self._unread.dropped
 
     def close(self) -> None:
         """Accept no further changes. Those that have come can still be read."""
-        self._came.set()
+        self._unread.came.set()
 
     async def aclose(self) -> None:
         """Stop reading. May be called twice."""
-        self._unread.clear()
+        self._unread.changes.clear()
         self.close()
 
     def __aiter__(self) -> Self:
@@ -98,11 +111,12 @@ class LinkChanges(AsyncIterator[LinkChange]):
         """Return the next change. If cancelled, none is taken."""
         self._check_here()
         await give_way()
-        while not self._unread:
-            if self._came.is_set():
+        unread = self._unread
+        while not unread.changes:
+            if unread.came.is_set():
                 raise StopAsyncIteration
-            await self._came.wait()
-        return self._unread.popleft()
+            await unread.came.wait()
+        return unread.changes.popleft()
 
 
 class ChangeFeed:
@@ -111,21 +125,22 @@ class ChangeFeed:
     def __init__(self, totals: Totals, check_here: Callable[[], None]) -> None:
         self._totals = totals
         self._check_here = check_here
-        self._readers: weakref.WeakSet[LinkChanges] = weakref.WeakSet()
+        self._readers: weakref.WeakKeyDictionary[LinkChanges, Unread] = weakref.WeakKeyDictionary()
         self._is_closed = False
 
     def open(self) -> LinkChanges:
         """Return a reader of changes from now on."""
-        reader = LinkChanges(self._totals, self._check_here)
+        unread = Unread(self._totals)
+        reader = LinkChanges(unread, self._check_here)
         if self._is_closed:
             reader.close()
         else:
-            self._readers.add(reader)
+            self._readers[reader] = unread
         return reader
 
     def tell(self, change: LinkChange) -> None:
-        for reader in list(self._readers):
-            reader.put(change)
+        for unread in list(self._readers.values()):
+            unread.put(change)
 
     def close(self) -> None:
         self._is_closed = True

@@ -67,10 +67,12 @@ class Completion(ABC):
 
     @property
     def is_done(self) -> bool:
+        """True once it has ended, with any outcome."""
         return self.state is not TransferState.PENDING
 
     @property
     def is_cancelled(self) -> bool:
+        """True if it ended because it was cancelled."""
         return self.state is TransferState.CANCELLED
 
     @property

@@ -15,7 +15,6 @@ from aiodatadist._config.option_rules import PoolConfig, bounded, optional
 from aiodatadist._config.relink_policy import RelinkPolicy
 from aiodatadist._values import checks
 from aiodatadist._values.addresses import parse_address
-from aiodatadist._values.durations import suspicion
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 
 __all__ = ["LLMConfig", "PoolConfig", "RelinkPolicy", "TransportName"]
@@ -25,19 +24,7 @@ DEFAULT_MEM_UTILIZATION = 0.95
 DEFAULT_HEARTBEAT_INTERVAL = 2.0
 DEFAULT_HEARTBEAT_MISSES = 3
 
-SAFE_HEARTBEAT_INTERVAL: Final = 0.5
-"""Seconds. Below this, busy machines or lost packets may look like a dead peer."""
-SAFE_SILENCE: Final = 2.0
-"""Seconds. TCP needs at least 0.2 to send a lost packet again, and several may be lost in a row."""
 TransportName = Literal["hccl", "loopback"]
-
-WITHOUT_EFFECT: Final = {
-    "global_resource_config": "it is for the HIXL engine, which this library does not have",
-    "deploy_res_path": "nothing is deployed to a device here",
-    "cluster_info": "listen_ip_info and the constructor say where a cluster listens and what its id is",
-    "output_max_size": "outputs of a model runner may have any size",
-}
-"""Options from a vendor's script that are checked and kept but change nothing, with the reason for each."""
 
 
 class _Unset:
@@ -98,7 +85,7 @@ class LLMConfig(BaseModel):
             needs ``listen_ip_info`` and both modes on. Bytes still travel as ``transport`` says: there is no HIXL
             engine.
         global_resource_config, deploy_res_path, cluster_info, output_max_size: a vendor's script may give them. They
-            are checked and kept, but have no effect, and ``init`` logs a warning with the reason (``WITHOUT_EFFECT``).
+            are checked and kept, but have no effect, and ``init`` logs a warning with the reason.
             ``global_resource_config`` must be JSON by the time of ``init``. Addresses in ``cluster_info`` are kept as
             integers.
         transport: how bytes travel: ``"hccl"``, or ``"loopback"`` inside one process.
@@ -241,38 +228,6 @@ class LLMConfig(BaseModel):
     def links_have_owners(self) -> bool:
         """True if a link belongs to its initiator, as with HIXL, instead of to both ends."""
         return self.transfer_backend == "hixl"
-
-    def without_effect(self) -> list[str]:
-        """Return a line for each option that was given and changes nothing: its name, and the reason."""
-        given = [name for name in WITHOUT_EFFECT if getattr(self, name) is not None]
-        lines = [f"{name} has no effect: {WITHOUT_EFFECT[name]}" for name in given]
-        others = sorted(key for key in self.ge_options if key.lower() != rules.POOL_SIZE)
-        return lines + self._beyond_the_manual() + [f"option {key!r} has no effect: {_why(key)}" for key in others]
-
-    def risks(self) -> list[str]:
-        """Return a line for each option whose value is allowed but invites failures: its name, and the reason."""
-        suspected = suspicion(self.sync_kv_timeout, "sync_kv_timeout")
-        lines = [] if suspected is None else [suspected]
-        silence = self.heartbeat_interval * (self.heartbeat_misses + 1)
-        if self.heartbeat_interval < SAFE_HEARTBEAT_INTERVAL and silence < SAFE_SILENCE:
-            lines.append(
-                f"heartbeat_interval is {self.heartbeat_interval:g} s: below {SAFE_HEARTBEAT_INTERVAL:g} s links may end if "
-                f"packets are lost or machines are busy, after {silence:g} s without a sign of life (docs/links.md has a "
-                "table)"
-            )
-        return lines
-
-    def _beyond_the_manual(self) -> list[str]:
-        rdma = (
-            ("rdma_traffic_class", rules.TRAFFIC_CLASSES, "a multiple of 4 in [0, 255]"),
-            ("rdma_service_level", rules.SERVICE_LEVELS, "in [0, 7]"),
-        )
-        given = [(name, getattr(self, name), allowed, rule) for name, allowed, rule in rdma]
-        return [
-            f"{name} has no effect: it is {value}, and must be {rule}"
-            for name, value, allowed, rule in given
-            if value is not None and value not in allowed
-        ]
 
     @property
     def options(self) -> dict[str, str]:
@@ -492,12 +447,10 @@ _OPTIONS: Final = (
 _BY_KEY: Final = {option.key.lower(): option for option in (*_OPTIONS, _Option("llm.DeviceId", "device_id", _DEVICE))}
 
 
-def _why(key: str) -> str:
-    """Return the reason why an option without an attribute changes nothing."""
+def field_of(key: str) -> str | None:
+    """Return the option that has this key in a dictionary, in any spelling of case; None if none has."""
     option = _BY_KEY.get(key.lower())
-    if option is not None:
-        return f"set {option.field} instead, or give the dictionary that generate_options() makes"
-    return "there is no graph engine here" if key.lower().startswith("ge.") else "it is not known here"
+    return None if option is None else option.field
 
 
 def _engine_key(key: str) -> str:

@@ -172,6 +172,7 @@ class TorchNpuLayerSynchronizer(AwaitableLayerSynchronizer):
         super().ready(layer_index)
 
     def device_event(self, layer_index: int) -> int:
+        """Return the handle of the event of a layer that is ready."""
         return int(self._torch_events[layer_index].npu_event)
 
 

@@ -84,6 +84,11 @@ class BlockLedger:
         cache: of memory that this process can address, for as long as it has the ledger.
         views: writable views of each tensor. By default they are made of the cache's addresses, which works for softnpu
             and for host memory.
+
+    Attributes:
+        blocks: the numbers of the blocks.
+        tensors: the numbers of the tensors.
+        checked: bytes that were compared so far.
     """
 
     def __init__(

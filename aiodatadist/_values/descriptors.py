@@ -164,10 +164,12 @@ class CacheDesc:
 
     @property
     def batch_dim(self) -> int:
+        """The dimension along which tensors are cut; ``batch_dim_index``."""
         return self._batch_dim_index
 
     @property
     def batch_size(self) -> int:
+        """The number of batch slots, or of blocks."""
         return self._shape[self._batch_dim_index]
 
     @property
@@ -274,10 +276,12 @@ class Cache:
 
     @property
     def cache_id(self) -> int:
+        """The id, with which a peer may name the cache; -1 if it has none."""
         return self._cache_id
 
     @property
     def cache_desc(self) -> CacheDesc:
+        """The shape of the cache."""
         return self._cache_desc
 
     @property
@@ -296,6 +300,7 @@ class Cache:
 
     @property
     def is_blocks_cache(self) -> bool:
+        """True if the cache is cut into blocks, not into batch slots."""
         return self._is_blocks_cache
 
     def __repr__(self) -> str:
@@ -368,6 +373,7 @@ class CacheKey(_Key):
 
     @property
     def prompt_cluster_id(self) -> int:
+        """The ``cluster_id``, by its older name."""
         return self._cluster_id
 
     @property
@@ -384,10 +390,12 @@ class CacheKey(_Key):
 
     @property
     def is_prefix(self) -> bool:
+        """True if the key names a shared prefix."""
         return self._prefix_id != UNSET
 
     @property
     def is_placeholder(self) -> bool:
+        """True if the key names nothing, and binds nothing."""
         return self._req_id == UNSET and self._prefix_id == UNSET
 
 
@@ -403,14 +411,17 @@ class CacheKeyByIdAndIndex(_Key):
 
     @property
     def cluster_id(self) -> int:
+        """The cluster that owns the cache."""
         return self._cluster_id
 
     @property
     def cache_id(self) -> int:
+        """The id of the cache at its owner."""
         return self._cache_id
 
     @property
     def batch_index(self) -> int:
+        """The batch slot."""
         return self._batch_index
 
 
@@ -436,6 +447,7 @@ class BlocksCacheKey(_Key):
 
     @property
     def prompt_cluster_id(self) -> int:
+        """The ``cluster_id``, by its older name."""
         return self._cluster_id
 
     @property
@@ -455,14 +467,17 @@ class MemInfo:
 
     @property
     def mem_type(self) -> Memtype:
+        """The kind of memory."""
         return self._mem_type
 
     @property
     def addr(self) -> int:
+        """The address of the first byte."""
         return self._addr
 
     @property
     def size(self) -> int:
+        """The number of bytes."""
         return self._size
 
 
@@ -476,6 +491,7 @@ class Status:
 
     @property
     def status_code(self) -> LLMStatusCode:
+        """The code itself."""
         return self._status
 
     def is_ok(self) -> bool:

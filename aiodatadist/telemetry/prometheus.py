@@ -50,13 +50,15 @@ _NONE: Final = (0,) * (len(SECONDS) + 1)
 class Cluster(Protocol):
     """An :class:`aiodatadist.LLMDataDist`, or that of :mod:`aiodatadist.legacy` or :mod:`aiodatadist.blocking`."""
 
-    def figures(self) -> Figures[PoolUsage]: ...
+    def figures(self) -> Figures[PoolUsage]:
+        """Return what was counted."""
 
 
 class Cache(Protocol):
     """An :class:`aiodatadist.context_caching.ContextCache`."""
 
-    def figures(self) -> CacheFigures: ...
+    def figures(self) -> CacheFigures:
+        """Return what was counted."""
 
 
 class MetricsCollector(Collector):

@@ -16,6 +16,7 @@ from pydantic import SecretBytes
 from aiodatadist import FeatureNotEnabled, LLMConfig, LLMException, LLMStatusCode, ParamInvalid, RelinkPolicy, blocking
 from aiodatadist._config.llm_config import check_mode
 from aiodatadist._config.option_rules import MAX_LOCAL_COMM_RES, BufferPoolConfig, PoolConfig
+from aiodatadist._config.remarks import remarks
 from aiodatadist._transport import TRANSPORTS
 from aiodatadist._values.addresses import parse_address
 
@@ -409,7 +410,7 @@ def test_an_entry_of_ge_options_counts_unless_the_attribute_was_changed() -> Non
     config.link_retry_count = 2
     read = LLMConfig.from_options(config.generate_options())
     assert (read.sync_kv_timeout, read.link_retry_count) == (500, 2)
-    assert any("set sync_kv_timeout instead" in line for line in config.without_effect())
+    assert any("set sync_kv_timeout instead" in line for line in remarks(config))
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_TYPES)

@@ -39,6 +39,7 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
         seconds: time limit that the caller gave, infinite without one.
         scope: cancel scope of the task that carries it out.
         is_asked_to_stop: True if it was cancelled.
+        what: the call that started it, for the log.
     """
 
     quiesce_seconds: float = QUIESCE_SECONDS

@@ -1,0 +1,49 @@
+"""Each member that users see on a public class is described: by its docstring, or in that of the class."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+from tests.unit.test_public_types import CLASSES, body_of, names_in
+
+INTERNAL = {
+    "aiodatadist._datadist.LLMDataDist": {"totals"},
+    "aiodatadist._legacy.kv_cache_manager.KvCacheManager": {"link_locks", "watch"},
+}
+"""Attributes that only the package uses, and that are visible all the same. This list may only become shorter."""
+
+
+def members(cls: type) -> dict[str, Any]:
+    """Return the public methods and properties that the package itself defines in this class."""
+    return {
+        name: value
+        for name, value in vars(cls).items()
+        if not name.startswith("_") and (callable(value) or isinstance(value, property | classmethod | staticmethod))
+    }
+
+
+def attributes(cls: type) -> set[str]:
+    """Return the public names that methods of the class set on ``self``."""
+    stored = [node for node in ast.walk(body_of(cls)) if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)]
+    targets = [
+        target for node in stored for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    return {name for target in targets for name in names_in(target, of_self=True)}
+
+
+def described(cls: type) -> str:
+    return "\n".join(base.__doc__ or "" for base in cls.__mro__ if base is not object)
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_what_a_public_class_has_is_described(name: str) -> None:
+    cls = CLASSES[name]
+    silent = {each for each in members(cls) if not inspect.getdoc(getattr(cls, each)) and not each.startswith("test_")}
+    others = attributes(cls) - set(dir(cls))
+    undescribed = {each for each in silent | others if not re.search(rf"\b{each}\b", described(cls))}
+    assert undescribed == INTERNAL.get(name, set())
