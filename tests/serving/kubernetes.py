@@ -16,7 +16,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Either:
-    """One of several shapes or constants."""
+    """A choice between shapes or constants."""
 
     choices: tuple[Any, ...]
 
