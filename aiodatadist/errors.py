@@ -1,18 +1,14 @@
 """All errors of this library, grouped by the largest thing that is ruined.
 
-========================  =====================================================
-==========================================
-class                     what is ruined                                         what to do
-========================  =====================================================
-==========================================
-``ParamInvalid`` ...      this call: nothing was started                         correct the arguments or the order of
-calls
-``TransferError`` ...     this transfer: its destination is undefined            retry it
-``LinkError`` ...         this link: other links are unaffected                  link again
-``DeviceError``           this device: nothing on it can be trusted              restart the process
-``InternalError``         this library's own rules                               please report it
-========================  =====================================================
-==========================================
+=====================  ===========================================  ===========================================
+class                  what is ruined                               what to do
+=====================  ===========================================  ===========================================
+``ParamInvalid`` ...   this call: nothing was started               correct the arguments or the order of calls
+``TransferError`` ...  this transfer: its destination is undefined  retry it
+``LinkError`` ...      this link: other links are unaffected        link again
+``DeviceError``        this device: nothing on it can be trusted    restart the process
+``InternalError``      this library's own rules                     please report it
+=====================  ===========================================  ===========================================
 
 All of them are :class:`LLMException`, which is LLM-DataDist's own exception, and carry its ``status_code``.
 """

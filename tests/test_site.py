@@ -57,6 +57,7 @@ def test_a_good_site_has_no_faults(root: Path) -> None:
         ('<script src="https://elsewhere.example/a.js"></script>', "loads https://elsewhere.example/a.js"),
         ("<p>a [link](page.md)</p>", "shows ']('"),
         ("<p>::: aiodatadist.empty</p>", "shows ':::'"),
+        ("<p>=======  =======</p>", "shows '===='"),
         ("<p>:</p>", "has a paragraph of one colon"),
     ],
 )
