@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from aiodatadist._values.addresses import is_host_name
+from aiodatadist._values.addresses import is_address, is_host_name
 from aiodatadist._values.foreign import printable
 from aiodatadist.errors import LinkError
 
@@ -151,14 +151,13 @@ def is_same_host(one: str, other: str) -> bool:
 
 
 def _as_address(host: str) -> IPv4Address | IPv6Address | None:
-    """Return the address, or None for a name.
+    """Return the address, or None for a name, and for an address with anything but a card's name behind it.
 
     An IPv4 address in IPv6 notation becomes the IPv4 address, to which the kernel sends as well.
     """
-    try:
-        address = ip_address(host)
-    except ValueError:
+    if not is_address(host):
         return None
+    address = ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 

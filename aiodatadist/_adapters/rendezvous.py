@@ -39,7 +39,7 @@ from aiodatadist._adapters.rendezvous_lines import (
 from aiodatadist._cluster.client_slots import MAX_CLIENTS_OF_ONE, ClientSlots
 from aiodatadist._cluster.listener import Listener
 from aiodatadist._counting import Incident, Incidents
-from aiodatadist._values.addresses import host_port
+from aiodatadist._values.addresses import host_port, is_address, is_host_name
 from aiodatadist._values.foreign import Unreadable, printable
 from aiodatadist.errors import (
     AuthError,
@@ -83,7 +83,7 @@ class RendezvousServer:
 
     Raises:
         OSError: if it cannot listen there.
-        ParamInvalid: if ``host`` is no loopback address and there is no key.
+        ParamInvalid: if ``host`` is neither an address nor a name, or no loopback address and there is no key.
     """
 
     def __init__(self, host: str, port: int, key: bytes | None = None, clock: Clock = time.time) -> None:
@@ -223,6 +223,8 @@ async def is_answering(address: PeerAddress) -> bool:
 
 
 def _check_host(host: str, key: bytes | None) -> None:
+    if not is_address(host) and not is_host_name(host):
+        raise ParamInvalid(f"the rendezvous is at {printable(host)}: must be an IP address or the name of a host")
     if key is None and not is_loopback(host):
         raise ParamInvalid(
             f"the rendezvous is at {printable(host)}: without a key it must be at a loopback address", hint=KEY_HINT
@@ -269,7 +271,7 @@ async def register(
         LinkTimeout, ProtocolError: if no rendezvous answers there.
         AuthError: if the rendezvous has another key, or only one of the two ends has one.
         LinkError: if the rendezvous refuses the rank; the message says why.
-        ParamInvalid: if ``host`` is no loopback address and there is no key.
+        ParamInvalid: if ``host`` is neither an address nor a name, or no loopback address and there is no key.
     """
     await _tell(host, port, Register(at=clock(), worker=worker), key)
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from aiodatadist._adapters.block_service import BlockService, Settings
 from aiodatadist._adapters.peers import NotAPeer, PeerRule, Peers, is_loopback, is_same_host
+from aiodatadist._values.foreign import printable
 
 
 def peers(*rules: Any) -> Peers:
@@ -44,6 +45,21 @@ def test_what_a_rule_matches(rule: str, matches: list[str], others: list[str]) -
     allowed = peers(rule)
     assert [allowed.why_not(host, 1) for host in matches] == [""] * len(matches)
     assert [allowed.why_not(host, 1) for host in others] == [f"{host} is not in peers" for host in others]
+
+
+@pytest.mark.parametrize("card", ["", "lo", "eth0.100"])
+def test_the_name_of_a_network_card_may_stand_behind_an_address(card: str) -> None:
+    host = f"fe80::1%{card}" if card else "fe80::1"
+    assert peers("fe80::/10").why_not(host, 1) == ""
+    assert is_same_host(host, host)
+
+
+@pytest.mark.parametrize("card", ["\r\nWARNING: all is well", "a b", "\u2028", "\ud800", "x" * 16, "lo\x00"])
+def test_an_address_with_anything_else_behind_it_matches_no_rule(card: str) -> None:
+    """``ipaddress`` accepts any text there, and a look-up of it raises what no caller expects."""
+    host = f"::1%{card}"
+    assert peers("::1", "::/0", "*").why_not(host, 1) == f"{printable(host)} is not in peers"
+    assert not is_loopback(host)
 
 
 def test_a_rule_of_many_stars_is_compared_without_backtracking() -> None:

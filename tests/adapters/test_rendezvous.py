@@ -185,6 +185,12 @@ def test_what_a_server_fails_with_is_told_once_and_it_is_asked_again() -> None:
             asks.ask("10.9.9.9", 8998, 30)
 
 
+@pytest.mark.parametrize("host", ["", "::1%a b", "::1%\u2028", "127.0.0.1\n", "localhost\x00", "\ud800", "a b"])
+def test_a_host_that_is_none_is_refused_before_it_is_looked_up(host: str) -> None:
+    with closing(RendezvousAsks(b"k" * 32)) as asks, pytest.raises(ParamInvalid, match=r"rendezvous is at .*: must"):
+        asks.ask(host, 1, 30)
+
+
 def test_of_many_servers_the_one_that_was_asked_first_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request names any server, and one that does not answer keeps its place for no longer than there is room."""
     ended: list[int] = []

@@ -478,6 +478,8 @@ def test_blocks_whose_offer_no_engine_would_read_are_not_kept(
         ("127.0.0.1", False),
         (f"127.0.0.1:{LINES}", False),
         (f"{LINES}:8998", False),
+        (f"[::1%{LINES}]:8998", False),
+        ("[::1%a card with a long name]:8998", False),
         (":8998", False),
         ("", False),
     ],
