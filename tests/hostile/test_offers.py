@@ -503,3 +503,21 @@ def test_a_request_sends_no_engine_to_a_bootstrap_server_that_is_none_of_peers(
     (line,) = caplog.messages
     assert len(line) <= 400
     assert all(" " <= char <= "~" for char in line)
+
+
+@pytest.mark.parametrize(
+    "room",
+    ["", "\ud800", "7\r\nWARNING: all is well", "\u0667", "x" * 257, 10**5000, [1] * 1000],
+    ids=["empty", "surrogate", "lines", "another digit", "long", "digits", "list"],
+)
+def test_a_room_that_no_engine_could_be_told_is_refused_in_one_short_line(room: object) -> None:
+    with sglang_manager() as module, pytest.raises(ValueError, match=r".") as refused:
+        module.name_of_room(room)
+    text = str(refused.value)
+    assert len(text) <= 300
+    assert all(" " <= char <= "~" for char in text)
+
+
+def test_a_room_is_a_number_of_any_sign_or_a_word() -> None:
+    with sglang_manager() as module:
+        assert [module.name_of_room(room) for room in (0, -1, 2**64, "7-a b")] == ["0", "-1", str(2**64), "7-a b"]

@@ -49,11 +49,13 @@ def name_of_room(bootstrap_room: object) -> str:
     """Return a room's name, as a request gives it.
 
     Raises:
-        ValueError: if it is too long to be pushed, or a number that Python does not write.
+        ValueError: if it cannot be pushed: it is too long, not printable, or a number that Python does not write.
     """
     name = str(bootstrap_room)
-    if len(name) > MAX_NAME:
-        raise ValueError(f"the room has {len(name)} characters: the limit is {MAX_NAME}")
+    if not 0 < len(name) <= MAX_NAME:
+        raise ValueError(f"the room has {len(name)} characters: the limits are 1 and {MAX_NAME}")
+    if not (name.isascii() and name.isprintable()):
+        raise ValueError(f"the room is {shown(name)}: must be printable ASCII")
     return name
 
 
