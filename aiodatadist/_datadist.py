@@ -406,7 +406,7 @@ class LLMDataDist:
         :meth:`wait_register_mem_status`. If cancelled, it waits on an NPU until HCCL gives up by itself, as
         :meth:`link_clusters` does.
 
-        ``LLMConfig.relink`` has no effect on these links, because making one again takes all members.
+        ``LLMConfig.relink`` has no effect on these links, because re-establishing one takes all members.
 
         Args:
             comm_name: 1 to 127 characters.
@@ -516,7 +516,7 @@ class LLMDataDist:
         timeout: int = 3000,
         force: bool = False,
     ) -> LinkResults:
-        """End links, and attempts to make them again.
+        """End links, and attempts to re-establish them.
 
         Transfers under way on them may finish within ``timeout`` milliseconds; then they are stopped.
 
@@ -586,7 +586,7 @@ class LLMDataDist:
         return Peer(self, cluster_id, where)
 
     async def unlink_from(self, cluster_id: int, *, timeout: float = 3.0, force: bool = False) -> None:
-        """End the link to one peer, and attempts to make it again. Has no effect if the cluster is not linked.
+        """End the link to one peer, and attempts to re-establish it. Has no effect if the cluster is not linked.
 
         Args:
             timeout: seconds that transfers under way have to finish; then they are stopped.
@@ -657,7 +657,7 @@ class LLMDataDist:
     async def wait_link_closed(self, cluster_id: int) -> str:
         """Wait until the link to the cluster has ended, and return the reason: the peer died, or one end unlinked.
 
-        If there is no link any longer, return at once why the last one ended.
+        If there is no longer a link, return at once why the last one ended.
 
         Raises:
             NotLinked: if this cluster was never linked to that one, or thousands of others were linked since.

@@ -39,7 +39,7 @@ HASHES = 10_000
 TASKS = 1000
 
 POOLS: dict[str, Callable[[int], Awaitable[KVPool]]] = {"memory": MemoryPool.open}
-"""By name: a pool with room for so many bytes. Engines join here, and a client of their own takes memcpy's place."""
+"""The pools by name, each a function of its bytes. Engines join here, and their own client takes the place of memcpy."""
 
 Work = Callable[[], Awaitable[object]]
 

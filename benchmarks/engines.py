@@ -41,7 +41,7 @@ MIB = 1 << 20
 VALUES = 64
 BATCH = 8
 TENSORS, ROWS = 64, 16
-"""Of a KV cache: tensors, and tokens in a block."""
+"""The tensors of a KV cache, and the tokens in a block."""
 PATIENCE = 60.0
 """Seconds for a call."""
 

@@ -21,7 +21,7 @@ COPIES_COMMAND = "python -m benchmarks.copies"
 SCALE_COMMAND = "python -m benchmarks.scale"
 
 USER_OF_POOL = 0.6
-"""Of a pool's bytes per second, with memory of the caller's."""
+"""The share of a pool's bytes per second, with the caller's memory."""
 TIMES_NIXL = 1.5
 
 

@@ -217,7 +217,7 @@ async def test_it_waits_no_longer_than_the_option_says() -> None:
             assert await task.get_results() == [NOT_LINKED, OK]
         with pytest.raises(NotLinked, match=r"cluster 2 was not linked again within 20 s: no cluster") as failed:
             await task
-        assert (failed.value.peer, failed.value.hint) == (2, "the link is still being made again")
+        assert (failed.value.peer, failed.value.hint) == (2, "the link is still being re-established")
         assert state.holds_nothing()
         await state.relink()
         await made.still_works()
@@ -247,7 +247,7 @@ async def test_a_deadline_counts_from_the_call(one_sided: bool) -> None:
 async def test_without_the_option_it_does_not_wait() -> None:
     async with lost(relink={"wait": 0}) as state:
         with pytest.raises(
-            NotLinked, match=r"the last link ended: .*the link is being made again: await wait_linked\(\)"
+            NotLinked, match=r"the last link ended: .*the link is being re-established: await wait_linked\(\)"
         ):
             state.fan.blocks(Immediate())
         assert state.fan.entry.leases == 0

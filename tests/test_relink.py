@@ -449,7 +449,7 @@ async def test_pushes_and_leased_pulls_wait_too() -> None:
 async def test_what_does_not_wait_says_that_the_link_is_being_made_again() -> None:
     async with waiting_pair() as (_, decoder, _, _, door, changes):
         with pytest.raises(
-            NotLinked, match=r"the last link ended: .*the link is being made again: await wait_linked\(\)"
+            NotLinked, match=r"the last link ended: .*the link is being re-established: await wait_linked\(\)"
         ):
             await decoder.datadist.notify(1, b"x")
         await door.open()
@@ -472,7 +472,7 @@ async def test_what_fails_because_of_a_link_that_comes_back_can_be_tried_again(o
                 with pytest.raises(PeerLost) as lost:
                     await under_way
             await until(changes, LOST)
-            with pytest.raises(NotLinked, match="being made again") as meanwhile:
+            with pytest.raises(NotLinked, match="being re-established") as meanwhile:
                 pull(KEY, cache, [0], [0])
             assert (lost.value.retryable, meanwhile.value.retryable) == (True, True)
             await door.open()

@@ -265,7 +265,7 @@ class BlockService:
                 peer with the same prompt gets the blocks, or ends the lease.
 
         Raises:
-            TypeError, ValueError: if ``prompt_digest`` is no digest.
+            TypeError, ValueError: if ``prompt_digest`` is not a digest.
         """
         check_prompt_digest(checks.instance(prompt_digest, "prompt_digest", bytes))
         life, kept, limit = self._running(), list(blocks), seconds or self._settings.lease_seconds
@@ -275,7 +275,7 @@ class BlockService:
         """Start to pull. Reported in ``received``.
 
         Raises:
-            TypeError, ValueError: if the order's prompt digest is none.
+            TypeError, ValueError: if the order's prompt digest is not a digest.
         """
         check_prompt_digest(checks.instance(order.prompt_digest, "prompt_digest", bytes))
         life = self._running()
@@ -291,7 +291,7 @@ class BlockService:
             blocks, prompt_digest: as in :class:`PullOrder`. The peer ignores the call if its lease has others.
 
         Raises:
-            TypeError, ValueError: if ``prompt_digest`` is no digest.
+            TypeError, ValueError: if ``prompt_digest`` is not a digest.
         """
         check_prompt_digest(checks.instance(prompt_digest, "prompt_digest", bytes))
         life = self._running()

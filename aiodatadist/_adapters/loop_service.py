@@ -125,7 +125,7 @@ class LoopDoor(Generic[LifeT]):
         return opened
 
     def open_or_close(self, life: LifeT, opening: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Open the life; give the thread back if that raises."""
+        """Open the life; release the thread if that raises."""
         try:
             return self.open(life, opening)
         except BaseException:
@@ -145,7 +145,7 @@ class LoopDoor(Generic[LifeT]):
         return LLMException(f"this {self._what} is {state}", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
 
     def close(self) -> None:
-        """Close the life, and give the thread back. May be called twice.
+        """Close the life, and release the thread. May be called twice.
 
         Raises LLMException on the loop's own thread, which would wait for itself; then nothing is closed.
         """

@@ -81,7 +81,7 @@ class LinkedPeer(NamedTuple):
 
 @dataclass
 class _Attempt:
-    """An attempt to link; or, if the cluster has a link, to learn who listens at another place.
+    """An attempt to link; or, if the cluster has a link, to find out which cluster listens at another address.
 
     Attributes:
         seconds: time limit from when its dial begins.
@@ -164,7 +164,7 @@ class PeerLinks:
             self._stand(attempt, request, scope, start)
 
     def leave_line(self, scope: Scope) -> None:
-        """Let a request start now, because it was cancelled. Nothing happens if it has started."""
+        """Start a request now, because it was cancelled. No effect if it has started."""
         attempt = self._in_line.pop(scope, None)
         if attempt is not None:
             request, start = attempt.in_line.pop(scope)
@@ -172,7 +172,7 @@ class PeerLinks:
             start(None)
 
     def close(self) -> None:
-        """Let all requests start that stand in line, and all later ones at once: their tasks are about to be cancelled."""
+        """Start all requests in line, and any later one at once, because their tasks are about to be cancelled."""
         self._is_closed = True
         for scope in list(self._in_line):
             self.leave_line(scope)
@@ -351,7 +351,7 @@ class PeerLinks:
         self._in_line[scope] = attempt
 
     def _start_those_in_line(self, attempt: _Attempt) -> None:
-        """Start its requests, some in each turn of the loop, because its dial has ended. Its error says if it failed."""
+        """Start an attempt's requests, some in each turn of the loop, because its dial has ended."""
         for scope in list(islice(attempt.in_line, STARTED_AT_A_TIME)):
             request, start = attempt.in_line.pop(scope)
             del self._in_line[scope]

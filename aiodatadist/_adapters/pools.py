@@ -46,7 +46,7 @@ class _EmbeddedPools:
         return pool
 
     async def release(self, url: str) -> None:
-        """Give a pool back; its last user closes it."""
+        """Release a pool; its last user closes it."""
         pool, users = self._pools.pop(url)
         if users > 1:
             self._pools[url] = pool, users - 1

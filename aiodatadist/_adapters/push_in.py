@@ -225,7 +225,7 @@ class IncomingPushes:
             raise TransferError(printable(arrival.answer.reason))
 
     async def _call_off(self, order: ExpectOrder, arrival: _Arrival) -> None:
-        """Wait until no more bytes of it land."""
+        """Wait until no more bytes of the request can land."""
         if arrival.number not in self._arrivals or self._is_closed:
             return
         try:

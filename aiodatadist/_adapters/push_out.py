@@ -61,7 +61,7 @@ class _Request(Enum):
     UNKNOWN = auto()
     COMPUTING = auto()
     COMPUTED = auto()
-    """There are no more portions, and the blocks are kept."""
+    """All portions have come, and the blocks are kept."""
     GIVEN_UP = auto()
 
 

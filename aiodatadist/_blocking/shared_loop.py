@@ -70,7 +70,7 @@ def separate(name: str) -> LoopThread:
 
 
 def acquire() -> LoopThread:
-    """Return the process's loop thread; start it if necessary. Each caller gives it back with :func:`release`."""
+    """Return the process's loop thread; start it if necessary. Each caller must :func:`release` it."""
     with _shared.lock:
         if _shared.thread is None:
             _shared.thread = separate("aiodatadist loop")
@@ -79,7 +79,7 @@ def acquire() -> LoopThread:
 
 
 def release(thread: LoopThread) -> None:
-    """Give the thread back. The last call ends the thread, and waits for its end."""
+    """Release the thread. The last call ends the thread, and waits for its end."""
     with _shared.lock:
         _shared.users -= 1
         is_last = _shared.users == 0

@@ -1,4 +1,4 @@
-"""The known caches of a peer: those that it told us of, until it withdraws them."""
+"""The known caches of a peer: those that it has announced and not withdrawn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aiodatadist.errors import ProtocolError
 class RemoteCache:
     """A cache of the peer's that we hold: the peer does not reuse its memory meanwhile.
 
-    ``uses`` counts our transfers that touch it. A peer may tell of thousands, so one that no transfer of this end has
+    ``uses`` counts our transfers that touch it. A peer may announce thousands, so one that no transfer of this end has
     touched is two objects to the garbage collector: itself and its addresses.
     """
 
@@ -133,9 +133,9 @@ class Catalogue:
         return self._caches.get(cache_id)
 
     def learn(self, entry: CacheEntry, name: Name | None = None, slot: int = 0) -> None:
-        """Add a cache, or another name of a known cache, of which the peer told us.
+        """Add a cache that the peer has announced, or another name of a known cache.
 
-        Raises ProtocolError if the peer tells of too many caches, or of too many tensors in them.
+        Raises ProtocolError if the peer announces too many caches, or too many tensors in them.
         """
         cache = self._caches.get(entry.cache_id)
         if cache is None:

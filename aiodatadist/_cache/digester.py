@@ -186,7 +186,7 @@ class Digester:
             self._device.mark_stuck(region.address, region.nbytes)
 
     def _give_back(self, staged: _Staged) -> None:
-        """Give its window back once the device has released it."""
+        """Free its window once the device has released it."""
         staged.transfer.add_done_callback(partial(self._let_go, staged.window))
 
     def _let_go(self, window: int, transfer: StreamTransfer) -> None:

@@ -217,7 +217,7 @@ class Entry:
     # ---- what others see ----
 
     def message(self) -> CacheEntry:
-        """Return the message that tells a peer of it."""
+        """Return the message that announces it to a peer."""
         return CacheEntry(
             cache_id=self.cache_id,
             blocks=self.blocks,

@@ -483,7 +483,7 @@ class Caches:
         return transfers
 
     def _link_or_wait(self, key: Key) -> Transfers | AwaitedLink:
-        """Return the transfers of the key's cluster. If its link is being made again, return those that wait for it."""
+        """Return the transfers of the key's cluster. If its link is being re-established, return those that wait for it."""
         try:
             return self._transfers(key)
         except (NotLinked, LinkError):

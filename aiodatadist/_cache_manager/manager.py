@@ -91,7 +91,7 @@ class CacheManager(Caches):
 
         Returns:
             The transfer, already started. ``sync_kv_timeout`` counts from when it begins to run, and stands still while
-                a more urgent transfer runs. If the link broke and is being made again, and ``LLMConfig.relink`` has
+                a more urgent transfer runs. If the link broke and is being re-established, and ``LLMConfig.relink`` has
                 ``wait``, the transfer first waits that many seconds for the link.
 
         Raises:
@@ -516,7 +516,7 @@ class CacheManager(Caches):
         Returns:
             The transfer, already started: await it for everything, or use ``async for done in task.progress()``. Each
                 portion has ``sync_kv_timeout`` for each of its layers, from when it begins to run. A destination whose
-                link broke and is being made again first waits for the link, as :meth:`pull_blocks` does, and sends what
+                link broke and is being re-established first waits for the link, as :meth:`pull_blocks` does, and sends what
                 the source holds then; the other destinations continue. While it waits, it leases the source, and
                 nothing of the peer's.
 

@@ -570,7 +570,7 @@ class LinkInitiator:
     ) -> None:
         """Link in ``link_retry_count`` attempts, each with an equal share of the timeout.
 
-        From then on the link is made again whenever it breaks, if the policy says so. ``steps`` is that of
+        From then on the link is re-established whenever it breaks, if the policy says so. ``steps`` is that of
         :meth:`link`.
         """
         async with self._relinker.paused(cluster_id, timeout):

@@ -1,4 +1,4 @@
-"""Changes of links, reported to all readers: linked, lost, being made again, given up, unlinked."""
+"""Changes of links, reported to all readers: linked, lost, relinking, given up, unlinked."""
 
 from __future__ import annotations
 

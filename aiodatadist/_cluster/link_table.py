@@ -234,7 +234,7 @@ class LinkTable:
 
     @property
     def has_any(self) -> bool:
-        """True if there are links, or links that are being made, made again, or released."""
+        """True if there are links, or links that are being made, re-established, or released."""
         return bool(self._links or self.opening or self._replaced) or self.is_to_itself or self._relinker.is_at_work
 
     async def wait_opened(self) -> None:

@@ -19,7 +19,7 @@ class _Links(Protocol):
 class Peer:
     """A cluster to which this one is linked. Returned by ``LLMDataDist.link_to``.
 
-    It names the cluster, and not one link: with ``LLMConfig.relink`` it stays of use when the link is made again.
+    It names the cluster, and not one link: with ``LLMConfig.relink`` it remains usable when the link is re-established.
     Dropping the object ends nothing.
 
     Attributes:

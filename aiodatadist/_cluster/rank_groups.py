@@ -56,7 +56,7 @@ class _Card(BaseModel):
 
 @dataclass
 class _RankGroup:
-    """A call of ``link``: links to all other members, and the listener through which half of them are made."""
+    """A call of ``link``: the links to all other members, and the listener through which half of them are made."""
 
     listener: Listener
     status: RegisterMemStatus = RegisterMemStatus.PREPARING

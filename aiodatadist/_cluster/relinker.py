@@ -1,4 +1,4 @@
-"""Relinking: broken links that this end's calls made are made again, as ``LLMConfig.relink`` says.
+"""Relinking: broken links that this end's calls made are re-established, as ``LLMConfig.relink`` says.
 
 Who owns what
     A :class:`_Wanted` stands for a link that ``link_clusters`` made here and that no call has ended since. While it is
@@ -64,7 +64,7 @@ class _Wanted:
         attempts: the number of attempts since.
         instance: the peer's instance when the link was made the last time.
         pauses: the number of ``link_clusters`` calls that are making it.
-        scope: the scope of the task that makes it again; None if there is none.
+        scope: the scope of the task that re-establishes it; None if there is none.
         woken: wakes the task because there is a link.
         over: set at the end of the task.
     """
@@ -92,7 +92,7 @@ class Relinker:
     """The wanted links of one cluster, and the reports about all its links.
 
     Args:
-        policy: None if broken links are not made again.
+        policy: None if broken links are not re-established.
     """
 
     def __init__(self, policy: RelinkPolicy | None, engine: Linking, changes: ChangeFeed) -> None:
@@ -109,16 +109,16 @@ class Relinker:
 
     @property
     def is_at_work(self) -> bool:
-        """True if a link is being made again."""
+        """True if a link is being re-established."""
         return any(wanted.lost_at is not None for wanted in self._wanted.values())
 
     def is_making(self, cluster_id: int) -> bool:
-        """Return True if the link to this cluster broke, and is being made again."""
+        """Return True if the link to this cluster broke, and is being re-established."""
         wanted = self._wanted.get(cluster_id)
         return wanted is not None and wanted.lost_at is not None
 
     def end(self) -> None:
-        """Stop making links again, because the cluster is finalized; whatever waits for a link fails."""
+        """Stop relinking, because the cluster is finalized; whatever waits for a link fails."""
         self._is_over = True
         wanted, self._wanted = self._wanted, {}
         for each in wanted.values():
@@ -128,7 +128,7 @@ class Relinker:
     # ---- what callers want ----
 
     def remember(self, cluster_id: int, address: Address, seconds: float | None) -> None:
-        """Note that a call of this end's made this link, in at most ``seconds``; if None, it is not to be made again."""
+        """Note that a call of this end's made this link, in at most ``seconds``; if None, it is not to be re-established."""
         if self._policy is None or self._is_over or seconds is None:
             return
         wanted = self._wanted.get(cluster_id)
@@ -179,7 +179,7 @@ class Relinker:
         await self._stop(wanted, seconds)
 
     def awaited(self, cluster_id: int) -> AwaitedLink | None:
-        """Return a broken link that is being made again, if transfers wait for it; None otherwise."""
+        """Return a broken link that is being re-established, if transfers wait for it; None otherwise."""
         wanted = self._wanted.get(cluster_id)
         if wanted is None or self._policy is None or not self._policy.wait:
             return None
@@ -334,7 +334,7 @@ class Relinker:
         if error.is_proved and isinstance(error, IncompatiblePeer) and is_address(wanted.address[0]):
             self._give_up(wanted)
             return True
-        words = "cluster %d: the link to cluster %d at %s is still being made again; attempt %d: %s"
+        words = "cluster %d: the link to cluster %d at %s is still being re-established; attempt %d: %s"
         told = self._engine.cluster_id, wanted.cluster_id, host_port(*wanted.address), wanted.attempts, error
         # Logs attempts 1, 2, 4, 8, ...: the others would only repeat the reason.
         level = logging.DEBUG if wanted.attempts & wanted.attempts - 1 else logging.INFO
@@ -372,7 +372,7 @@ class Relinker:
         return None
 
     def _give_up(self, wanted: _Wanted) -> None:
-        """Stop trying: from now on only a call makes the link again."""
+        """Stop trying: from now on only a call makes a link."""
         if self._wanted.get(wanted.cluster_id) is wanted:
             del self._wanted[wanted.cluster_id]
         self._totals.relinks_given_up += 1

@@ -91,10 +91,10 @@ class LLMConfig(BaseModel):
         transport: how bytes travel: ``"hccl"``, or ``"loopback"`` inside one process.
         heartbeat_interval: seconds between two signs of life that this end sends on a link, 0.01 to 600. The peer is
             told this interval and waits for the signs. How soon this end notices a silent peer is therefore the peer's
-            setting, so set it at both ends. Below 0.5, ``init`` logs a warning that busy machines may end links,
-            unless so many misses are allowed that a peer has 2 s.
+            setting, so set it at both ends. Below 0.5, ``init`` logs a warning that busy machines may end links, unless
+            the allowed misses give a peer at least 2 s.
         heartbeat_misses: a peer that misses this number of its own heartbeats in a row, 1 to 100, is lost.
-        relink: when a broken link that this end's ``link_clusters`` made is made again, as JSON, a dict or a
+        relink: when a broken link that this end's ``link_clusters`` made is re-established, as JSON, a dict or a
             :class:`RelinkPolicy`; kept as JSON. None: never, as upstream. ``"{}"``: with the policy's defaults.
         transfer_checksum: True to compare what arrives with what was sent, in every pull and push that this cluster
             starts, unless the call says otherwise; see ``docs/checksums.md``. A peer that is too old for that is not
@@ -221,7 +221,7 @@ class LLMConfig(BaseModel):
 
     @property
     def relink_policy(self) -> RelinkPolicy | None:
-        """The parsed ``relink``; None if broken links are not made again."""
+        """The parsed ``relink``; None if broken links are not re-established."""
         return None if self.relink is None else RelinkPolicy.parse(self.relink, "relink")
 
     @property

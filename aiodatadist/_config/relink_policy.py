@@ -1,4 +1,4 @@
-"""The option ``relink``: when a broken link is made again."""
+"""The option ``relink``: when a broken link is re-established."""
 
 from __future__ import annotations
 

@@ -62,9 +62,9 @@ class Figures(Generic[Pool]):
         links_made: links that were made, by either end.
         links_ended: links that ended, by reason: ``"unlinked"``, ``"connection_lost"``, ``"heartbeats_missed"``,
             ``"device_error"``, ``"protocol_error"``, ``"other"``.
-        relinking: attempts to make broken links again (``relink``). ``running`` counts the links that are being made
-            again now, ``seconds`` sums up how long links were gone before they were ready again.
-        relinks_given_up: links that were not made again in time.
+        relinking: attempts to re-establish broken links (``relink``). ``running`` counts those that are under way now,
+            ``seconds`` sums up how long links were gone before they were ready again.
+        relinks_given_up: links that were not re-established in time.
         link_changes_dropped: changes for which readers of ``link_changes()`` were too slow, over all readers.
         messages_repeated: messages that this cluster sent again, because no answer had come within at least a second:
             they, or their answers, may have been lost.

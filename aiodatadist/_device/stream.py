@@ -1,4 +1,4 @@
-"""Streams are executors, and transfers on them are futures."""
+"""Streams, which are executors, and the transfers on them, which are futures."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Destination:
     """A destination under way. Layers go out in order, in portions; a failure ends this destination only.
 
-    If its link is being made again, it waits for that first, and holds nothing of the peer's.
+    If its link is being re-established, it waits for that first, and holds nothing of the peer's.
 
     Args:
         index: the destination's place among all.
@@ -123,7 +123,7 @@ class Destination:
         """True unless it waits for its link, or has ended before the link was there."""
         return self._link is not None
 
-    # ---- a link that is being made again ----
+    # ---- a link that is being re-established ----
 
     def wait_for_link(self, linked: Callable[[Destination], None]) -> None:
         """Call ``linked`` when the link is there. For a destination that has none."""
@@ -538,7 +538,7 @@ class Destination:
         return not self.progress.is_open and not self._transfers and not self._waits and not is_read
 
     def give_back_gate(self) -> None:
-        """Release its gate. Call it once the destination is quiet, so that nothing waits there."""
+        """Release its gate. Call it only once the destination is quiet, when nothing waits there."""
         if self._gate is not None:
             passed = self._layering.landed if self._layering is not None else self.progress.ready
             self._gate.close(passed, is_stuck=self.progress.stage is Stage.STUCK)

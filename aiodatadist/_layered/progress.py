@@ -37,7 +37,7 @@ class Stage(Enum):
     """
 
     LINKING = "linking", TransferState.PENDING
-    """The link is being made again."""
+    """The link is being re-established."""
     FINDING = "finding", TransferState.PENDING
     """The peer's cache is looked for, and a way to it."""
     SENDING = "sending", TransferState.PENDING
@@ -133,7 +133,7 @@ class Progress:
 
     Args:
         layers: layers of the source.
-        is_linked: False if the link is being made again.
+        is_linked: False if the link is being re-established.
 
     Attributes:
         stage: see :class:`Stage`.

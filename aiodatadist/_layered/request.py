@@ -46,7 +46,7 @@ class Wanted:
     """A destination, as far as this end knows it.
 
     Attributes:
-        link: the link to the peer; or one that is being made again, for which it waits.
+        link: the link to the peer; or one that is being re-established, for which it waits.
         layers: layers of the source.
         first: destination layer of the first of them; None for the layer in which the key's address is.
         selection: all layers at once.

@@ -122,8 +122,8 @@ class LayeredTransfer(TransferCompletion):
     def start(self, spawn: Spawn) -> None:
         """Begin at once with the destinations that are known.
 
-        A task looks for the others, and waits for layers if that is needed. Destinations whose link is being made again
-        begin when it is there.
+        A task looks for the others, and waits for layers if that is needed. Destinations whose link is being
+        re-established begin when it is ready.
         """
         self._spawn = spawn
         awaited = [part for part in self.parts if part.progress.stage is Stage.LINKING]

@@ -61,7 +61,7 @@ class KvCacheManager:
         self._manager = CacheManager(llm_engine, llm_engine.timeout)
         self.link_locks: LinkLocks = LinkLocks()
         self.watch: Callable[[CacheTask], object] = lambda _: None
-        """For the LLMDataDist: called with each transfer that starts here, whichever end asked for it."""
+        """A hook of the LLMDataDist, called with each transfer that starts here, whichever end asked for it."""
 
     def is_initialized(self) -> bool:
         """Return False once its LLMDataDist is being finalized: then nothing else works."""

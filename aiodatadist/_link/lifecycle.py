@@ -21,7 +21,7 @@ from typing import Final
 
 from aiodatadist.errors import InternalError, LinkClosed, LinkError, PeerLost, ProtocolError
 
-AWAIT_LINK: Final = "the link is being made again: await wait_linked()"
+AWAIT_LINK: Final = "the link is being re-established: await wait_linked()"
 """The hint of errors that a lost link causes."""
 
 
@@ -108,7 +108,7 @@ class Service(Enum):
     SHUT = "shut"
     """The channels are closed: nothing of the peer's can land here."""
     WITHHELD = "withheld"
-    """As SHUT, except that the peer may still write into memory that is withheld until it lets go."""
+    """Like SHUT, except that the peer may still write into memory that is withheld until it lets go."""
 
 
 class Ownership(Enum):
@@ -126,11 +126,11 @@ class Ownership(Enum):
 
 
 class Sequel(Enum):
-    """The plan for a link that breaks: this end makes it again, or does nothing."""
+    """The plan for a link that breaks: this end relinks, or does nothing."""
 
     NONE = "none"
     RELINK = "relink"
-    """This end makes the link again."""
+    """This end relinks."""
 
 
 Aspect = Reach | End | Service | Ownership | Sequel
@@ -174,7 +174,7 @@ class Event(Enum):
     PEER_DISOWNS = "peer disowns", "ownership"
 
     WANT = "want", "sequel"
-    """This end makes the link again if it breaks."""
+    """This end relinks if the link breaks."""
     STOP_WANTING = "stop wanting", "sequel"
 
     def __init__(self, word: str, aspect: str) -> None:
@@ -280,7 +280,7 @@ _SEQUEL: Mapping[Aspect, Mapping[Event, Aspect]] = {
 }
 
 TABLE: Final[Mapping[Aspect, Mapping[Event, Aspect]]] = {**_REACH, **_END, **_SERVICE, **_OWNERSHIP, **_SEQUEL}
-"""What each event makes of each value. An event is listed with the values that it can meet."""
+"""The next value for each event and value. An event is listed with the values at which it can happen."""
 
 
 class Lifecycle:
@@ -362,7 +362,7 @@ class Lifecycle:
 
     @property
     def is_retryable(self) -> bool:
-        """True if the link broke, and this end makes it again."""
+        """True if the link broke, and this end relinks."""
         is_broken = self.cause is not None and self.cause.word != Cause.UNLINKED.word
         return is_broken and self.sequel is Sequel.RELINK
 

@@ -243,7 +243,7 @@ class Link:
             pause = min(2 * pause, MOST_AGAIN_SECONDS)
 
     async def _drain(self, seconds: float) -> None:
-        """Let what is under way finish for ``seconds``, then stop the rest."""
+        """Let transfers under way finish for ``seconds``, then stop the rest."""
         with anyio.move_on_after(seconds):
             await self.transfers.finish()
             await self.session.channels.wait_opened()
@@ -383,7 +383,7 @@ class Link:
             self.life.on(Event.DISOWN if self.dialled is None else Event.PEER_DISOWNS)
 
     def remake_if_lost(self, is_wanted: bool) -> None:
-        """Set whether this end makes the link again if it breaks. If so, the errors of its transfers are retryable."""
+        """Set if this end relinks when the link breaks. If so, the errors of its transfers are retryable."""
         self.life.on(Event.WANT if is_wanted else Event.STOP_WANTING)
 
     def heard(self) -> None:

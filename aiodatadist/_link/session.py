@@ -254,7 +254,7 @@ class Session:
         raise self.copy_of_failure()
 
     def copy_of_failure(self) -> LinkError:
-        """Return a copy of what ended the link, for one caller. It is retryable if the link is made again."""
+        """Return a copy of what ended the link, for one caller. It is retryable if the link is being re-established."""
         failure = self.life.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
         copied = type(failure)(*failure.args, peer=self.cluster_id, hint=failure.hint)
         copied.retryable = self.life.is_retryable
@@ -282,7 +282,7 @@ class Session:
         self.incidents.add(kind, logger, "link to cluster %d: %s", self.cluster_id, words, level=level)
 
     def lost(self, why: str, cause: Cause | None = None) -> None:
-        """End the link at once: the peer is dead, or cannot be told from a dead one."""
+        """End the link at once: the peer is dead, or cannot be distinguished from a dead one."""
         self.break_off(PeerLost(f"cluster {self.cluster_id}: {why}"), cause)
 
     def give_up(self, why: str) -> None:

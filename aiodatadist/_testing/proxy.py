@@ -33,7 +33,7 @@ from aiodatadist._testing.toxics import (
 )
 
 Direction = Literal["upstream", "downstream"]
-"""To the server, or to its client."""
+"""The direction of a flow: to the server, or to its client."""
 
 PIECE = 1 << 14
 """Bytes that are read from a connection at a time."""

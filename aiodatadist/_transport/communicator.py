@@ -278,7 +278,7 @@ class Communicator:
 
     @property
     def awaited(self) -> int:
-        """After ``StillWritten``, a file descriptor that becomes readable when the peer has let go; -1 if none is awaited."""
+        """A file descriptor that becomes readable when the peer has let go, after ``StillWritten``; -1 if none is awaited."""
         return -1 if self.handle is None else int(self._runtime.acl.softnpu_comm_awaited(self.handle))
 
     def abandon(self) -> None:

@@ -128,8 +128,8 @@ class LLMClusterInfo:
 
         Args:
             ip: an IPv4 address as text, or as the integer of its four network bytes read little-endian; IPv6 as text;
-                or a host name. A name is looked up whenever a link is made, or made again. The first of its addresses
-                that accepts a connection counts, IPv4 first.
+                or a host name. A name is looked up whenever a link is made or re-established. The first of its
+                addresses that accepts a connection counts, IPv4 first.
             port: the port at that address.
 
         Raises:

@@ -15,7 +15,7 @@ FEW_MILLISECONDS: Final = 50
 
 
 def check_seconds(value: Any, name: str, *, may_be_zero: bool = False) -> float:
-    """Return a duration in seconds. Raises TypeError if it is no number, and ParamInvalid if it is out of range."""
+    """Return a duration in seconds. Raises TypeError if it is not a number, and ParamInvalid if it is out of range."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} is {value!r} of type {type(value).__name__}: must be a number of seconds")
     if math.isnan(value) or not 0 <= value <= MAX_SECONDS or not (value or may_be_zero):

@@ -69,7 +69,7 @@ REQUEST_TASKS = 32
 A task is some seventy objects to the garbage collector. A request in line behind it is one.
 """
 HELD_CACHES = 16384
-"""Caches that a peer may tell this end of: each is two objects, which every garbage collection looks at.
+"""Caches that a peer may announce: each is two objects, which every garbage collection visits.
 
 An engine has a few, and a caller that makes one for each request has as many as its requests.
 """
@@ -94,7 +94,7 @@ A question to the name service cannot be taken back. So there is room for the sa
 ones.
 """
 LOOK_UP_THREADS = 128
-"""Threads of all look-ups together, also including those.
+"""The most threads of all look-ups together, including those for which no task waits.
 
 Each lasts for as long as the name service gives no answer, usually half a minute.
 """

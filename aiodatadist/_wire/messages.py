@@ -128,7 +128,7 @@ class Hello(_Message):
     one_sided: bool
     has_key: bool
     backend: Text = ""
-    """With ``"hixl"``, a link belongs to its initiator; otherwise to both ends."""
+    """The backend: with ``"hixl"``, a link belongs to its initiator, otherwise to both ends."""
     heartbeat: Annotated[float, Field(gt=0, le=600)]
     """Seconds between two heartbeats of the sender's."""
     links: UInt63 = 0
@@ -148,7 +148,7 @@ class Proof(_Message):
 
 
 class Connect(_Message):
-    """From the client: a request to open a channel of this name now. The client waits this number of seconds."""
+    """A request of the client's to open a channel of this name now. The client waits this number of seconds."""
 
     type: Literal["connect"] = "connect"
     channel: ChannelName
@@ -156,7 +156,7 @@ class Connect(_Message):
 
 
 class Accept(_Message):
-    """From the server: it opens the channel now."""
+    """The server's answer: it opens the channel now."""
 
     type: Literal["accept"] = "accept"
 
@@ -583,7 +583,7 @@ class Owned(_Message):
 
 
 class Renew(_Message):
-    """From the client: a request for one more channel, which reaches what was registered in the meantime."""
+    """A request of the client's for one more channel, which reaches what was registered in the meantime."""
 
     type: Literal["renew"] = "renew"
     channel: ChannelName
@@ -617,7 +617,7 @@ class Broken(_Message):
 
 
 class Outdated(_Message):
-    """From the server: a request to renew the channel so that it reaches these epochs of both ends.
+    """A request of the server's to renew the channel so that it reaches these epochs of both ends.
 
     The client sends ``pong`` when it has tried.
     """

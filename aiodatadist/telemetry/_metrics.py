@@ -46,10 +46,10 @@ CLUSTER: Final = {
     "aiodatadist_links_ended": Metric("counter", "Links that ended, by reason.", ("reason",)),
     "aiodatadist_link_attempts": Metric("counter", "Links that this cluster asked for.", ("status",)),
     "aiodatadist_link_seconds": Metric("histogram", "Time from asking for a link to its being ready."),
-    "aiodatadist_links_relinking": Metric("gauge", "Broken links that are being made again now."),
+    "aiodatadist_links_relinking": Metric("gauge", "Broken links that are being re-established now."),
     "aiodatadist_relink_attempts": Metric("counter", "Attempts to make a broken link again.", ("status",)),
     "aiodatadist_relink_seconds": Metric("histogram", "Time from the loss of a link until it is ready again."),
-    "aiodatadist_relinks_given_up": Metric("counter", "Broken links that were not made again in time."),
+    "aiodatadist_relinks_given_up": Metric("counter", "Broken links that were not re-established in time."),
     "aiodatadist_link_changes_dropped": Metric(
         "counter", "Link changes that were dropped because readers were too slow."
     ),

@@ -40,7 +40,7 @@ MODULES = (
 )
 """Each has a page of the reference. A name that several export is described in the first of them."""
 FIRST = ("LLMDataDist", "CacheManager", "CacheTask", "LLMConfig", "ContextCache", "Ems", "LLMException")
-"""What a reader of the reference looks for; other names follow by the alphabet."""
+"""The names that a reader of the reference looks for; all others follow in alphabetical order."""
 OTHER_LANGUAGE = re.compile(r"^\[(?:中文|English)\]\([^)]*\)\n+", flags=re.MULTILINE)
 """A line for GitHub; the site has a menu."""
 OPTION = re.compile(r"<code>(--[\w-]+)</code>")

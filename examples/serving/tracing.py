@@ -19,7 +19,7 @@ from opentelemetry.trace import Span, SpanKind
 
 tracer = trace.get_tracer("examples.serving")
 OWN_SPANS: Any = {"tracing": False}
-"""For FastAPI, whose newer versions make spans, too: a request would be there twice, and each look at ``/metrics``."""
+"""The settings for FastAPI, whose newer versions make spans, too: a request would appear twice, and so would ``/metrics``."""
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""Docstrings are sentences: none continues the name of what it describes."""
+"""Docstrings are sentences: none continues the name of what it describes, whether above it or in front of it."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,20 @@ FRAGMENTS = {
     *("Those", "Until", "What", "Where", "Whether", "Which", "Who", "Whose"),
 }
 """First words of docstrings that need the name in front of them to be understood."""
+OF_VALUES = FRAGMENTS - {"Nothing", "This"} | {"And", "By", "For", "From", "To", "Told", "With"}
+"""The same for constants and attributes, whose docstrings follow them. "This end unlinks." is a sentence."""
 
 
-def fragments(text: str) -> Iterator[tuple[int, str]]:
-    """Yield line and first line of each docstring that begins in the middle of a sentence."""
+def fragments(text: str, *, values: bool = True) -> Iterator[tuple[int, str]]:
+    """Yield line and first line of each docstring that begins in the middle of a sentence, those of ``values`` included."""
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             continue
+        for value, behind in pairwise(node.body if values else []):
+            if isinstance(value, ast.Assign | ast.AnnAssign) and isinstance(behind, ast.Expr):
+                words = behind.value.value if isinstance(behind.value, ast.Constant) else None
+                if isinstance(words, str) and words.split()[0].strip(",.:;") in OF_VALUES:
+                    yield behind.lineno, words.splitlines()[0]
         words = ast.get_docstring(node)
         if words and words.split()[0].strip(",.:;") in FRAGMENTS and not words.startswith("As :meth:"):
             yield getattr(node, "lineno", 1), words.splitlines()[0]
@@ -33,7 +41,7 @@ def test_docstrings_are_sentences() -> None:
         f"{path}:{line}: {words}"
         for folder in FOLDERS
         for path in (file.relative_to(ROOT) for file in sorted((ROOT / folder).rglob("*.py")))
-        for line, words in fragments((ROOT / path).read_text(encoding="utf-8"))
+        for line, words in fragments((ROOT / path).read_text(encoding="utf-8"), values=folder != "tests")
     ]
     assert found == []
 
@@ -51,4 +59,10 @@ def test_docstrings_are_sentences() -> None:
 )
 def test_fragments_are_found(words: str, is_fragment: bool) -> None:
     found = [line for _, line in fragments(f'def f():\n    """{words}"""\n')]
+    assert found == ([words] if is_fragment else [])
+
+
+@pytest.mark.parametrize(("words", "is_fragment"), [("Of one transfer.", True), ("This end unlinks.", False)])
+def test_fragments_behind_values_are_found(words: str, is_fragment: bool) -> None:
+    found = [line for _, line in fragments(f'SECONDS = 1\n"""{words}"""\n')]
     assert found == ([words] if is_fragment else [])

@@ -90,7 +90,7 @@ class ContextScheduler:
         self._orders.loads.append(Blocks(request.request_id, hashes_of(request, first, found), into))
 
     def received(self, request_ids: Iterable[str], is_whole: bool) -> None:
-        """Note that loads have ended. ``is_whole``: none of their blocks is missing."""
+        """Note that loads have ended. ``is_whole`` is True if none of their blocks is missing."""
         for request_id in request_ids:
             known = self._requests.get(request_id)
             if known is not None:

@@ -26,7 +26,7 @@ AGAIN = 2.0
 """Seconds in which a stopped puller continues."""
 MARK = bytes(32)
 HALF, HELD = "HcclBatchPut:half=large@*", 0.3
-"""Where pushes pause, and for how many seconds: the command needs some milliseconds to stop the process."""
+"""The point where pushes pause, and the seconds: the command needs some milliseconds to stop the process."""
 
 
 class LargePushes:

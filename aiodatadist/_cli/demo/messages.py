@@ -43,7 +43,7 @@ class LayerTimes(Message):
 
 
 class Receiving(Message):
-    """From decode to prefill, through the parent: decode's address, and its blocks for the prompt."""
+    """A message from decode to prefill, through the parent: decode's address, and its blocks for the prompt."""
 
     kind: Literal["receiving"] = "receiving"
     port: int
@@ -51,7 +51,7 @@ class Receiving(Message):
 
 
 class Prefilled(Message):
-    """From prefill to decode, through the parent: the prompt's KV cache is complete and may be pulled."""
+    """A message from prefill to decode, through the parent: the prompt's KV cache is complete and may be pulled."""
 
     kind: Literal["prefilled"] = "prefilled"
     port: int
@@ -66,7 +66,7 @@ class Prefilled(Message):
 
 
 class Progress(Message):
-    """From a worker to the parent: the progress of a phase, in steps of its own size."""
+    """A report from a worker to the parent: the progress of a phase, in steps of its own size."""
 
     kind: Literal["progress"] = "progress"
     phase: Phase
@@ -85,7 +85,7 @@ class Pull(Message):
 
 
 class Finished(Message):
-    """From decode to the parent: everything that is shown."""
+    """The report from decode to the parent with everything that is shown."""
 
     kind: Literal["finished"] = "finished"
     text: Bytes
@@ -97,7 +97,7 @@ class Finished(Message):
 
 
 class Failed(Message):
-    """From a worker to the parent, before it ends: the reason why it cannot continue."""
+    """The last report from a worker to the parent: the reason why it cannot continue."""
 
     kind: Literal["failed"] = "failed"
     message: str
@@ -125,7 +125,7 @@ class ContextJob(Message):
 
 
 class ContextRun(Message):
-    """From a worker to the parent, as JSON on its stdout: the result of one run.
+    """The report from a worker to the parent, as JSON on its stdout: the result of one run.
 
     Times are seconds, counts are tokens of the prompt.
 

@@ -40,7 +40,7 @@ _GONE = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, any
 """Errors of a pipe whose other end has closed, or that was closed here."""
 
 Command: TypeAlias = Callable[[str], Sequence[str]]
-"""From a worker's name to the command line that starts it."""
+"""Returns the command line that starts the worker of this name."""
 
 ReportT = TypeVar("ReportT")
 

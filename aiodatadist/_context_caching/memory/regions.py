@@ -225,7 +225,7 @@ def _copy_lists_of(share: _Share, wanted: Mapping[int, int]) -> list[CopyList]:
 class KvBufferWrapper:
     """A contiguous region of memory. A caller that gives an address keeps its memory alive until the call has ended.
 
-    An address that is no memory when the call starts is an error. Memory that is freed during the call may end the
+    An address that is not mapped when the call starts is an error. Memory that is freed during the call may end the
     process.
 
     Raises:

@@ -34,7 +34,7 @@ class Piece:
         return self._arena.view(self.address, self.nbytes)
 
     def release(self) -> None:
-        """Give it back; a second call does nothing."""
+        """Release it. A second call has no effect."""
         arena, self._arena = self._arena, None
         if arena is not None:
             arena.free(self.address)

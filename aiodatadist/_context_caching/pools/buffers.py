@@ -57,7 +57,7 @@ class Buffer:
         return memoryview(self._memory).cast("B")[HEAD + start : HEAD + end]
 
     def release(self) -> None:
-        """Give it back; a second call does nothing."""
+        """Release it. A second call has no effect."""
         buffers, self._buffers = self._buffers, None
         if buffers is not None:
             memory, self._memory = self._memory, None

@@ -36,7 +36,7 @@ class PutStatus(IntEnum):
     STORED = 0
     PRESENT = 1
     REJECTED = -1
-    """There is no room, and nothing could be evicted; or the value is larger than a value may be.
+    """The pool has no room and could evict nothing, or the value is too large.
 
     Also if the value was evicted again at once, or another process is putting it now.
     """
@@ -50,11 +50,11 @@ class GetStatus(IntEnum):
     MISS = -1
     """Absent, evicted, expired, or its node has gone."""
     WRONG_LENGTH = -2
-    """There is a value of another length."""
+    """The pool has a value of another length."""
     FAILED = -3
     """The engine reported a fault for this key."""
     NO_ROOM = -4
-    """Not looked for: the pool has no memory for it beside the values before it.
+    """The value was not looked up: the pool has no memory for it beside the values before it.
 
     For a call's first value: it is larger than the pool.
     """
@@ -87,7 +87,7 @@ class Stage(Protocol):
         """Return the bytes, writable. Views must be gone when it is put or released."""
 
     def release(self) -> None:
-        """Give it back unused. Does nothing after ``put_many`` took it."""
+        """Release it unused. No effect after ``put_many`` has taken it."""
 
 
 class Value(Protocol):
@@ -105,7 +105,7 @@ class Value(Protocol):
         """Return the bytes, read-only."""
 
     def release(self) -> None:
-        """Give it back. A second call does nothing."""
+        """Release it. A second call has no effect."""
 
 
 @dataclass(frozen=True, slots=True)

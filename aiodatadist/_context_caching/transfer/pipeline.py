@@ -215,7 +215,7 @@ class TransferPipeline:
             beside: bytes that must find room, too.
 
         Raises:
-            EmsInvalidArgument: if an address is no memory. Nothing was started.
+            EmsInvalidArgument: if an address is not mapped. Nothing was started.
             PoolTimeout, PoolUnreachable, LLMException: if the save failed; no more of the caller's bytes are read.
         """
         await self._look(call)
@@ -336,7 +336,7 @@ class TransferPipeline:
         If a value fails, values behind it may have landed.
 
         Raises:
-            EmsInvalidArgument: if an address is no memory. Nothing was started.
+            EmsInvalidArgument: if an address is not mapped. Nothing was started.
             PoolTimeout, PoolUnreachable, LLMException: if the load failed; no more bytes land.
         """
         await self._look(call)

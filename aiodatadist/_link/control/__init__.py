@@ -1,4 +1,4 @@
-"""The conversation with one peer: messages, questions and their answers, and what each end tells the other of.
+"""The conversation with one peer: messages, questions and their answers, and what each end reports to the other.
 
 ``connection`` and ``wire`` carry messages, and ``questions`` those that need an answer. ``notifications`` announces
 transfers, and ``layer_events`` layers that have landed. ``peer_leases`` records which memory of this end the peer may reach.

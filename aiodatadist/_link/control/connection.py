@@ -63,7 +63,7 @@ class FirstWords:
 
         Raises:
             PeerLost: if the client is gone.
-            ProtocolError: if what came is no message.
+            ProtocolError: if the received bytes are not a message.
             IncompatiblePeer: if it is of another major version.
         """
         loop, messages = asyncio.get_running_loop(), list[Message | Unknown]()

@@ -68,7 +68,7 @@ class LayerReceiver:
         return False
 
     def _ask_again(self) -> None:
-        """Ask the peer to repeat what it told, which may have been lost. All callers that wait here share one question."""
+        """Ask the peer to repeat its reports, which may have been lost. All callers that wait here share one question."""
         now = anyio.current_time()
         if self._call and now - self._asked_at >= AGAIN_SECONDS:
             self._asked_at = now
@@ -231,7 +231,7 @@ class LayerEvents:
         self._post(landed)
 
     def on_watch(self, message: Watch) -> None:
-        """Start or stop telling the peer of a cache's layers.
+        """Start or stop reporting a cache's layers to the peer.
 
         If the peer repeats the message, send it again what it was told since the first one. An older message is out of date,
         and ignored.

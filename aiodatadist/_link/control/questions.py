@@ -188,7 +188,7 @@ class PendingQuestions:
     ) -> Answer | None:
         """Ask a question, and return the answer. The caller sets the deadline. ``is_repeated`` allows repetitions.
 
-        Raises FeatureNotEnabled if the peer's version is older, and does not know such questions.
+        Raises FeatureNotEnabled if the peer's version is too old to know such questions.
         """
         with self.open(question, kind, name) as call:
             await (self.persist(call, question) if is_repeated else call.answered.wait())

@@ -208,7 +208,7 @@ class Wire:
 
         Raises:
             PeerLost: if the peer is gone.
-            ProtocolError: if what came is no message.
+            ProtocolError: if the received bytes are not a message.
             Exception: whatever a reaction at once raised.
         """
         while not self._ready:

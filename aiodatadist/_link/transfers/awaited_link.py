@@ -1,4 +1,4 @@
-"""A broken link that is being made again: transfers that are requested meanwhile wait for it."""
+"""A broken link that is being re-established: transfers that are requested meanwhile wait for it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class AwaitedLink:
 
     Args:
         seconds: how long each transfer waits, at most.
-        why: returns the error that broke the link, or that of the last attempt to make it again.
+        why: returns the error that broke the link, or that of the last attempt to re-establish it.
         instance: returns the peer's instance, as it was when the link was last made.
     """
 
@@ -164,7 +164,7 @@ class AwaitedLink:
             waiting.fail(failure)
 
     def fail(self, why: LLMException) -> None:
-        """Fail everything that waits: the link will not be made again."""
+        """Fail everything that waits: the link will not be re-established."""
         for waiting in list(self._waiting):
             self.drop(waiting)
             waiting.fail(type(why)(*why.args, peer=self.cluster_id, hint=why.hint))
@@ -179,7 +179,7 @@ class AwaitedLink:
         error = NotLinked(
             f"cluster {self.cluster_id} was not linked again within {seconds:g} s{reason}",
             peer=self.cluster_id,
-            hint="the link is still being made again",
+            hint="the link is still being re-established",
         )
         error.retryable = True
         return error

@@ -72,7 +72,7 @@ MOST_BLOCKS: Final = 256
 STOP_TIMEOUT = 5.0
 """Seconds that a peer has for answering that it stopped writing. If it answers nothing at all meanwhile, the link ends."""
 STOPS = 5
-"""How often the peer is told within that time, because the message or its answer may have been lost."""
+"""The number of times that the peer is told within that time: the message or its answer may have been lost."""
 MOST_STOP_SECONDS = 60.0
 """The same limit for a peer that answers everything else meanwhile."""
 CLOSE_TIMEOUT = 10.0
@@ -185,7 +185,7 @@ class PullRequests:
         request.attempt(partial(self._prepare, request))
 
     def end(self) -> None:
-        """Mark the requests that the peer may still write, because the link has ended."""
+        """Mark the requests for which the peer may still write, because the link has ended."""
         if self._next_turn is not None:
             self._next_turn.cancel()
         for requests in self._open:
@@ -390,7 +390,7 @@ class PullRequests:
                 session.break_off(LinkError(why, hint="link_clusters() again"))
 
     def _doubt(self, request: PullRequest) -> None:
-        """Mark a request that the peer may still write. It ends when the channel is closed."""
+        """Mark a request for which the peer may still write. It ends when the channel is closed."""
         request.is_doubtful = True
         self._running.check_idle()
 

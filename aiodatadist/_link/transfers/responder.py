@@ -173,12 +173,12 @@ class Responder:
             self._in_line.add(RequestInLine(message, selection, target))
 
     def _drop(self, blocks: int, target: RemoteCache) -> None:
-        """Give back what a request kept in use."""
+        """Release what a request kept in use."""
         self._waiting_blocks -= blocks
         target.release()
 
     async def wait_served(self) -> None:
-        """Wait until no request stands in line. Only for a link that ends: further requests are refused."""
+        """Wait until no request stands in line. Call it only while the link ends, when further requests are refused."""
         while len(self._in_line):
             await self._moved.wait()
 

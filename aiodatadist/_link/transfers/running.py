@@ -363,7 +363,7 @@ class RunningTransfers:
     # ---- the end of the link ----
 
     def stop(self) -> None:
-        """Ask what is under way to stop. It ends with the failure of the link."""
+        """Ask the transfers under way to stop. They end with the failure of the link."""
         for transfer in list(self.transfers):
             transfer.cancel()
         for operation in list(self.operations):
@@ -382,7 +382,7 @@ class RunningTransfers:
         )
 
     async def wait_idle(self) -> None:
-        """Wait until nothing is under way. Only for a link that ends."""
+        """Wait until no transfer is under way. Call it only while the link ends."""
         while not self.is_idle:
             await self._idle.wait()
 

@@ -140,12 +140,12 @@ class Transfers:
         self.requester.take_back(remote)
 
     async def finish(self) -> None:
-        """Wait until what is under way has ended. Only for a link that ends, on which nothing else starts."""
+        """Wait until all transfers under way have ended. Call it only while the link ends, when no other can start."""
         await self.responder.wait_served()
         await self.running.wait_idle()
 
     async def stop(self) -> None:
-        """Stop what is under way, refuse what stands in line, and wait until all has ended."""
+        """Stop the transfers under way, refuse the requests in line, and wait until all have ended."""
         self.responder.refuse_line()
         self.running.stop()
         await self.running.wait_idle()  # bounded: they answer a cancellation within their grace
