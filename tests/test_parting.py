@@ -168,7 +168,7 @@ async def test_a_server_that_is_linked_hears_of_a_client_that_gives_up_before_it
         ended = asyncio.create_task(prompt.datadist.wait_link_closed(2))
         await asyncio.sleep(0)
         linking.cancel()
-        assert await ended == "cluster 2 ended the link: cluster 2 does not wait any longer"
+        assert await ended == "cluster 2 ended the link: cluster 2 no longer waits"
 
 
 async def test_a_cluster_that_its_loop_ends_tells_its_peers() -> None:

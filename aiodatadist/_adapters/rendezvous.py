@@ -207,7 +207,7 @@ async def _line(client: socket.socket, limit: int) -> bytes:
     while len(said) <= limit:
         data = await loop.sock_recv(client, min(RECEIVE, limit + 1 - len(said)))
         if not data:
-            raise ConnectionResetError("it left before the end of its line")
+            raise ConnectionResetError("it closed the connection in the middle of a line")
         said += data
         if b"\n" in data:
             return bytes(said.partition(b"\n")[0])
@@ -256,7 +256,7 @@ async def _tell(host: str, port: int, question: Register | Ask, key: bytes | Non
                 raise AuthError(f"an unproved rendezvous at {place} refused: {printable(unproved.reason)}") from None
         raise AuthError(f"the answer of the rendezvous at {place} is not used: {error}", hint=KEY_HINT) from None
     except Unreadable as error:
-        raise ProtocolError(f"{place} does not answer as a rendezvous of aiodatadist does: {error}") from None
+        raise ProtocolError(f"{place} is not a rendezvous of aiodatadist: {error}") from None
     if isinstance(answer, Refused):
         raise LinkError(f"the rendezvous at {place} refused: {printable(answer.reason)}")
     return answer

@@ -150,9 +150,9 @@ class Catalogue:
 
     def _check_room(self, tensors: int) -> None:
         if len(self._caches) + self._withdrawn >= peer_budget.HELD_CACHES:
-            raise ProtocolError(f"the peer told us of more than {peer_budget.HELD_CACHES} caches")
+            raise ProtocolError(f"the peer announced more than {peer_budget.HELD_CACHES} caches")
         if self._addresses + tensors > peer_budget.HELD_TENSORS:
-            raise ProtocolError(f"the peer told us of caches with more than {peer_budget.HELD_TENSORS} tensors in all")
+            raise ProtocolError(f"the peer announced caches with more than {peer_budget.HELD_TENSORS} tensors in all")
 
     def withdraw(self, cache_id: int) -> RemoteCache | None:
         """Remove a cache that the peer withdraws, so that no new transfer of this end finds it; return it, or None."""

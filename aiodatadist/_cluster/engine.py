@@ -407,7 +407,7 @@ class Engine:
 
     def gave_up(self) -> LinkClosed:
         """Return the error that is sent to the peer of a link that was being made."""
-        what = "is being finalized" if self.is_stopping else "does not wait any longer"
+        what = "is being finalized" if self.is_stopping else "no longer waits"
         return LinkClosed(f"cluster {self.cluster_id} {what}")
 
     async def link_once(self, address: tuple[str, int], cluster_id: int, seconds: float, patience: float) -> None:

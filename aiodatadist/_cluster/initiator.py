@@ -543,7 +543,7 @@ class LinkInitiator:
             try:
                 await self.meet(address, cluster_id, seconds)
             except LinkError as error:
-                logger.debug("cluster %d: cluster %d is not met: %s", self._engine.cluster_id, cluster_id, error)
+                logger.debug("cluster %d: cluster %d was not found: %s", self._engine.cluster_id, cluster_id, error)
                 seconds *= 2 if isinstance(error, LinkTimeout) else 1
             else:
                 return

@@ -47,7 +47,7 @@ class PendingClient:
         self.scope = anyio.CancelScope()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(CLIENT_TIMEOUT, self._look_once_more)
-        self.step = "say who it is"
+        self.step = "identify itself"
         self._limit = f"within {CLIENT_TIMEOUT:g} s"
         self._words = FirstWords(sock)
         self._slots = slots

@@ -19,7 +19,7 @@ from opentelemetry.trace import Span, SpanKind
 
 tracer = trace.get_tracer("examples.serving")
 OWN_SPANS: Any = {"tracing": False}
-"""The settings for FastAPI, whose newer versions make spans, too: a request would appear twice, and so would ``/metrics``."""
+"""Settings that turn off the spans of newer FastAPI versions: requests would have two, and scrapes of ``/metrics`` one."""
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def test_a_comparison_leaves_stdout_to_json(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert len(BenchReport.model_validate_json(again.stdout).rows) == 1
     assert "pull pool 4KiB x 4 x 2 layers" in again.stderr
-    assert "The older report is of another place: transport hccl, now loopback\n" in again.stderr
+    assert "The older report is from another machine: transport hccl, now loopback\n" in again.stderr
 
 
 def test_layered_on_uvloop_and_inside_one_process() -> None:
@@ -270,7 +270,7 @@ def test_a_library_that_cannot_be_installed_is_named(has_room: bool, tmp_path: P
     done = bench(*SHORT, "4KiB", "--against", "mooncake", env={**os.environ, **offline})
     assert done.returncode == 1
     assert f"mooncake-transfer-engine-non-cuda>=0.3.13 cannot be installed into {tmp_path}" in done.stderr
-    assert "this needs a way to a package index" in done.stderr
+    assert "this needs access to a package index" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -381,7 +381,7 @@ def test_a_plot_without_a_format_is_told_before_anything_starts(
 ) -> None:
     plots_as(["svg", "png", "pgf"], tmp_path, monkeypatch)
     assert main(["bench", "--plot", str(tmp_path / name)]) == 2
-    words = f"the suffix of {tmp_path / name} says no format of matplotlib's: png, svg"
+    words = f"the suffix of {tmp_path / name} is not a format of matplotlib: png, svg"
     assert capsys.readouterr().err == f"aiodatadist: --plot: {words}\n"
 
 

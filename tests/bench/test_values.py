@@ -206,9 +206,9 @@ async def test_a_report_of_another_place_is_told() -> None:
     silent = ran.model_copy(update={"runtime": "ascend", "strictness": None, "copiers": None})
     told = elsewhere(new.model_copy(update={"machine": other, "ran": silent}), new)
     differ = "processor Xeon, now EPYC; cores 64, now 2; runtime ascend, now soft"
-    assert told == f"The older report is of another place: {differ}"
+    assert told == f"The older report is from another machine: {differ}"
     moved = new.model_copy(update={"ran": ran.model_copy(update={"copiers": 4})})
-    assert comparison(moved, new, 80)[0] == "The older report is of another place: copiers 4, now 2"
+    assert comparison(moved, new, 80)[0] == "The older report is from another machine: copiers 4, now 2"
     assert len(comparison(new, new, 200)) == len(comparison(moved, new, 200)) - 1
 
 

@@ -55,7 +55,7 @@ def test_death_of_one_worker_ends_everything_with_one_line(start: Start, scenari
     assert demo.process.returncode == 1
     assert (
         demo.errors()
-        == f"aiodatadist: the {victim} process (pid {demo.pids[victim]}) was killed by SIGKILL; the demo ends with it\n"
+        == f"aiodatadist: the {victim} process (pid {demo.pids[victim]}) was killed by SIGKILL; the demo ends\n"
     )
 
 

@@ -340,7 +340,7 @@ def test_workers_that_cannot_be_are_no_offer(
     params = {"do_remote_prefill": True, "transfer_id": "t", "prefill": {"host": "127.0.0.1", **prefill}}
     assert offer_of(vllm, params, 1) is not None
     assert offer_of(vllm, params, 2) is None
-    assert "there cannot be 2 workers from this address on" in caplog.text
+    assert "there cannot be 2 workers from this address upwards" in caplog.text
 
 
 def test_what_an_offer_has(vllm: SimpleNamespace) -> None:

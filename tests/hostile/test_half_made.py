@@ -160,7 +160,7 @@ async def test_a_peer_that_stops_half_way_gives_way_to_one_that_links() -> None:
         assert len(errors) == 1
         assert isinstance(errors[0], LinkTimeout)
         assert "at most 3 links are made at a time" in str(errors[0])
-        assert silent.refusals == ["cluster 91 does not wait any longer"]
+        assert silent.refusals == ["cluster 91 no longer waits"]
         group.cancel_scope.cancel()
 
 
@@ -199,7 +199,7 @@ async def test_the_oldest_half_made_link_gives_way_and_is_told(monkeypatch: pyte
         for number, client in enumerate(clients):
             await stop_half_way(cluster, client, 100 + number)
         assert isinstance(refused := await clients[0].hear(), Refuse)
-        assert refused.reason == "cluster 1 does not wait any longer"
+        assert refused.reason == "cluster 1 no longer waits"
         assert len(inside(cluster.datadist).links.opening) == FEW
 
 
@@ -227,7 +227,7 @@ async def test_a_client_that_waits_for_room_makes_room_for_strangers(monkeypatch
             waiting.append(await stack.enter_async_context(client_of(cluster)))
             await ask(cluster, waiting[-1], 200 + number)
         assert isinstance(refused := await waiting[0].hear(), Refuse)
-        assert refused.reason == "cluster 1 does not wait any longer"
+        assert refused.reason == "cluster 1 no longer waits"
 
 
 async def test_the_limit_of_links_is_said_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:

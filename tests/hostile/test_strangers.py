@@ -158,7 +158,7 @@ async def test_silent_connections_make_room_for_a_cluster_that_links(monkeypatch
                     oldest.settimeout(10)
                     (refusal,) = Decoder().feed(oldest.recv(4096))
                     assert isinstance(refusal, Refuse)
-                    assert refusal.reason == "cluster 1 does not wait any longer"
+                    assert refusal.reason == "cluster 1 no longer waits"
             await few.say(Proof(mac="0" * 64))
             assert isinstance(refused := await few.hear(), Refuse)
             assert refused.kind == "key"

@@ -166,7 +166,7 @@ class Offers:
             pushed = _read(params, PushOffer)
             self._check_name(pushed.transfer_id)
             if not pushed.has_workers(self._ranks):
-                raise Unreadable(f"prefill: there cannot be {self._ranks} workers from this address on")
+                raise Unreadable(f"prefill: there cannot be {self._ranks} workers from this address upwards")
             return pushed
         workers = params.get("workers")
         if isinstance(workers, (list, tuple)) and len(workers) > self._max_workers:

@@ -162,7 +162,7 @@ class SchedulerSide:
         try:
             sent = made.to_send()
         except Unreadable as error:
-            words = "request %s: its blocks are not kept: the offer of them: %s"
+            words = "request %s: its blocks are not kept: the offer: %s"
             self.incidents.add(Incident.KEEP_FAILED, logger, words, printable(request_id), error)
             return False, None
         if not self._has_room(request, blocks):

@@ -126,7 +126,7 @@ class TransferMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         )
         incidents = self._counter_cls(
             name="vllm:aiodatadist_incidents",
-            documentation="What others caused: of each kind the log has one line a second at most.",
+            documentation="Incidents that others caused. The log has at most one line a second for each kind.",
             labelnames=[*labelnames, "kind"],
         )
         self._incidents = {

@@ -159,7 +159,7 @@ def _check_ends(arguments: argparse.Namespace) -> None:
     if arguments.role != "decode" and arguments.peer is not None:
         raise wrong_input(f"--peer is for --role decode: --role {arguments.role} listens")
     if arguments.role == "decode" and arguments.listen is not None:
-        raise wrong_input("--listen is for prefill: --role decode goes to where --peer says")
+        raise wrong_input("--listen is for --role prefill: decode connects to --peer")
     if arguments.role == "prefill":
         _check_owner(arguments)
     if arguments.role != "both" and arguments.transport == "loopback":
@@ -173,7 +173,7 @@ def _check_owner(arguments: argparse.Namespace) -> None:
     if given:
         has = "has" if len(given) == 1 else "have"
         raise wrong_input(
-            f"{', '.join(given)} {has} no effect with --role prefill: the other end says what is measured"
+            f"{', '.join(given)} {has} no effect with --role prefill: the other end chooses what is measured"
         )
 
 

@@ -28,7 +28,7 @@ def elsewhere(old: BenchReport, new: BenchReport) -> str | None:
         for name in now
         if before[name] != now[name] and None not in {before[name], now[name]}
     ]
-    return f"The older report is of another place: {'; '.join(differ)}" if differ else None
+    return f"The older report is from another machine: {'; '.join(differ)}" if differ else None
 
 
 def _place(report: BenchReport) -> dict[str, Any]:

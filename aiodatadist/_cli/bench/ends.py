@@ -56,7 +56,7 @@ async def open_child_owner(options: BenchOptions) -> AsyncIterator[Address]:
     async with open_child("owner", command, stderr=None) as child:
         line = await child.line()
         if line is None:
-            raise CommandError("the owner's process ended before it listened; its words are above")
+            raise CommandError("the owner's process ended before it listened; its output is above")
         host, _, port = line.decode().removeprefix(LISTENING).rpartition(":")
         yield host, int(port)
 

@@ -30,7 +30,7 @@ def ticking() -> Iterator[list[float]]:
     first = time.monotonic_ns() + PERIOD
     times = struct.pack("4l", 0, PERIOD, *divmod(first, 1_000_000_000))  # a struct itimerspec
     if fd < 0 or _libc.timerfd_settime(fd, 1, times, None) < 0:
-        raise OSError(ctypes.get_errno(), "no timer of the kernel's")
+        raise OSError(ctypes.get_errno(), "cannot create a kernel timer")
     late: list[float] = []
     due = first
 

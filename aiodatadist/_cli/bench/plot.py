@@ -26,7 +26,7 @@ def check_plot(into: Path) -> None:
         raise wrong_input("--plot needs matplotlib: pip install 'aiodatadist[plot]'; --json needs nothing")
     formats = set(import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()) - NEEDS_LATEX
     if into.suffix[1:].lower() not in formats:
-        raise wrong_input(f"--plot: the suffix of {into} says no format of matplotlib's: {', '.join(sorted(formats))}")
+        raise wrong_input(f"--plot: the suffix of {into} is not a format of matplotlib: {', '.join(sorted(formats))}")
 
 
 def draw(report: BenchReport, into: Path) -> None:

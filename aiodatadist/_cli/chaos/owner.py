@@ -175,7 +175,7 @@ class OwnerCluster:
         if self._ranks is not None:
             await self._ranks.end()
         if self._user is not None and not await self._user.take_back():
-            self._side.violated("I5", f"cluster {self.cluster_id} has no link, and does not give memory back")
+            self._side.violated("I5", f"cluster {self.cluster_id} has no link, and does not release its memory")
 
     # ---- the cache that is pulled from ----
 

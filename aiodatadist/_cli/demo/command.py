@@ -60,7 +60,7 @@ class WorkerError(CommandError):
         code, last_words = await child.ended()
         if code < 0:
             name = signal.Signals(-code).name
-            return cls(f"{child} was killed by {name}; the demo ends with it", is_root_cause=True)
+            return cls(f"{child} was killed by {name}; the demo ends", is_root_cause=True)
         words = "".join(f"\n  {line}" for line in last_words.splitlines())
         return cls(f"{child} ended unexpectedly with exit code {code}{words}")
 
@@ -197,7 +197,7 @@ async def _follow(
 
 def _show(job: Job, finished: Finished, screen: Screen) -> None:
     """Show the text, the table and the verdict."""
-    screen.line("the text goes on (untrained weights: it is gibberish, but always the same):")
+    screen.line("the text continues (untrained weights: it is gibberish, but always the same):")
     for line in (*cut(shown(job.prompt[-40:]), "  ..."), *cut(shown(finished.text), "  >>>")):
         screen.line(line)
     if finished.layers:

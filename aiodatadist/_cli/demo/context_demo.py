@@ -136,7 +136,7 @@ async def _in_process(job: ContextJob, command: Command) -> ContextRun:
 
 
 def _show(first: ContextRun, second: ContextRun, screen: Screen) -> None:
-    screen.line("the text goes on (untrained weights: it is gibberish, but always the same):")
+    screen.line("the text continues (untrained weights: it is gibberish, but always the same):")
     for line in cut(shown(second.text), "  >>>"):
         screen.line(line)
     for name, run in (("first run", first), ("second run", second)):
@@ -170,7 +170,7 @@ def _gain(first: ContextRun, second: ContextRun) -> str:
     if first.loaded_tokens:
         return (
             f"the first run found {first.loaded_tokens} tokens in the pool already, so there is nothing to compare with: "
-            "another --seed begins anew"
+            "choose another --seed"
         )
     before, after = first.load_seconds + first.compute_seconds, second.load_seconds + second.compute_seconds
     return (

@@ -73,7 +73,7 @@ def table(figures: Figures, runtime: str) -> list[tuple[str, str]]:
         ("bandwidth", f"{f.gb_per_second:.2f} GB/s"),
         ("pull latency", f"{duration(f.pull_seconds)} for {f.pull_blocks} blocks"),
         ("block latency", f"{duration(f.block_seconds)} for one block alone"),
-        ("first pull", f"{duration(f.first_seconds)}, with what has to be set up once per link"),
+        ("first pull", f"{duration(f.first_seconds)}, including what is set up once per link"),
         ("memcpy limit", f"{f.memcpy_gb_per_second:.2f} GB/s, one thread, the same ranges"),
         ("share of limit", f"{f.memcpy_share:.2f}"),
         ("runtime", runtime),
@@ -101,7 +101,7 @@ def v1_table(pull: Pull, runtime: str) -> list[tuple[str, str]]:
         ("bytes", f"{quantity(pull.bytes)} of KV cache in one pull_kv, as {pull.ranges} ranges"),
         (
             "pull_kv",
-            f"{duration(pull.seconds)}, {pull.bytes / pull.seconds / 1e9:.2f} GB/s, with what a link needs once",
+            f"{duration(pull.seconds)}, {pull.bytes / pull.seconds / 1e9:.2f} GB/s, including what a link needs once",
         ),
         ("memcpy limit", f"{pull.bytes / pull.memcpy_seconds / 1e9:.2f} GB/s, one thread, as much in scattered blocks"),
         ("runtime", runtime),

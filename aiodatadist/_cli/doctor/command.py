@@ -37,5 +37,5 @@ def lines(findings: Sequence[Finding]) -> list[str]:
     ]
     count = {mark: sum(finding.mark == mark for finding in findings) for mark in ("warn", "fail")}
     if count["fail"]:
-        return [*rows, f"{count['fail']} fatal: aiodatadist does not work here until that is mended"]
+        return [*rows, f"{count['fail']} fatal: aiodatadist does not work here until that is fixed"]
     return [*rows, f"no fatal finding, {count['warn']} to know about"]

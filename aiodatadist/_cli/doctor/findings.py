@@ -101,7 +101,9 @@ def functions(runtime: Runtime) -> Finding:
     if not missing:
         return Finding("functions", value, "ok", "all that aiodatadist declares")
     lost = sorted(USES[name] for name in missing if name in USES)
-    without = f", which {', '.join(dict.fromkeys(lost))} cannot do without" if lost else ", without which all works"
+    without = (
+        f", which {', '.join(dict.fromkeys(lost))} cannot do without" if lost else ", which aiodatadist can do without"
+    )
     return Finding("functions", value, "warn", f"the libraries lack {', '.join(missing)}{without}; newer CANN has them")
 
 

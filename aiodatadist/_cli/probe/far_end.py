@@ -66,7 +66,7 @@ class FarEnd:
     def do(self, order: dict[str, Any]) -> dict[str, Any]:
         name = order.pop("do", None)
         if name not in self._orders:
-            raise ValueError(f"{name!r} is no order: there are {', '.join(self._orders)}")
+            raise ValueError(f"{name!r} is not an order: must be one of {', '.join(self._orders)}")
         return self._orders[name](**order)
 
     def lend(self, name: str, size: int, host: bool, seed: int) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def key_for(host: str) -> bytes:
     if is_loopback(host):
         return b""
     raise PermissionError(
-        f"{host} is not of this host alone: set {KEY_FILE} to a file with a key, the same at both ends"
+        f"{host} is not a loopback address: set {KEY_FILE} to a file with a key, the same at both ends"
     )
 
 

@@ -66,7 +66,7 @@ class Contender:
         except TimeoutError:
             raise CommandError(f"--against {self.name}: no answer within {seconds + ANSWER_SECONDS:.0f} s") from None
         if line is None:
-            raise CommandError(f"--against {self.name}: its process ended; its words are above")
+            raise CommandError(f"--against {self.name}: its process ended; its output is above")
         answer: dict[str, Any] = json.loads(line)
         if "failed" in answer:
             raise CommandError(f"--against {self.name}: {answer['failed']}")

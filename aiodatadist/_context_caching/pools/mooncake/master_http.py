@@ -30,7 +30,7 @@ async def get(host: str, port: int, path: str) -> bytes:
             raise OSError(f"{host}:{port}{path} answers {shown(head[0])} with {length} bytes")
         return await reader.readexactly(length)
     except (EOFError, ValueError, asyncio.LimitOverrunError) as error:
-        raise OSError(f"{host}:{port}{path} does not answer as HTTP does: {printable(repr(error))}") from error
+        raise OSError(f"{host}:{port}{path} does not speak HTTP: {printable(repr(error))}") from error
     finally:
         writer.transport.abort()
 
