@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -13,7 +14,7 @@ from aiodatadist._cli.bench.arguments import BENCH, add_bench, bench_command
 from aiodatadist._cli.chaos.arguments import CHAOS, add_chaos, chaos_command
 from aiodatadist._cli.demo.arguments import DEMO, add_demo, demo_command
 from aiodatadist._cli.doctor.arguments import DOCTOR, add_doctor, doctor_command
-from aiodatadist._cli.kit.errors import wrong_input
+from aiodatadist._cli.kit.errors import CommandError, meant, wrong_input
 
 
 class _Parser(argparse.ArgumentParser):
@@ -21,6 +22,12 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise wrong_input(f"{message} (see {self.prog} --help)")
+
+
+def _unknown_option(option: str, parser: argparse.ArgumentParser) -> CommandError:
+    known = re.findall(r"--[a-z0-9-]+", parser.format_usage())
+    near = meant(option.partition("=")[0], known)
+    return wrong_input(f"unrecognized argument: {option}{near} (see {parser.prog} --help)")
 
 
 def parse(argv: Sequence[str]) -> Callable[[], int]:
@@ -39,7 +46,10 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
     add_doctor(doctor)
     add_bench(commands.add_parser("bench", help="how fast a KV cache travels here", description=BENCH))
     add_chaos(commands.add_parser("chaos", help="what a KV cache survives here, with a seed", description=CHAOS))
-    arguments = parser.parse_args(argv)
+    _check_command(argv, commands.choices)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise _unknown_option(unknown[0], commands.choices.get(arguments.command, parser))
     if arguments.command is None:
         return partial(_show_help, parser)
     commands_of: dict[str, Callable[[argparse.Namespace], Callable[[], int]]] = {
@@ -49,6 +59,14 @@ def parse(argv: Sequence[str]) -> Callable[[], int]:
         "demo": demo_command,
     }
     return commands_of[arguments.command](arguments)
+
+
+def _check_command(argv: Sequence[str], known: Iterable[str]) -> None:
+    """Raise CommandError if the first word is no command: argparse would list them all, without the one that was meant."""
+    for word in argv[:1]:
+        if not word.startswith("-") and word not in known:
+            near = meant(word, known) or f": must be {', '.join(known)}"
+            raise wrong_input(f"{word!r} is not a command{near} (see aiodatadist --help)")
 
 
 def _show_help(parser: argparse.ArgumentParser) -> int:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiodatadist._cli.kit.errors import wrong_input
+from aiodatadist._cli.kit.errors import meant, wrong_input
 from aiodatadist._cli.kit.numbers import integer, seconds
 from aiodatadist._cli.kit.options import add_json, add_loop, add_seed, address
 from aiodatadist._cli.kit.place import add_place_arguments, first_place, places
@@ -198,7 +198,7 @@ def _several(known: tuple[str, ...]) -> Callable[[str], list[str]]:
         words = list(dict.fromkeys(text.split(",")))
         for word in words:
             if word not in known:
-                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}{meant(word, known)}")
         return words
 
     return convert

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, get_args
 
 from aiodatadist._cli.chaos.profiles import PROFILES, Load, Profile
-from aiodatadist._cli.kit.errors import wrong_input
+from aiodatadist._cli.kit.errors import meant, wrong_input
 from aiodatadist._cli.kit.numbers import integer, seconds
 from aiodatadist._cli.kit.options import add_json, add_loop, add_seed, check_target
 
@@ -70,7 +70,7 @@ def _profiles(text: str, chosen: dict[str, Any]) -> list[Profile]:
     found = []
     for name in dict.fromkeys(text.split(",")):
         if name not in PROFILES:
-            raise wrong_input(f"--profile: {name!r} is none of all, {', '.join(PROFILES)}")
+            raise wrong_input(f"--profile: {name!r} is none of all, {', '.join(PROFILES)}{meant(name, PROFILES)}")
         profile = replace(PROFILES[name], **chosen)
         if missing := _missing(profile):
             raise wrong_input(f"--profile {name}: {missing}")
@@ -95,7 +95,7 @@ def _run_chaos(arguments: argparse.Namespace, seed: int, profiles: list[Profile]
     faults = FAULTS if arguments.faults is None else arguments.faults.split(",")
     for name in faults:
         if name not in FAULTS:
-            raise wrong_input(f"--faults: {name!r} is none of {', '.join(FAULTS)}")
+            raise wrong_input(f"--faults: {name!r} is none of {', '.join(FAULTS)}{meant(name, FAULTS)}")
     return run_chaos(ChaosOptions(arguments.seconds, seed, profiles, faults, arguments.json, arguments.loop))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class CommandError(Exception):
     """A command cannot continue.
@@ -13,6 +16,12 @@ class CommandError(Exception):
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown word: the known word that it resembles, if there is one."""
+    found = get_close_matches(word, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def wrong_input(message: str) -> CommandError:
