@@ -15,7 +15,7 @@ from aiodatadist._cli.bench.machine import Machine, Ran
 from aiodatadist._cli.bench.messages import ANSWER, QUESTION, Check, Done, Open, Refused
 from aiodatadist._cli.bench.options import BenchOptions
 from aiodatadist._cli.bench.progress import open_progress
-from aiodatadist._cli.bench.report import BenchReport, table
+from aiodatadist._cli.bench.report import BenchReport, table, table_lines
 from aiodatadist._cli.bench.sizes import parse_size, parse_sizes, size_text
 from aiodatadist._cli.bench.workload import Case, MemoryKind, Op
 from aiodatadist._cli.kit.errors import CommandError
@@ -156,7 +156,7 @@ def test_what_was_not_measured_is_no_number() -> None:
     for column in ("Avg Post (us)", "Avg Tx (us)", "Loop late P99 (us)"):
         assert line[head.index(column)] == last[head.index(column)] == "-"
     assert line[head.index("Avg Lat. (us)")] == "1000.0"
-    assert last[head.index("Avg Lat. (us)")] == last[head.index("Max")] == "-"
+    assert last[head.index("Avg Lat. (us)")] == last[head.index("Max (us)")] == "-"
 
 
 def test_wrong_bytes_are_seen_in_the_table() -> None:
@@ -177,6 +177,24 @@ def test_a_wide_terminal_has_the_percentiles_of_parts_of_a_transfer() -> None:
     assert bare == table(rows)
     assert set(whole[0]) - set(bare[0]) == {"P99 Post (us)", "P99 Tx (us)"}
     assert table([]) == table([], 1000) == []
+
+
+def test_at_80_columns_there_is_one_table_with_what_matters_most() -> None:
+    rows = [row(8.0), row(80.0)]
+    whole = table_lines(rows, 1000)
+    assert whole == aligned(table(rows, 1000))
+    above, *drawn = table_lines(rows, 80)
+    assert above == "aiodatadist, pull, pool"
+    assert "" not in drawn
+    assert max(map(len, drawn)) <= 80
+    assert [line.split()[0] for line in drawn[-2:]] == ["1048576", "1048576"]
+    head = " ".join(" ".join(drawn[:-2]).split())
+    for words in ("B/W (GB/Sec)", "B/W / memcpy", "P99", "Check"):
+        assert words in head
+    several = table_lines([*rows, row(8.0, op=Op.PUSH)], 80)
+    assert several[0] == "aiodatadist, pool"
+    assert "" not in several
+    assert table_lines([], 80) == []
 
 
 @pytest.mark.parametrize("looks", [True, False])

@@ -19,6 +19,11 @@ KEYS = 5
 """The columns that identify a row."""
 ROOMY = ("P99 Post (us)", "P99 Tx (us)")
 """The columns for a terminal that is wide enough for all."""
+SHED = (
+    "Avg Post (us)", "Avg Tx (us)", "Loop late P99 (us)", "Max (us)", "P90 (us)", "Avg Lat. (us)", "Transfers/s", "CPU s/GB",
+    "memcpy", "P50 (us)",
+)  # fmt: skip
+"""The columns that a narrow terminal goes without, the first first. ``--json`` has them all."""
 
 
 class BenchReport(BaseModel):
@@ -70,10 +75,10 @@ def _cells(row: Row) -> dict[str, str]:
         "B/W / memcpy": "-" if row.of_memcpy is None else str(row.of_memcpy),
         "Transfers/s": f"{row.transfers_per_second.median:.0f}",
         "Avg Lat. (us)": _us(row.latency_us, "average"),
-        "P50": _us(row.latency_us, "p50"),
-        "P90": _us(row.latency_us, "p90"),
-        "P99": _us(row.latency_us, "p99"),
-        "Max": "-" if row.latency_us is None else f"{row.latency_us.max:.0f}",
+        "P50 (us)": _us(row.latency_us, "p50"),
+        "P90 (us)": _us(row.latency_us, "p90"),
+        "P99 (us)": _us(row.latency_us, "p99"),
+        "Max (us)": "-" if row.latency_us is None else f"{row.latency_us.max:.0f}",
         "Avg Post (us)": _us(row.post_us, "average"),
         "P99 Post (us)": _us(row.post_us, "p99"),
         "Avg Tx (us)": _us(row.transfer_us, "average"),
@@ -82,6 +87,26 @@ def _cells(row: Row) -> dict[str, str]:
         "Loop late P99 (us)": "-" if row.loop_late_p99_us is None else f"{row.loop_late_p99_us:.0f}",
         "Check": "-" if row.wrong is None else "WRONG" if row.wrong else "ok",
     }
+
+
+def table_lines(rows: Sequence[Row], columns: int) -> list[str]:
+    """Return one table of at most ``columns`` columns: the narrower, the fewer figures. Below 60 columns it is folded.
+
+    Keys in which all rows are equal are then said once, in a line above the table.
+    """
+    cells = table(rows, columns)
+    drawn = folded(cells, KEYS, columns)
+    if not cells or "" not in drawn:
+        return drawn
+    equal = [i for i in range(KEYS - 2) if len({row[i] for row in cells[1:]}) == 1]  # not the sizes
+    above = ", ".join(cells[1][i] for i in equal)
+    cells = [[cell for i, cell in enumerate(line) if i not in equal] for line in cells]
+    for head in (None, *SHED):
+        cells = [[cell for i, cell in enumerate(line) if cells[0][i] != head] for line in cells]
+        drawn = folded(cells, KEYS - len(equal), columns)
+        if "" not in drawn:
+            break
+    return [above, *drawn] if above else drawn
 
 
 def _us(latencies: Latencies | None, which: str) -> str:
@@ -106,5 +131,4 @@ def lines(report: BenchReport, columns: int) -> list[str]:
     wrong = [
         f"WRONG: {row.case.op.value} of {row.case.block} B: {text}" for row in report.rows for text in row.wrong or ()
     ]
-    table_lines = folded(table(report.rows, columns), KEYS, columns)
-    return [*wrapped_all(head, columns), "", *table_lines, *wrapped_all(wrong, columns)]
+    return [*wrapped_all(head, columns), "", *table_lines(report.rows, columns), *wrapped_all(wrong, columns)]
