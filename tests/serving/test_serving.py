@@ -68,7 +68,12 @@ def take_back(services: Three, kept: dict[str, Any]) -> None:
 
 
 def test_commands_of_the_page() -> None:
-    lines = re.findall(r"^\$ (.*)$", (ROOT / "docs" / "serving.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\$ (.*)$", page, flags=re.MULTILINE)
+    shown = {
+        name: float(value) for name, value in re.findall(r"^((?:serving|aiodatadist)_\S+) (\S+)$", page, re.MULTILINE)
+    }
+    assert len(shown) >= 12
     ports = {port: str(free_port()) for port in ("8000", "8001", "8002", "26001")}
     commands = [shlex.split(re.sub("|".join(ports), lambda port: ports[port[0]], line)) for line in lines[1:]]
     services = [
@@ -83,6 +88,12 @@ def test_commands_of_the_page() -> None:
         job = json.loads(commands[3][-1])
         text = httpx.post(commands[3][2], json={**job, "stream": False}, trust_env=False).json()["choices"][0]["text"]
         assert text == expected(job)
+
+        def counted() -> dict[str, float | None]:
+            found = services[1].metrics()
+            return {name: found.get(name) for name in shown}
+
+        eventually(counted, shown)  # blocks are given back behind the answer
     finally:
         for service in services:
             service.close()
