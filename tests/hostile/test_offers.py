@@ -402,6 +402,24 @@ def test_a_hostile_offer_is_refused_in_one_short_line(vllm: SimpleNamespace, rea
     assert reached.total == 0
 
 
+@pytest.mark.parametrize(
+    "params", ["do_remote_prefill", LINES * 100, 7, 0, 0.5, [], ["do_remote_decode"] * 10_000, True]
+)
+def test_parameters_that_are_no_object_are_refused_once_and_end_no_scheduler(
+    vllm: SimpleNamespace, params: Any
+) -> None:
+    """vLLM compares their type, but not if they come in ``vllm_xargs``."""
+    scheduler = Scheduler(vllm)
+    assert scheduler.go_through(params) == (0, False)
+    assert scheduler.side.take_counters() == {"offer_unreadable": 1}
+    text = scheduler.log.getvalue()
+    assert len(text) <= 400
+    assert text.startswith("request r: kv_transfer_params: it is ")
+    assert text.endswith(": must be an object\n")
+    assert text.count("\n") == 1
+    assert all(" " <= char <= "~" for char in text.rstrip("\n"))
+
+
 def test_many_hostile_offers_are_one_line_a_second(vllm: SimpleNamespace) -> None:
     scheduler, now = Scheduler(vllm), 0.0
     scheduler.side.incidents.clock = lambda: now

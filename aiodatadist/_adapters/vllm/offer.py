@@ -17,7 +17,7 @@ from aiodatadist._adapters.peer_links import PeerAddress
 from aiodatadist._adapters.peers import Peers
 from aiodatadist._adapters.push_messages import TransferName
 from aiodatadist._counting import Incident, Incidents
-from aiodatadist._values.foreign import Unreadable, printable, read_foreign, scan_foreign
+from aiodatadist._values.foreign import Unreadable, printable, read_foreign, scan_foreign, shown
 from aiodatadist._values.lease_ticket import Blocks, LeaseName
 from aiodatadist._wire.messages import MAX_SECONDS
 
@@ -132,6 +132,21 @@ class Offers:
         self._peers = peers
         self._max_workers = max_workers
         self._incidents = incidents or Incidents()
+
+    def params_of(self, request: Any) -> dict[str, Any]:
+        """Return the parameters of one of vLLM's requests; empty if it has none, or something else, which is refused.
+
+        They are of any type if a client sends them in ``vllm_xargs``. They are refused once: from then on the request
+        has none.
+        """
+        params = request.kv_transfer_params
+        if isinstance(params, dict):
+            return params
+        if params is not None:
+            request.kv_transfer_params = None
+            why = f"it is {shown(params)}: must be an object"
+            self._refuse(Incident.OFFER_UNREADABLE, request.request_id, "kv_transfer_params", why)
+        return {}
 
     def offer_of(
         self, request_id: str, params: Mapping[str, Any] | None, prompt_tokens: int

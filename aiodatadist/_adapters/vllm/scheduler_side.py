@@ -64,7 +64,8 @@ class SchedulerSide:
         return (count, True) if count > 0 else (0, False)
 
     def _offer_of(self, request: Any) -> Offer | PushOffer | None:
-        return self._offers.offer_of(request.request_id, request.kv_transfer_params, int(request.num_prompt_tokens))
+        params = self._offers.params_of(request)
+        return self._offers.offer_of(request.request_id, params, int(request.num_prompt_tokens))
 
     @staticmethod
     def _offered(request: Any, offer: Offer | PushOffer) -> int:
@@ -73,7 +74,7 @@ class SchedulerSide:
 
     def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """Note the blocks of a request, and order its load. Does nothing the second time."""
-        name = self._offers.transfer_to_push(request.kv_transfer_params)
+        name = self._offers.transfer_to_push(self._offers.params_of(request))
         if name is not None and self._is_pusher(transfer := _transfer_of(request, name)):
             self._pushed[request.request_id] = transfer
             self._computed.add(request.request_id, block_ids, end=int(request.num_prompt_tokens))
@@ -130,7 +131,7 @@ class SchedulerSide:
 
     def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
         """End a request; return True if its blocks are kept, and the parameters for the next engine."""
-        request_id, params = request.request_id, request.kv_transfer_params or {}
+        request_id, params = request.request_id, self._offers.params_of(request)
         offer = self._offer_of(request)
         if offer is not None:  # it was never scheduled here
             self._refuse(request, offer)
