@@ -105,6 +105,7 @@ static int note_wanted(ring *r)
         share_note_next(&r->stream, priority, first ? &first->program : NULL);
         wanted = first ? priority : wanted;
     }
+    /* relaxed: a hint to the running program, which takes the lock before it acts on it */
     atomic_store_explicit(&r->stream.wanted, wanted, memory_order_relaxed);
     return wanted;
 }
@@ -226,6 +227,7 @@ static void cancel_running(ring *r)
 {
     program *p = &r->running->program;
     p->cancelled_ns = p->cancelled_ns ? p->cancelled_ns : ring_now_ns();
+    /* relaxed: the program only has to see it by its next window; what it is told comes with the lock */
     atomic_store_explicit(&p->cancelled, true, memory_order_relaxed);
 }
 

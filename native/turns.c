@@ -12,6 +12,7 @@ static uint64_t min(uint64_t a, uint64_t b)
 void share_note_next(ring_stream *on, int priority, const program *p)
 {
     uint64_t bytes = p ? min(p->window_bytes, p->total - p->issued) : 0;
+    /* relaxed: a number by itself, by which windows are ordered; a stale one costs a window */
     atomic_store_explicit(&on->next_bytes[priority], p && !bytes ? 1 : bytes, memory_order_relaxed);
 }
 

@@ -523,6 +523,7 @@ class LeasedBlocks:
                 digest = prompt_as_kept(prompt_digest, source.layout, source.shape, rank, len(sources))
                 await self._release_one(source, kept, digest)
 
+        # shielded: an order that was cancelled, too, keeps the owner's blocks until the owner is told or its lease expires
         with anyio.move_on_after(self._link_seconds, shield=True):
             await together([release] * min(RELEASED_AT_A_TIME, len(told)))
 

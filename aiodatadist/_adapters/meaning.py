@@ -22,6 +22,7 @@ Difference = tuple[str | int | None, str | int | None]
 """The values of an entry here and there; None if that end does not give it."""
 
 _DIGEST_BYTES = 8
+"""Enough to tell two values apart; both ends are the user's own, so no one searches for collisions."""
 
 
 def differences(

@@ -18,6 +18,7 @@ from aiodatadist._values.foreign import printable
 from aiodatadist.errors import LinkError
 
 MAX_RULES: Final = 1024
+"""The most rules of an engine: each address is compared with all of them on the event loop."""
 _RANGE: Final = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
 
 

@@ -230,7 +230,7 @@ class IncomingPushes:
             return
         try:
             if arrival.peer is not None and arrival.answer is None:
-                with anyio.CancelScope(shield=True):
+                with anyio.CancelScope(shield=True):  # bounded: by ``patience``, then by the end of the link
                     await self._drop(order, arrival, arrival.peer)
             if arrival.peer is not None and not isinstance(arrival.answer, Sent):
                 await self._wait_usable()

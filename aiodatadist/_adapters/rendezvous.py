@@ -63,6 +63,7 @@ PROBE_SECONDS = 1.0
 PROBES = 64
 """Addresses that are tried at the same time."""
 RECEIVE = 4096
+"""Bytes received at a time: a line of the usual length."""
 KEY_HINT = "all engines need the same auth_key_file"
 
 Clock = Callable[[], float]

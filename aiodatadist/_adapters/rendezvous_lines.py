@@ -27,6 +27,7 @@ MAX_QUESTION = 16 << 10
 MAX_ANSWER = 512 << 10
 """Most bytes of a line that the server writes: addresses of ``MAX_RANKS``, and one layout."""
 MAX_RANKS = 1024
+"""The most ranks of one engine. An answer lists all of them, in one line."""
 MAX_TEXT = 253
 """Most characters of a text: a host's name may have that many."""
 FRESH_SECONDS = 60.0

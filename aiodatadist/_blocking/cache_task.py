@@ -47,7 +47,7 @@ class CacheTask:
 
     async def _end(self) -> None:
         self._inner.cancel()
-        with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True):  # bounded: bytes may land until the transfer has ended
             await self._inner.get_results(LET_GO_MILLISECONDS)
 
     def _stop(self) -> None:

@@ -190,7 +190,9 @@ class Handle:
                 await ended.wait()
         except asyncio.CancelledError:
             self._cancel()
-            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + LET_GO_SECONDS):
+            with anyio.CancelScope(
+                shield=True, deadline=anyio.current_time() + LET_GO_SECONDS
+            ):  # bytes may land until then
                 await ended.wait()
             raise
         finally:

@@ -39,6 +39,7 @@ SLICE_BYTES = 16 << 20
 SMALL_BYTES = 64 << 10
 """Bytes summed on the event loop, in 10 us (0.1 ms with tables): waking a thread and being woken takes as long."""
 WINDOWS = 2
+"""Windows of pinned memory: one is filled while the other is summed."""
 THREADS = 2
 """Summing threads: the ends of a link are mostly on two machines, and one thread sums faster than a device copies."""
 

@@ -84,7 +84,7 @@ class TakenBlocks:
     async def _withdraw(self) -> None:
         """Withdraw the lease, without waiting for a pull that is under way."""
         if self._lease is not None and self._lease.ended is None:
-            with anyio.move_on_after(0, shield=True):
+            with anyio.move_on_after(0, shield=True):  # takes effect at once: only the wait for a pull is cut off
                 await self._lease.withdraw()
 
     def _give_back(self, owner: _Owner) -> None:

@@ -150,14 +150,17 @@ class Engine:
             stack.push_async_callback(self.local_copies.aclose)
             self.digester = Digester(self.device)
             stack.push_async_callback(self.digester.aclose)
+            # closed once the group has ended, because links exchange heartbeats until they have parted
             stack.callback(self._heartbeats.close)
             address = await find_listen_address(self._config)
+            # before the group, so that a port in use is no ExceptionGroup
             listener = None if address is None else await Listener.open(*address, self.auth_key, "init")
             self._group = await stack.enter_async_context(anyio.create_task_group())
             self._replace_listener(listener)
             started.set_result(None)
             try:
                 await self._stopping.wait()
+                # callers that wait for room end first: parting may take a second
                 self.registry.end_allocating()
                 await self._part_from_all()
             finally:  # also after a bug: no caller may wait for something that can no longer come
@@ -205,6 +208,7 @@ class Engine:
                 await self.registry.open_pool(placement, PoolConfig.parse(text, name))
 
     async def _part_from_all(self) -> None:
+        # first what makes links, so that no new one comes while the others part
         self.links.news.set()
         self.relinker.end()
         self.initiator.cancel()

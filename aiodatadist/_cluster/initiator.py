@@ -260,6 +260,7 @@ class LinkInitiator:
             await attempt.settled.wait()
         except asyncio.CancelledError:
             attempt.scope.cancel()
+            # shielded: the caller must not continue while half of a link is left, which a next attempt would meet
             with anyio.CancelScope(shield=True, deadline=anyio.current_time() + DRAIN_TIMEOUT):
                 await attempt.settled.wait()
             raise
@@ -338,6 +339,7 @@ class LinkInitiator:
             raise
         finally:
             if link.session.failure is not None:
+                # shielded: the attempt is settled after this, and must leave nothing of its link
                 with anyio.CancelScope(shield=True, deadline=anyio.current_time() + DRAIN_TIMEOUT):
                     await link.wait_closed()
 

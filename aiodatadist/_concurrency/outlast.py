@@ -29,7 +29,9 @@ async def outlast(
             try:
                 await wait()
             except asyncio.CancelledError:
-                if anyio.current_effective_deadline() <= anyio.current_time():
+                if (
+                    anyio.current_effective_deadline() <= anyio.current_time()
+                ):  # otherwise Task.cancel, which adds nothing
                     break
     return is_over()
 

@@ -32,6 +32,7 @@ from aiodatadist.errors import FeatureNotEnabled, LLMException, LLMStatusCode, N
 logger = logging.getLogger(__name__)
 
 MAX_CLUSTERS: Final = 16
+"""The most clusters in one call, as upstream."""
 OK: Final = LLMStatusCode.LLM_SUCCESS
 
 

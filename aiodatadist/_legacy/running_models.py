@@ -44,6 +44,7 @@ class RunningModels:
     async def end(self) -> bool:
         """Cancel all calls and wait for their end; return False if some have not ended after ``PATIENCE_SECONDS``."""
         self._is_over = True
+        # shielded: memory is released afterwards that a running model may still use
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + PATIENCE_SECONDS):
             while self._scopes:
                 for scope in list(self._scopes):

@@ -293,10 +293,11 @@ class Link:
             self.transfers.running.stop()
         try:
             with anyio.move_on_after(DRAIN_TIMEOUT + self.transfers.running.quiesce_seconds, shield=True):
+                # streams first: their transfers use the channels
                 is_quiet = [await self._quietly(stream) for stream in self.transfers.running.streams.values()]
                 if all(is_quiet):  # else the device may still use a channel
                     await self._shut()
-            with anyio.move_on_after(1, shield=True):
+            with anyio.move_on_after(1, shield=True):  # separately, because the time for the above may be over
                 await self._quietly(self._wire)
         finally:
             self.transfers.running.end_unclean()

@@ -204,6 +204,7 @@ class Session:
         self._tasks, self._scope = Spawner(group), group.cancel_scope
         while self._to_start:
             group.start_soon(self._to_start.pop(0))
+        # told to end before it had a group
         if self.life.service is Service.STOPPED:
             group.cancel_scope.cancel()
 
@@ -255,6 +256,7 @@ class Session:
 
     def copy_of_failure(self) -> LinkError:
         """Return a copy of what ended the link, for one caller. It is retryable if the link is being re-established."""
+        # a copy for each: an exception that is raised twice collects the tracebacks of both
         failure = self.life.failure or LinkClosed(f"the link to cluster {self.cluster_id} was closed")
         copied = type(failure)(*failure.args, peer=self.cluster_id, hint=failure.hint)
         copied.retryable = self.life.is_retryable

@@ -26,6 +26,7 @@ MAX_KEY: Final = 127
 """Most bytes of a key: both parts and their separator, in UTF-8."""
 MAX_HASH: Final = 2**128
 MIN_HASH: Final = -(2**63)
+"""Hashes of up to 128 bits, or signed ones of 64 bits, as Python's ``hash()`` returns."""
 
 
 @dataclass(frozen=True, order=True, slots=True)

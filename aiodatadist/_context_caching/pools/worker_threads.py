@@ -200,6 +200,7 @@ class WorkerThreads:
         for _ in self._threads:
             self._jobs.put(None)
         if self._threads:
+            # shielded: the caller frees memory afterwards that these threads may still use
             with anyio.move_on_after(seconds, shield=True):
                 await self._all_ended.wait()
             if not self._all_ended.is_set():

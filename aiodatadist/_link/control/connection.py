@@ -143,6 +143,7 @@ class _Reader(asyncio.StreamReader):
 
 
 TCP_INFO_BYTES = 256
+"""More than any kernel's ``struct tcp_info``: the kernel returns what it has."""
 LAST_DATA_RECEIVED = 52
 """The offset of ``tcpi_last_data_recv`` in the kernel's ``struct tcp_info``: milliseconds since data came."""
 

@@ -16,6 +16,7 @@ from aiodatadist._wire.reasons import reason_of
 from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, ParamInvalid, ProtocolError, TransferError
 
 MAX_WATCHED = 65536
+"""The most caches that a peer may watch. Each is one small object until layers land in it."""
 
 
 class LayerReceiver:

@@ -5,6 +5,7 @@ soft_counts soft_count;
 
 static uint64_t now(const _Atomic uint64_t *counter)
 {
+    /* relaxed: each count is right by itself; together they are no snapshot */
     return atomic_load_explicit(counter, memory_order_relaxed);
 }
 

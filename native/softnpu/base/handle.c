@@ -115,6 +115,7 @@ uint64_t soft_handle_count(soft_kind kind)
 
 void soft_ref(soft_object *object)
 {
+    /* relaxed: the caller has a reference already, so the object cannot be destroyed meanwhile */
     atomic_fetch_add_explicit(&object->refs, 1, memory_order_relaxed);
 }
 

@@ -10,5 +10,6 @@ bool soft_initialized(void)
 
 void soft_initialized_set(bool yes)
 {
+    /* release: a call that finds the runtime initialised finds the table of devices filled */
     atomic_store_explicit(&initialized, yes, memory_order_release);
 }

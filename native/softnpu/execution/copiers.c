@@ -27,6 +27,7 @@ static inline void pause_a_little(void)
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #else
+        /* keeps the compiler from removing the loop */
         atomic_signal_fence(memory_order_seq_cst);
 #endif
 }
@@ -46,6 +47,7 @@ static job *enter(void)                                     /* locked */
 static bool is_wanted_soon(void)
 {
     for (int64_t end = soft_now_ns() + SPIN_NS; soft_now_ns() < end; pause_a_little())
+        /* relaxed: a hint; enter() looks again under the lock */
         if (atomic_load_explicit(&rooms, memory_order_relaxed))
             return true;
     return false;

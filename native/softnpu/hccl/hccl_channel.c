@@ -110,6 +110,7 @@ static aclError broken(const hccl_op *op, int error)
 static bool take_channel(hccl_op *op)
 {
     if (!op->claimed)
+        /* acquire, with the release in hccl_op_stop(): the operation before is done with the socket */
         op->claimed = !atomic_exchange_explicit(&op->channel->busy, true, memory_order_acquire);
     return op->claimed;
 }

@@ -36,6 +36,7 @@ static bool reserve(void)                                   /* less address spac
         madvise(got, size, MADV_DONTDUMP);
         cursor = (uintptr_t)got;
         atomic_store(&length, size);
+        /* last, with release: a thread that sees the start sees the length, too */
         atomic_store_explicit(&start, (uintptr_t)got, memory_order_release);
         return true;
     }

@@ -71,6 +71,7 @@ Either another process is putting it now, or it was evicted at once, as happens 
 for. Mooncake does not say which; neither is a fault.
 """
 BATCH_BYTES: Final = (8 << 20) + (64 << 10)
+"""Most bytes in one call of the engine: a value of 8 MiB with its header, or smaller ones that take no longer."""
 BATCH_KEYS: Final = 8
 """Most values in one call of the engine: a hanging peer blocks it for 3 seconds, and nearly one more for each value."""
 AT_ONCE: Final = max(1, (os.cpu_count() or 1) // 2)

@@ -114,7 +114,7 @@ class Wire:
         """Drop it, and wait until its socket is closed."""
         self.drop()
         if self._exchange is not None:
-            with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
+            with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):  # a cancelled caller must not leave the socket open
                 await self._exchange.closed()
 
 
