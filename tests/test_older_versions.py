@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import anyio
-import anyio.abc
 import pytest
 
 from aiodatadist import (
@@ -22,6 +21,7 @@ from aiodatadist import (
     TransferPriority,
 )
 from aiodatadist.testing import Cluster, open_cluster, verify
+from tests import children
 from tests.test_versions import DESC
 
 PEER = [sys.executable, "-m", "tests.older_peer"]
@@ -71,15 +71,20 @@ async def use_what_is_newer(cluster: Cluster, peer: int, cache: Cache, one_sided
 
 
 @asynccontextmanager
-async def older_peer(one_sided: bool, port: int | None = None) -> AsyncIterator[tuple[anyio.abc.Process, str]]:
-    """Start the older peer. Yield the process and its first line. The process must end well."""
+async def older_peer(one_sided: bool, port: int | None = None) -> AsyncIterator[str]:
+    """Start the older peer. Yield its first line. The process must end well."""
     arguments = [str(int(one_sided))] + ([] if port is None else [str(port)])
-    async with await anyio.open_process([*PEER, *arguments], stderr=sys.stderr) as peer:
+    peer = await children.create_subprocess_exec(*PEER, *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
         assert peer.stdin is not None
         assert peer.stdout is not None
-        yield peer, (await peer.stdout.receive()).decode().strip()
-        await peer.stdin.aclose()
+        yield (await peer.stdout.readline()).decode().strip()
+        peer.stdin.close()
         assert await peer.wait() == 0
+    finally:
+        if peer.returncode is None:
+            peer.kill()
+            await peer.wait()
 
 
 def at(port: str) -> LLMClusterInfo:
@@ -91,7 +96,7 @@ def at(port: str) -> LLMClusterInfo:
 @MODES
 async def test_this_version_links_to_the_first(one_sided: bool) -> None:
     async with (
-        older_peer(one_sided) as (_, port),
+        older_peer(one_sided) as port,
         open_cluster(2, device_id=1, **mode(one_sided)) as cluster,
     ):
         cache = await cluster.blocks(DESC)
@@ -107,7 +112,7 @@ async def test_the_first_version_links_to_this_one(one_sided: bool) -> None:
         cache = await cluster.blocks(DESC)
         address = cluster.datadist.listen_address
         assert address is not None
-        async with older_peer(one_sided, address[1]) as (_, said):
+        async with older_peer(one_sided, address[1]) as said:
             assert said == "linked"
             await use_what_is_newer(cluster, 1, cache, one_sided)
         with suppress(NotLinked):  # it has ended already
@@ -117,7 +122,7 @@ async def test_the_first_version_links_to_this_one(one_sided: bool) -> None:
 
 async def test_it_is_not_linked_where_all_is_to_be_checked() -> None:
     async with (
-        older_peer(True) as (_, port),
+        older_peer(True) as port,
         open_cluster(2, device_id=1, **mode(True), transfer_checksum=True) as cluster,
     ):
         linked = await cluster.datadist.link_clusters([at(port)], 10_000)
@@ -130,7 +135,8 @@ async def test_nor_may_it_link() -> None:
     async with open_cluster(2, device_id=1, **mode(True), transfer_checksum=True) as cluster:
         address = cluster.datadist.listen_address
         assert address is not None
-        peer = await anyio.run_process([*PEER, "1", str(address[1])], check=False)
+        peer = await children.create_subprocess_exec(*PEER, "1", str(address[1]), stderr=subprocess.PIPE)
+        _, errors = await peer.communicate()
         assert peer.returncode != 0
         words = b"the peer refused: transfer_checksum is on at cluster 2, and cluster 1 knows no checksums"
-        assert words in peer.stderr
+        assert words in errors

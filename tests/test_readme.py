@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from aiodatadist._testing.ports import free_port
+from tests import children
+from tests.profiles import IS_NIGHT
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 QUICKSTART, CACHING = DOCS / "quickstart.md", DOCS / "context-caching.md"
 
 DECODE_SAYS, PREFILL_SAYS = "32768 bytes [1, 2, 3, 4]", "cluster 2: request 7 is here"
-PYTHON = [sys.executable, "-X", "dev", "-W", "error", "-c"]
+PYTHON = [sys.executable, *(["-X", "dev"] if IS_NIGHT else []), "-W", "error", "-c"]
+"""Debug modes are of the night: they need an interpreter of their own."""
 
 
 def complaints(stderr: str) -> list[str]:
@@ -54,7 +57,7 @@ def test_first_programs_are_short(page: Path, name: str) -> None:
 
 
 def test_context_caching_computes_nothing_twice() -> None:
-    done = subprocess.run(
+    done = children.run(
         [*PYTHON, found(CACHING, "prompts.py")], capture_output=True, text=True, check=False, timeout=30
     )
     assert (complaints(done.stderr), done.returncode) == ([], 0)
@@ -65,7 +68,7 @@ def test_context_caching_goes_on_without_its_cache() -> None:
     text = found(CACHING, "prompts.py")
     broken = text.replace("    try:\n", "    await cache.aclose()\n    try:\n", 1)
     assert broken != text
-    done = subprocess.run([*PYTHON, broken], capture_output=True, text=True, check=False, timeout=30)
+    done = children.run([*PYTHON, broken], capture_output=True, text=True, check=False, timeout=30)
     assert (complaints(done.stderr), done.returncode) == ([], 0)
     told = [line.partition(":")[0].partition(" did")[0] for line in done.stdout.splitlines()]
     rest = ["all is computed", "no instance will find these blocks"]
@@ -73,15 +76,13 @@ def test_context_caching_goes_on_without_its_cache() -> None:
 
 
 def test_layer_groups_of_the_guide_are_found_as_far_as_both_are_there() -> None:
-    done = subprocess.run(
-        [*PYTHON, found(CACHING, "hybrid.py")], capture_output=True, text=True, check=False, timeout=30
-    )
+    done = children.run([*PYTHON, found(CACHING, "hybrid.py")], capture_output=True, text=True, check=False, timeout=30)
     assert (complaints(done.stderr), done.returncode) == ([], 0)
     assert done.stdout == "3 of 4 blocks were loaded, 3 asked for\n"
 
 
 def test_ems_program_of_the_migration_guide() -> None:
-    done = subprocess.run(
+    done = children.run(
         [*PYTHON, found(DOCS / "migrating.md", "worker.py")], capture_output=True, text=True, check=False, timeout=30
     )
     assert (complaints(done.stderr), done.returncode) == ([], 0)
@@ -96,10 +97,10 @@ def test_quick_start_says_what_prefill_and_decode_print(page: Path) -> None:
 
 def test_prefill_and_decode_share_blocks() -> None:
     port = free_port()
-    with subprocess.Popen([*PYTHON, program("prefill.py", port)], stdout=subprocess.PIPE, text=True) as prefill:
+    with children.Popen([*PYTHON, program("prefill.py", port)], stdout=subprocess.PIPE, text=True) as prefill:
         assert prefill.stdout is not None
         assert prefill.stdout.readline() == "ready\n"
-        done = subprocess.run(
+        done = children.run(
             [*PYTHON, program("decode.py", port)], capture_output=True, text=True, check=False, timeout=30
         )
         assert done.stdout == f"{DECODE_SAYS}\n", done.stderr

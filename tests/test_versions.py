@@ -36,6 +36,7 @@ from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, enc
 from aiodatadist._wire.handshake import refusal
 from aiodatadist._wire.messages import MINOR, PROTOCOL, Hello, Message, Pong, Refuse, parser
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster, verify
+from tests import children
 from tests.unit.wire.examples import hello
 
 DESC = CacheDesc(4, [16, 2048], DataType.DT_UINT8)
@@ -155,15 +156,22 @@ async def use(cluster: Cluster, peer: LLMClusterInfo, cache: Cache, one_sided: b
 
 @pytest.mark.parametrize("one_sided", [True, False], ids=["one-sided", "request/response"])
 async def test_this_version_links_to_the_next_one(one_sided: bool) -> None:
-    async with await anyio.open_process([*PEER, str(int(one_sided))], stderr=sys.stderr) as peer:
+    peer = await children.create_subprocess_exec(
+        *PEER, str(int(one_sided)), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
         assert peer.stdin is not None
         assert peer.stdout is not None
         info = LLMClusterInfo(1)
-        info.append_remote_ip_info("127.0.0.1", int(await peer.stdout.receive()))
+        info.append_remote_ip_info("127.0.0.1", int(await peer.stdout.readline()))
         async with open_cluster(2, device_id=1, **mode(one_sided)) as cluster:
             await use(cluster, info, await cluster.blocks(DESC), one_sided)
-        await peer.stdin.aclose()
+        peer.stdin.close()
         assert await peer.wait() == 0
+    finally:
+        if peer.returncode is None:
+            peer.kill()
+            await peer.wait()
 
 
 @pytest.mark.parametrize("one_sided", [True, False], ids=["one-sided", "request/response"])
@@ -172,10 +180,11 @@ async def test_the_next_version_links_to_this_one(one_sided: bool) -> None:
         await cluster.blocks(DESC)
         address = cluster.datadist.listen_address
         assert address is not None
-        peer = await anyio.run_process(
-            [*PEER, str(int(one_sided)), str(address[1])], stderr=subprocess.PIPE, check=False
+        peer = await children.create_subprocess_exec(
+            *PEER, str(int(one_sided)), str(address[1]), stderr=subprocess.PIPE
         )
-        assert peer.returncode == 0, peer.stderr.decode()
+        _, errors = await peer.communicate()
+        assert peer.returncode == 0, errors.decode()
         with suppress(NotLinked):  # it has ended already
             await cluster.datadist.wait_link_closed(1)
         assert cluster.datadist.figures().links_ended == {"unlinked": 1}
