@@ -71,14 +71,15 @@ class _Server:
         atexit.register(self._end)
 
     @classmethod
-    def started(cls) -> _Server:
-        """Start an interpreter that becomes one."""
+    def started(cls, environment: Mapping[str, str]) -> _Server:
+        """Start an interpreter that becomes one, with these variables."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         text = SERVER.format(channel=theirs.fileno())
-        process = _started([sys.executable, "-c", text], cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        command, numbers = [sys.executable, "-c", text], [theirs.fileno()]
+        process = _started(command, cwd=ROOT, env=environment, pass_fds=numbers, stdin=subprocess.DEVNULL)
         theirs.close()
         process.returncode = 0  # it is waited for in _end
-        return cls(ours, process.pid, _at_the_start(os.environ))
+        return cls(ours, process.pid, _at_the_start(environment))
 
     def _end(self) -> None:
         self._channel.close()
@@ -89,7 +90,7 @@ class _Server:
         """Return the number of the open file over which this process talks to the server."""
         return self._channel.fileno()
 
-    def can_start(self, environment: dict[str, str]) -> bool:
+    def can_start(self, environment: Mapping[str, str]) -> bool:
         """Return True if an interpreter started in this environment would be like the server."""
         return _at_the_start(environment) == self._environment
 
@@ -113,14 +114,25 @@ def _at_the_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 _servers: list[_Server] = []
-"""The server of this process, once it is needed."""
+"""The servers of this process, once they are needed: one for its own environment, then those for others."""
 
 
 def server() -> _Server:
     """Return the server of this process. It ends when this process does."""
     if not _servers:
-        _servers.append(_Server.started())
+        _servers.append(_Server.started(os.environ))
     return _servers[0]
+
+
+def serve(environment: Mapping[str, str]) -> None:
+    """Let programs be forked that an interpreter would find other libraries for: by a further server, if it is needed."""
+    if _server_for(environment) is None:
+        _servers.append(_Server.started(environment))
+
+
+def _server_for(environment: Mapping[str, str]) -> _Server | None:
+    server()
+    return next((each for each in _servers if each.can_start(environment)), None)
 
 
 def adopt(channel: socket.socket, pid: int, environment: Mapping[str, str]) -> None:
@@ -163,13 +175,9 @@ class Popen(subprocess.Popen[AnyStr]):
         program = _program(asked["args"])
         environment = dict(os.environ if asked["env"] is None else asked["env"])
         unusual = any(asked[name] is not None for name in ("executable", "preexec_fn", "gid", "gids", "uid"))
-        if (
-            program is None
-            or unusual
-            or asked["shell"]
-            or not asked["close_fds"]
-            or not server().can_start(environment)
-        ):
+        usable = program is not None and not unusual and not asked["shell"] and asked["close_fds"]
+        server = _server_for(environment) if usable else None
+        if program is None or server is None:
             super()._execute_child(*given)  # type: ignore[misc]
             return
         places = {0: asked["p2cread"], 1: asked["c2pwrite"], 2: asked["errwrite"]}
@@ -188,7 +196,7 @@ class Popen(subprocess.Popen[AnyStr]):
             "numbers": list(places),
         }
         try:
-            self.pid = server().start(request, list(places.values()))
+            self.pid = server.start(request, list(places.values()))
         finally:
             self._close_pipe_fds(*(asked[name] for name in PIPES))  # type: ignore[attr-defined]
         self._child_created = True

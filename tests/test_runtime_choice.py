@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests import vendor_names
+from tests import children, vendor_names
 from tests.vendor_names import NEW, OLD
 
 SHOW = """
@@ -44,6 +45,12 @@ asyncio.run(main())
 """
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with vendor_names.shared_folder() as empty:
+        yield empty
+
+
 def run(
     script: str, folder: Path, runtime: str | None, names: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
@@ -53,7 +60,7 @@ def run(
         environment["AIODATADIST_RUNTIME"] = runtime
     environment["LD_LIBRARY_PATH"] = str(folder)
     command = [sys.executable, "-c", script]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=30)
+    return children.run(command, env=environment, capture_output=True, text=True, check=False, timeout=30)
 
 
 @pytest.mark.parametrize(
@@ -68,33 +75,33 @@ def run(
     ],
 )
 def test_the_environment_and_what_is_installed_choose(
-    tmp_path: Path, runtime: str | None, names: tuple[str, ...], opened: str
+    folder: Path, runtime: str | None, names: tuple[str, ...], opened: str
 ) -> None:
-    done = run(SHOW, tmp_path, runtime, names)
+    done = run(SHOW, folder, runtime, names)
     assert done.stdout.strip() == opened, done.stderr
 
 
 @pytest.mark.parametrize(
     ("runtime", "words"), [("ascend", "libacl_rt.so: cannot open"), ("cuda", "must be auto, ascend or soft")]
 )
-def test_what_cannot_be_opened_is_said(tmp_path: Path, runtime: str, words: str) -> None:
-    done = run(SHOW, tmp_path, runtime)
+def test_what_cannot_be_opened_is_said(folder: Path, runtime: str, words: str) -> None:
+    done = run(SHOW, folder, runtime)
     assert done.returncode == 1
     assert words in done.stderr
 
 
-def test_a_runtime_that_shows_no_device_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_that_shows_no_device_is_not_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOFTNPU_FAULTS", "aclrtGetDeviceCount:fail=207004@*")
-    done = run(SHOW, tmp_path, "ascend", NEW)
+    done = run(SHOW, folder, "ascend", NEW)
     assert "the ascend runtime shows no device (code 207004)" in done.stderr
 
 
-def test_a_pull_on_the_vendors_path(tmp_path: Path) -> None:
-    done = run(PULL, tmp_path, "ascend", NEW)
+def test_a_pull_on_the_vendors_path(folder: Path) -> None:
+    done = run(PULL, folder, "ascend", NEW)
     assert done.stdout.strip() == "ascend LLM_SUCCESS", done.stderr
 
 
-def test_auto_does_not_pass_by_npus_that_do_not_load(tmp_path: Path) -> None:
+def test_auto_does_not_pass_by_npus_that_do_not_load(folder: Path, tmp_path: Path) -> None:
     devices = tmp_path / "dev"
     devices.mkdir()
     (devices / "davinci0").touch()
@@ -104,14 +111,14 @@ from aiodatadist._native import runtime
 runtime.DEVICE_FILES = Path({str(devices)!r})
 runtime.open_runtime()
 """
-    done = run(script, tmp_path, "auto")
+    done = run(script, folder, "auto")
     assert "RuntimeUnavailable: this machine has NPUs" in done.stderr
     assert "set_env.sh" in done.stderr
-    assert run(script, tmp_path, "soft").returncode == 0
+    assert run(script, folder, "soft").returncode == 0
 
 
-def test_a_device_of_the_vendors_needs_no_description(tmp_path: Path) -> None:
+def test_a_device_of_the_vendors_needs_no_description(folder: Path) -> None:
     """``local_comm_res`` is made where it is not given."""
     script = PULL.replace(", local_comm_res=resource(0)", "").replace(", local_comm_res=resource(1)", "")
-    done = run(script, tmp_path, "ascend", NEW)
+    done = run(script, folder, "ascend", NEW)
     assert (done.returncode, done.stdout.strip()) == (0, "ascend LLM_SUCCESS"), done.stderr

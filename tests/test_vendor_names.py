@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aiodatadist._testing.ports import free_port
-from tests import vendor_names
+from tests import children, vendor_names
 from tests.test_readme import program
 
 OPEN = """
@@ -85,7 +85,7 @@ asyncio.run(main())
 def run(script: str, folder: Path, *arguments: str, strict: str = "", **own: str) -> subprocess.CompletedProcess[str]:
     environment = {**vendor_names.environment(folder, strict), **own}
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return children.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def opened(script: str, folder: Path, strict: str) -> Iterator[subprocess.Popen[
     """Start a process that prints a line when it is ready, and ends when its stdin does."""
     environment = vendor_names.environment(folder, strict)
     command = [sys.executable, "-c", script]
-    with subprocess.Popen(
+    with children.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
@@ -103,9 +103,10 @@ def opened(script: str, folder: Path, strict: str) -> Iterator[subprocess.Popen[
 
 
 @pytest.fixture
-def names(tmp_path: Path) -> Path:
-    vendor_names.install(tmp_path)
-    return tmp_path
+def names() -> Iterator[Path]:
+    with vendor_names.shared_folder() as folder:
+        vendor_names.install(folder)
+        yield folder
 
 
 @pytest.mark.parametrize("strict", ["hccs", "roce", "aicpu"])

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from aiodatadist._native.library import SOFTNPU
+from tests import children
 
 OLD = ("libascendcl.so", "libhccl.so")  # before CANN 8.5
 NEW = ("libacl_rt.so", "libascendcl.so", "libhcomm.so", "libhccl.so")
+
+
+@cache
+def _folder() -> Path:
+    folder = Path(mkdtemp(prefix="names"))
+    atexit.register(shutil.rmtree, folder)
+    children.serve({**os.environ, "LD_LIBRARY_PATH": str(folder)})
+    return folder
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """Yield an empty folder, the same each time: programs that look for libraries in it are forked.
+
+    Where a program looks is decided when its interpreter starts, so a folder of its own would need an interpreter of its own.
+    """
+    folder = _folder()
+    try:
+        yield folder
+    finally:
+        for entry in folder.iterdir():
+            entry.unlink()
 
 
 def install(folder: Path, names: tuple[str, ...] = NEW) -> None:
