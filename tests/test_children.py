@@ -58,8 +58,17 @@ def looks(start: Start, *arguments: str, **options: Any) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("how", ["text", "module", "script"])
-@pytest.mark.parametrize("options", [{}, {"start_new_session": True}, {"process_group": 0}], ids=str)
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
+        ("text", {}),
+        ("module", {}),
+        ("script", {}),
+        ("text", {"start_new_session": True}),
+        ("text", {"process_group": 0}),
+    ],
+    ids=str,
+)
 def test_a_forked_program_finds_what_a_started_one_finds(how: str, options: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "looks.py").write_text(LOOKS)
     command = {"text": ["-c", LOOKS], "module": ["-m", "looks"], "script": [str(tmp_path / "looks.py")]}[how]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +26,7 @@ LINKS_ITS_OWN_WAY = {
     "rank_table_sample", "switch_role_sample",
 }  # fmt: skip
 """What the others do, once linked, is the same between two machines as between two processes."""
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 MACHINES = "10.77.0.1 10.77.0.2"
 RUN = [sys.executable, "-m", "aiodatadist.blocking", "run"]
 ON_A_MACHINE = """
@@ -147,18 +148,16 @@ def test_no_sample_knows_who_runs_it() -> None:
     ]
 
 
-def run_text(text: str, *args: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_text(text: str, *args: str, folder: Path, run: Run = children.run) -> subprocess.CompletedProcess[str]:
     script = folder / "script.py"
     script.write_text(text, encoding="utf-8")
-    return subprocess.run(
-        [*RUN, str(script), *args], capture_output=True, text=True, check=False, timeout=40, cwd=folder.parent
-    )
+    return run([*RUN, str(script), *args], capture_output=True, text=True, check=False, timeout=40, cwd=folder.parent)
 
 
 def test_a_script_has_its_arguments_its_folder_and_its_exit_code(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("word = 'found'", encoding="utf-8")
     text = "import sys, neighbour; print(__name__, sys.argv[1:], neighbour.word); sys.exit(7)"
-    done = run_text(text, "--flag", "x", folder=tmp_path)
+    done = run_text(text, "--flag", "x", folder=tmp_path, run=subprocess.run)
     assert done.stdout == "__main__ ['--flag', 'x'] found\n", done.stderr
     assert done.returncode == 7
 
