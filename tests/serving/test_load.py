@@ -1,4 +1,4 @@
-"""48 clients at once, 200 in the night, of which a quarter leave, while prefill is killed and started again."""
+"""32 clients at once, 200 in the night, of which a quarter leave, while prefill is killed and started again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.profiles import IS_NIGHT
 from tests.serving.processes import Job, Three, expected, streamed, three
 
-CLIENTS = 200 if IS_NIGHT else 48
+CLIENTS = 200 if IS_NIGHT else 32
 KILLED_AFTER = CLIENTS // 5
 """Answers."""
 SMALL = "--blocks", "256", "--longest-line", "32", "--wait-seconds", "2"
