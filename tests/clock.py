@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import selectors
 import socket
 import sys
@@ -24,7 +25,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
@@ -89,25 +89,33 @@ class _Selector(selectors.EpollSelector):
 def _others() -> Mapping[str, tuple[str, str]]:
     """Return the state of each other thread, and how long it has run."""
     own, found = str(threading.get_native_id()), {}
-    for task in Path("/proc/self/task").iterdir():
-        if task.name != own:
+    for task in os.listdir("/proc/self/task"):  # noqa: PTH208 - ten times as fast, and thousands of jumps ask
+        if task != own:
             try:
-                state = (task / "stat").read_text().rpartition(")")[2].split()[0]
-                found[task.name] = state, (task / "schedstat").read_text().split()[0]
+                state = _read(f"/proc/self/task/{task}/stat").rpartition(b")")[2].split(None, 1)[0]
+                found[task] = state.decode(), _read(f"/proc/self/task/{task}/schedstat").split(None, 1)[0].decode()
             except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-                found[task.name] = "", ""
+                found[task] = "", ""
     return found
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
 
 
 def _in_flight() -> int:
     """Return how many bytes have been sent that no kernel has acknowledged: a busy machine delivers late to itself, too."""
     found = 0
-    for entry in Path("/proc/self/fd").iterdir():
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208
         with suppress(OSError):
-            sock = socket.socket(fileno=int(entry.name))
+            sock = socket.SocketType(fileno=int(entry))
             try:
                 if sock.family in _INTERNET:
-                    found += int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+                    found += int.from_bytes(fcntl.ioctl(int(entry), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
             finally:
                 sock.detach()
     return found
