@@ -13,7 +13,7 @@ import anyio._backends._asyncio  # noqa: F401 - pytest rewrites anyio's modules,
 import pytest
 
 from tests import children, loops, profiles, retry, skipped, strictness
-from tests.heap import pytest_runtest_setup  # noqa: F401 - a hook of pytest
+from tests.heap import pytest_collection, pytest_runtest_setup  # noqa: F401 - hooks of pytest
 from tests.retry import (  # noqa: F401 - hooks of pytest
     pytest_configure,
     pytest_runtest_logfinish,

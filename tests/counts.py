@@ -26,15 +26,15 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import aiodatadist
+from tests.rooms import modules, nodes_of
+from tests.syntax import children, parsed, walk
 
 TESTS = Path(__file__).parent
-PACKAGE = Path(aiodatadist.__file__).parent
 LEFT_OUT = {"samples"}
 NOT_IN_MAKE_TEST = {"measures", "alone"}
 OF_REAL_TIME = {"guessing sleeps", "polls", "time that passes", "short limits", "clock limits"}
@@ -83,6 +83,10 @@ class _Reader(ast.NodeVisitor):
         self._loops: list[str] = []
         self._is_to_strike = False
         self.places: list[Place] = []
+
+    def generic_visit(self, node: ast.AST) -> None:
+        for child in children(node):
+            self.visit(child)
 
     def _add(self, kind: str, node: ast.expr | ast.stmt) -> None:
         if not (kind in OF_REAL_TIME and "autojump" in self._marks):
@@ -135,7 +139,7 @@ class _Reader(ast.NodeVisitor):
             self._add("short limits", node)
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        for each in ast.walk(node.test):
+        for each in walk(node.test):
             if isinstance(each, ast.Compare) and _limits_a_clock(each):
                 self._add("clock limits", node)
         self.generic_visit(node)
@@ -195,7 +199,7 @@ def _wants_a_timeout(item: ast.withitem) -> bool:
 
 def _attributes(node: ast.AST) -> set[str]:
     """Return the attributes that an expression names, which for a decorator are its marks."""
-    return {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+    return {each.attr for each in walk(node) if isinstance(each, ast.Attribute)}
 
 
 def _marks_of_the_file(tree: ast.Module) -> set[str]:
@@ -206,9 +210,9 @@ def _marks_of_the_file(tree: ast.Module) -> set[str]:
     return set()
 
 
-def private_names(tree: ast.Module) -> Iterator[str]:
+def private_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the private names that a file defines: functions, classes, variables and attributes of ``self``."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 pass
@@ -225,16 +229,16 @@ def private_names(tree: ast.Module) -> Iterator[str]:
 @cache
 def names_of_the_package() -> frozenset[str]:
     """Return all private names that the package defines."""
-    return frozenset(name for path in PACKAGE.rglob("*.py") for name in private_names(ast.parse(path.read_text())))
+    return frozenset(name for module in modules() for name in private_names(nodes_of(module)))
 
 
 def places_in(source: str, file: str = "", private: frozenset[str] = frozenset()) -> list[Place]:
     """Return the places in the text of a file. ``private``: the private names of the package."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     marks = _marks_of_the_file(tree)
     if marks & NOT_IN_MAKE_TEST:
         return []
-    reader = _Reader(file, set(private_names(tree)), private, marks)
+    reader = _Reader(file, set(private_names(walk(tree))), private, marks)
     reader.visit(tree)
     return reader.places
 

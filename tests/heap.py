@@ -7,6 +7,8 @@ and imported modules of all of them, which costs more than most tests.
 from __future__ import annotations
 
 import gc
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from itertools import count
 
 import pytest
@@ -15,6 +17,25 @@ EVERY = 25
 """Tests between two freezes."""
 
 _started = count()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage in the body, which makes many objects that stay and that collections would look at."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import and collect tests without collections of garbage, which take a fifth of that time."""
+    with uncollected():
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,7 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import aiodatadist
+from tests.heap import uncollected
+from tests.syntax import parsed, walk
 
+ONE_WORKER = "tests/unit/rooms"
+"""Files of tests with this ``TOGETHER`` run in one worker, which reads the package once."""
 ROOT = Path(aiodatadist.__file__).parent
 HOUSE = "aiodatadist"
 
@@ -111,7 +115,7 @@ def imports_of(module: str, tree: ast.AST, *, for_types: bool = False) -> Iterat
         elif isinstance(node, ast.If) and is_type_checking(node):
             yield from imports_of(module, ast.Module(node.body, []), for_types=True)
             yield from imports_of(module, ast.Module(node.orelse, []), for_types=for_types)
-        else:
+        elif not isinstance(node, ast.expr):  # which has no statement in it
             yield from imports_of(module, node, for_types=for_types)
 
 
@@ -126,8 +130,16 @@ def _names_of(module: str, node: ast.ImportFrom, for_types: bool) -> Iterator[Ar
             yield Arrow(module, node.module or "", alias.name, node.lineno, for_types)
 
 
+@cache
 def tree_of(module: str) -> ast.Module:
-    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+    return parsed(modules()[module].read_text(encoding="utf-8"))
+
+
+@cache
+def nodes_of(module: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file's tree, except operators, ``Load``, ``Store`` and ``Del``."""
+    with uncollected():
+        return tuple(walk(tree_of(module)))
 
 
 @cache

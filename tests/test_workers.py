@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import children
-from tests.workers import AT_ONCE, Queue
+from tests.workers import AT_ONCE, Queue, file_of
 
 CONFTEST = """
 import os
@@ -251,6 +251,14 @@ def test_interrupt_ends_all_processes(run: Run, tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         assert "KeyboardInterrupt" in process.stdout.read()  # ends when no process has it open any longer
         assert process.wait() == pytest.ExitCode.INTERRUPTED
+
+
+def test_files_that_belong_together_are_one_for_the_queue(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert file_of(request.node) == request.node.nodeid.partition("::")[0]
+    monkeypatch.setattr(sys.modules[__name__], "TOGETHER", "tests/others", raising=False)
+    assert file_of(request.node) == "tests/others"
 
 
 def test_worker_stays_with_its_file_and_units_come_last() -> None:

@@ -3,6 +3,7 @@
 The tests are collected once, and each worker inherits them: it imports and collects nothing. Workers are forked before any
 test has run, from a process with one thread and no event loop. They take tests from one queue, a few at a time. A worker
 stays with a file as long as tests of it are left, then takes the next file, then helps another worker with its file.
+Files that have the same ``TOGETHER`` count as one file, because they share something that is made once in a process.
 
 If a worker dies, the test that it ran fails, and another worker takes its place. A test without a result fails the run.
 """
@@ -53,6 +54,11 @@ class Lost(Exception):
 
 
 # ---- which test next ----
+
+
+def file_of(item: pytest.Item) -> str:
+    """Return the file of a test, or the name that the files have in common that belong together."""
+    return getattr(getattr(item, "module", None), "TOGETHER", item.nodeid.partition("::")[0])
 
 
 class Queue:
@@ -188,7 +194,7 @@ class Runner:
         self._count = count
         self._forked = 0
         self._workers: list[Handle] = []
-        self._queue = Queue([item.nodeid.partition("::")[0] for item in session.items])
+        self._queue = Queue([file_of(item) for item in session.items])
         self._results = [0] * len(session.items)
         self._base: Path = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
 
@@ -252,8 +258,7 @@ class Runner:
 
     def _give(self, worker: Handle) -> None:
         """Give a worker tests, or let it end."""
-        file = self._session.items[worker.last].nodeid.partition("::")[0]
-        worker.given = self._queue.take(file)
+        worker.given = self._queue.take(file_of(self._session.items[worker.last]))
         with suppress(BrokenPipeError):  # it died, which is noticed next
             worker.channel.send(worker.given)
         if worker.given:

@@ -6,7 +6,9 @@ from collections import Counter
 
 import pytest
 
-from tests import counts
+from tests import counts, rooms
+
+TOGETHER = rooms.ONE_WORKER
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from tests.syntax import parsed, walk
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -19,11 +22,15 @@ FRAGMENTS = {
 """First words of docstrings that need the name in front of them to be understood."""
 OF_VALUES = FRAGMENTS - {"Nothing", "This"} | {"And", "By", "For", "From", "To", "Told", "With"}
 """The same for constants and attributes, whose docstrings follow them. "This end unlinks." is a sentence."""
+MAY_BE = re.compile(rf"^[ \t]*\w{{0,2}}[\"'][\s\\\"',.:;]*({'|'.join(FRAGMENTS | OF_VALUES)})\b", re.MULTILINE)
+"""Finds any such docstring, and other texts: a file without a match need not be parsed."""
 
 
 def fragments(text: str, *, values: bool = True) -> Iterator[tuple[int, str]]:
     """Yield line and first line of each docstring that begins in the middle of a sentence, those of ``values`` included."""
-    for node in ast.walk(ast.parse(text)):
+    if not MAY_BE.search(text):
+        return
+    for node in walk(parsed(text)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             continue
         for value, behind in pairwise(node.body if values else []):

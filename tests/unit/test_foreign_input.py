@@ -15,6 +15,9 @@ from pydantic import BaseModel
 from aiodatadist import errors
 from tests import rooms
 from tests.foreign_models import OWN_ROOMS, foreign_models, texts_of_others, unbounded
+from tests.syntax import walk
+
+TOGETHER = rooms.ONE_WORKER
 
 
 def _is_error(kind: object) -> bool:
@@ -90,7 +93,7 @@ def test_input_from_others_is_read_in_one_place() -> None:
         f"{module}:{node.lineno} calls {name}"
         for module in modules()
         if module not in PARSED_ELSEWHERE
-        for node in ast.walk(rooms.tree_of(module))
+        for node in rooms.nodes_of(module)
         if isinstance(node, ast.Call) and (name := _called(node)) in PARSERS
     ]
     assert found == []
@@ -178,7 +181,7 @@ def _raw(node: ast.AST, names: frozenset[str]) -> Iterator[ast.expr]:
 
 def shown_raw(module: str, tree: ast.AST) -> Iterator[str]:
     names = NAMES.get(rooms.room_of(module), frozenset())
-    for node in ast.walk(tree):
+    for node in walk(tree):
         for shown in _shown_in(node):
             for found in _raw(shown, names):
                 text = ast.unparse(found)

@@ -13,6 +13,8 @@ import pytest
 
 from tests import rooms
 
+TOGETHER = rooms.ONE_WORKER
+
 ARCHITECTURE = rooms.ROOT.parent / "docs" / "architecture.md"
 
 SEES_C = (

@@ -12,7 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rooms import modules, plain, room_of, tree_of
+from tests.rooms import ONE_WORKER, modules, nodes_of, plain, room_of, tree_of
+from tests.syntax import children, walk
+
+TOGETHER = ONE_WORKER
 
 ABOVE_DEBUG = {"critical", "error", "exception", "fatal", "info", "log", "warn", "warning"}
 LEFT_OUT = {"cli", "testing"}
@@ -66,7 +69,7 @@ ALLOWED = {
 
 def log_calls(node: ast.AST, place: str = "") -> Iterator[str]:
     """Yield the functions that call a logger, or a method of ``logging``, above DEBUG; once for each call."""
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             is_inner = "." in place or (place and place[0].islower())  # a function in a function is the outer one's
             yield from log_calls(child, place if is_inner else f"{place}.{child.name}".lstrip("."))
@@ -92,10 +95,14 @@ def test_only_named_places_log_above_debug() -> None:
     assert found == allowed, "a place that no longer logs is no longer named"
 
 
+def _calls_get_logger(value: ast.expr) -> bool:
+    return any("getLogger" in (getattr(each, "attr", ""), getattr(each, "id", "")) for each in walk(value))
+
+
 def test_loggers_have_the_name_that_is_looked_for() -> None:
     for module in modules():
-        for node in ast.walk(tree_of(module)):
-            if isinstance(node, ast.Assign) and "getLogger" in ast.unparse(node.value):
+        for node in nodes_of(module):
+            if isinstance(node, ast.Assign) and _calls_get_logger(node.value):
                 assert [ast.unparse(target) for target in node.targets] == ["logger"], module
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-import aiodatadist
 from aiodatadist._native.library import SPELLED, ffi
+from tests.rooms import ONE_WORKER, modules, nodes_of
+
+TOGETHER = ONE_WORKER
 
 CALLS = {"alignof", "callback", "cast", "from_buffer", "getctype", "new", "offsetof", "sizeof", "typeof"}
-PACKAGE = Path(aiodatadist.__file__).parent
 
 
 def spelled() -> Iterator[str]:
     """Yield all types that the package names in a text."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for module in modules():
+        for node in nodes_of(module):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
                 first, whose = node.args[0], node.func.value
                 is_ffi = isinstance(whose, ast.Name) and whose.id == "ffi" and node.func.attr in CALLS

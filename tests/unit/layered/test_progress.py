@@ -10,7 +10,9 @@ import pytest
 from aiodatadist._device import TransferState
 from aiodatadist._layered.progress import END, MAX_IN_FLIGHT, TABLE, Event, Progress, Stage
 from aiodatadist.errors import InternalError
-from tests.rooms import imports_of, modules, tree_of
+from tests.rooms import ONE_WORKER, imports_of, modules, nodes_of, tree_of
+
+TOGETHER = ONE_WORKER
 
 PROGRESS = "aiodatadist._layered.progress"
 LAYERS = range(3, 5)
@@ -217,7 +219,7 @@ def test_only_progress_sets_its_attributes() -> None:
         f"{module}:{node.lineno} sets {ast.unparse(node)}"
         for module in modules()
         if module.startswith("aiodatadist._layered.")
-        for node in ast.walk(tree_of(module))
+        for node in nodes_of(module)
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, (ast.Store, ast.Del))
         and ast.unparse(node.value).endswith("progress")

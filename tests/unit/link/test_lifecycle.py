@@ -21,7 +21,9 @@ from aiodatadist._link.lifecycle import (
     Service,
 )
 from aiodatadist.errors import InternalError, LinkClosed, LinkError, PeerLost, ProtocolError
-from tests.rooms import modules, tree_of
+from tests.rooms import ONE_WORKER, modules, nodes_of
+
+TOGETHER = ONE_WORKER
 
 ASPECTS: dict[str, type[Reach | End | Service | Ownership | Sequel]] = {
     "reach": Reach,
@@ -179,7 +181,7 @@ def test_only_the_lifecycle_sets_its_attributes() -> None:
     wrong = [
         f"{module}:{node.lineno} sets {ast.unparse(node)}"
         for module in modules()
-        for node in ast.walk(tree_of(module))
+        for node in nodes_of(module)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)) and is_of_a_life(node)
     ]
     assert not wrong
@@ -190,7 +192,7 @@ def test_no_boolean_stands_beside_the_state_of_a_link(part: str) -> None:
     """A second flag beside the tables means that one of them lacks a state."""
     flags = [
         ast.unparse(node)
-        for node in ast.walk(tree_of(f"aiodatadist._link.{part}"))
+        for node in nodes_of(f"aiodatadist._link.{part}")
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, bool)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 
 from aiodatadist._link import Link
-from tests.rooms import arrows, modules, tree_of
+from tests.rooms import ONE_WORKER, arrows, modules, nodes_of
+
+TOGETHER = ONE_WORKER
 
 MOST_METHODS = 35
 MOST_FIELDS = 25
@@ -16,7 +18,7 @@ def classes() -> dict[str, ast.ClassDef]:
         f"{module}.{node.name}": node
         for module in modules()
         if module.startswith("aiodatadist._link")
-        for node in ast.walk(tree_of(module))
+        for node in nodes_of(module)
         if isinstance(node, ast.ClassDef)
     }
 
