@@ -85,7 +85,9 @@ def faults(pages: dict[str, Page]) -> Iterator[str]:
         if page.has_lone_colon:
             yield f"{page.url}: has a paragraph of one colon"
         prose = " ".join(page.text)
-        yield from (f"{page.url}: shows {mark!r}" for mark in ("](", "```", ":::", ":class:", "====", "<!--") if mark in prose)
+        yield from (
+            f"{page.url}: shows {mark!r}" for mark in ("](", "```", ":::", ":class:", "====", "<!--") if mark in prose
+        )
     yield from of_languages(pages)
     yield from of_reference(pages)
 

@@ -11,6 +11,7 @@ from aiodatadist import legacy
 from aiodatadist._config import llm_config as config
 from aiodatadist._config import option_rules as rules
 from aiodatadist._values import checks
+from aiodatadist._values.signatures import readable
 from aiodatadist.errors import ParamInvalid
 
 _MODES: Final = {
@@ -20,6 +21,7 @@ _MODES: Final = {
 KEY_FILE: Final = "AIODATADIST_AUTH_KEY_FILE"
 
 
+@readable
 class LLMConfig(config.LLMConfig):
     """Upstream's options; see :class:`aiodatadist.LLMConfig`, in which both modes are on unless they are switched off.
 

@@ -15,6 +15,7 @@ from aiodatadist._config.option_rules import PoolConfig, bounded, optional
 from aiodatadist._config.relink_policy import RelinkPolicy
 from aiodatadist._values import checks
 from aiodatadist._values.addresses import parse_address
+from aiodatadist._values.signatures import readable
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 
 __all__ = ["LLMConfig", "PoolConfig", "RelinkPolicy", "TransportName"]
@@ -49,6 +50,7 @@ def _one_sentence() -> Iterator[None]:
         raise ValueError(str(problem.get("ctx", {}).get("error", problem["msg"]))) from None
 
 
+@readable
 class LLMConfig(BaseModel):
     """The options of a :class:`~aiodatadist.LLMDataDist`. Each can be given to the constructor or set later.
 

@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic.functional_validators import ModelWrapValidatorHandler  # pydantic itself has it from 2.10 on
 
 from aiodatadist._values import checks
+from aiodatadist._values.signatures import readable
 from aiodatadist._values.sizes import Size
 from aiodatadist.errors import ParamInvalid
 
@@ -378,6 +379,7 @@ class WholeOption(JsonOption):
             raise ParamInvalid(_first_problem(error)) from None
 
 
+@readable
 class PoolConfig(WholeOption):
     """The options ``mem_pool_cfg`` and ``host_mem_pool_cfg``: ``{"memory_size": 104857600, "page_shift": 16}``.
 

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Self
 from pydantic import Field, model_validator
 
 from aiodatadist._config.option_rules import WholeOption
+from aiodatadist._values.signatures import readable
 from aiodatadist.errors import ParamInvalid
 
 MAX_SECONDS: Final = 864_000.0
@@ -15,6 +16,7 @@ MAX_SECONDS: Final = 864_000.0
 _Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 
+@readable
 class RelinkPolicy(WholeOption):
     """The option ``relink``. Its defaults are ``{"first_delay": 0.02, "max_delay": 0.5, "duration": 600, "wait": 0}``.
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Self
 from aiodatadist._config import llm_config as config
 from aiodatadist._config import option_rules as rules
 from aiodatadist._config.option_rules import BufferPoolConfig, PoolConfig
+from aiodatadist._values.signatures import readable
 from aiodatadist.errors import ParamInvalid
 
 PAGE_SHIFT: Final = 10
@@ -20,6 +21,7 @@ _IMPLIED_BY: Final = {
 """Other options, in lower case, that switch a missing mode on."""
 
 
+@readable
 class LLMConfig(config.LLMConfig):
     """Options of a :class:`~aiodatadist.legacy.LLMDataDist`: those of :class:`aiodatadist.LLMConfig`, with both modes off.
 

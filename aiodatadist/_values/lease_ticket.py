@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from aiodatadist._values import checks
 from aiodatadist._values.descriptors import CacheKeyByIdAndIndex
 from aiodatadist._values.foreign import Unreadable, read_foreign, shown
+from aiodatadist._values.signatures import readable
 from aiodatadist.errors import ParamInvalid
 
 MAX_TICKET_BLOCKS = 1 << 16
@@ -68,6 +69,7 @@ def check_lease_name(name: str | None) -> str | None:
     return name
 
 
+@readable
 class LeaseTicket(BaseModel):
     """The blocks of one cache that their owner keeps for a peer.
 
