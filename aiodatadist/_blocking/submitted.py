@@ -190,9 +190,8 @@ class Handle:
                 await ended.wait()
         except asyncio.CancelledError:
             self._cancel()
-            with anyio.CancelScope(
-                shield=True, deadline=anyio.current_time() + LET_GO_SECONDS
-            ):  # bytes may land until then
+            # shielded: bytes may land until it has ended
+            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + LET_GO_SECONDS):
                 await ended.wait()
             raise
         finally:

@@ -29,9 +29,8 @@ async def outlast(
             try:
                 await wait()
             except asyncio.CancelledError:
-                if (
-                    anyio.current_effective_deadline() <= anyio.current_time()
-                ):  # otherwise Task.cancel, which adds nothing
+                # otherwise this was another Task.cancel, which adds nothing
+                if anyio.current_effective_deadline() <= anyio.current_time():
                     break
     return is_over()
 

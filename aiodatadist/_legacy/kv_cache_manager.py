@@ -172,9 +172,8 @@ class KvCacheManager:
         While an array is alive, or if a peer uses the memory for more than ``GIVE_BACK`` seconds, it is released later.
         """
         self.registry.drop(cache)
-        with anyio.CancelScope(
-            shield=True, deadline=anyio.current_time() + GIVE_BACK
-        ):  # cleans up after cancelled calls, too
+        # shielded: this cleans up after cancelled calls, too
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + GIVE_BACK):
             await self.registry.wait_given_back(cache.cache_id)
 
     async def remove_cache_key(self, cache_key: CacheKey) -> None:

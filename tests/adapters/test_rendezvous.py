@@ -92,7 +92,7 @@ async def test_what_does_not_answer_as_one(monkeypatch: pytest.MonkeyPatch) -> N
 
     async with listener, anyio.create_task_group() as group:
         group.start_soon(listener.serve, say)
-        with pytest.raises(LLMException, match="does not answer as a rendezvous"):
+        with pytest.raises(LLMException, match="is not a rendezvous"):
             await rendezvous.ask("127.0.0.1", port)
         group.cancel_scope.cancel()
     with closing(socket.socket()) as silent:

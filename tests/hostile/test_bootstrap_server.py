@@ -568,5 +568,5 @@ async def test_a_server_without_the_key_is_not_believed(
 
 async def test_a_server_that_says_something_else_is_none() -> None:
     async with answering(lambda _: b"HTTP/1.1 400 Bad Request\r\n") as port:
-        with pytest.raises(ProtocolError, match="does not answer as a rendezvous"):
+        with pytest.raises(ProtocolError, match="is not a rendezvous"):
             await ask(HOST, port)

@@ -479,7 +479,7 @@ def test_blocks_whose_offer_no_engine_would_read_are_not_kept(
     assert is_kept
     assert vllm.offer.Offers(1, Settings().allowed_peers(), 64).offer_of("r", params, 1 << 30) is not None
     assert computed(vllm, side, "longer", 50_000) == (False, None)
-    words = "request longer: its blocks are not kept: the offer of them: it has more than 262144 bytes"
+    words = "request longer: its blocks are not kept: the offer: it has more than 262144 bytes"
     assert words in caplog.messages
 
 

@@ -16,6 +16,9 @@ it. The peer computes digests of the blocks that its ticket names and of its own
 lease's. If one differs the claim is refused, what was read is not used, and the lease stays for its true taker. Nor can a
 release end the lease without the digests.
 
+A puller that is killed loses its link. The end of the link ends the puller's claim, and the lease with ``PEER_LOST``: by then
+the channels are closed, and nothing is read any longer.
+
 The owner limits the time of a pull. ``claimed`` tells a peer that asked for more, and the peer fails what takes longer. A
 peer is refused if its version is too old to be told.
 
