@@ -75,6 +75,13 @@ An engine has a few, and a caller that makes one for each request has as many as
 """
 HELD_TENSORS = 1 << 21
 """Tensors in all of these, 16 MiB of addresses: 512 caches of the largest kind."""
+WATCHED_CACHES = HELD_CACHES
+"""Caches of its own whose layers a peer may watch. Each is one object, and two once layers have landed."""
+OPENING_CHANNELS = 8
+"""Channels that a peer may make this end open at a time. Each has a thread, and waits for the peer for up to 20 s.
+
+One is usual. An NPU that waits for a peer cannot be told to stop, so a peer that failed to open its half needs a few more.
+"""
 CHECKSUM_CACHES = 4
 """Bytes that are being summed up for a peer, in sizes of the caches that it knows.
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+
+import anyio
 import pytest
 
-from aiodatadist import BlocksCacheKey, CacheDesc, DataType, Placement
-from aiodatadist._wire.messages import Broken, Retire
-from aiodatadist.testing import inside, linked_pair, verify
-from tests.held import held_transfer, there_and_back
+from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkTimeout, Placement
+from aiodatadist._link.data.channels import RENEWAL_TIMEOUT
+from aiodatadist._transport import Channel, ChannelOffer
+from aiodatadist._values import peer_budget
+from aiodatadist._values.peer_budget import OPENING_CHANNELS
+from aiodatadist._wire.messages import Broken, Renew, Renewed, Retire, Watch
+from aiodatadist.testing import Cluster, inside, linked_pair, verify
+from tests.held import held_transfer, there_and_back, turns
 
 DESC = CacheDesc(2, (64, 4096), DataType.DT_UINT8, Placement.HOST)
 
@@ -37,3 +44,76 @@ async def test_transfers_stay_on_a_channel_of_many_queues_that_the_peer_calls_br
                 await pull
         verify(decoder.memory(target), target, [(tensor, block, 1, block) for tensor in range(2) for block in blocks])
         assert link.session.is_ready
+
+
+class Openings:
+    """The further channels that a cluster opens: each waits until a test ends it, as if the peer did not come.
+
+    Attributes:
+        names: those that are being opened, in the order in which they began.
+        seconds: the limits that were set for them.
+    """
+
+    def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        self.seconds: set[float] = set()
+        self._ends: dict[str, anyio.Event] = {}
+        monkeypatch.setattr(inside(cluster.datadist).transport, "open_channel", self._open)
+
+    async def _open(self, offer: ChannelOffer, seconds: float) -> Channel:
+        self.names.append(offer.name)
+        self.seconds.add(seconds)
+        self._ends[offer.name] = anyio.Event()
+        try:
+            await self._ends[offer.name].wait()
+        finally:
+            self.names.remove(offer.name)
+        raise LinkTimeout("the peer did not come")
+
+    def end(self, name: str) -> None:
+        self._ends[name].set()
+
+
+async def test_channels_that_the_peer_asks_for_are_opened_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a thread and a socket until the peer comes, or its time is over."""
+    async with linked_pair(DESC) as (prompt, decoder, _, _):
+        liars, openings = inside(decoder.datadist).links.current[0], Openings(prompt, monkeypatch)
+        told = list[str]()
+        monkeypatch.setattr(liars.session.channels, "on_renewed", lambda message: told.append(message.channel))
+        names = [f"channel{number}" for number in range(20)]
+        for name in names:
+            liars.session.post(Renew(channel=name, seconds=800_000.0))
+        await there_and_back(decoder, prompt)
+        assert openings.names == names[:OPENING_CHANNELS]
+        liars.session.post(Renewed(channel=names[OPENING_CHANNELS], epoch=0, reason="it failed here"))
+        await there_and_back(decoder, prompt)
+        for name in names[:2]:
+            openings.end(name)
+        while len(told) < 3:
+            await turns()
+        assert openings.names == [*names[2:OPENING_CHANNELS], *names[OPENING_CHANNELS + 1 : OPENING_CHANNELS + 3]]
+        assert set(told) == {*names[:2], names[OPENING_CHANNELS]}, "one was given up before its turn"
+        assert openings.seconds == {RENEWAL_TIMEOUT}
+        for name in names[2:]:
+            while name in names[OPENING_CHANNELS + 1 :] and name not in openings.names:
+                await turns()
+            if name in openings.names:
+                openings.end(name)
+
+
+async def test_a_cache_that_the_peer_watches_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with linked_pair(DESC) as (prompt, decoder, _, _):
+        link, liars = (inside(each.datadist).links.current[0] for each in (prompt, decoder))
+        monkeypatch.setattr(peer_budget, "WATCHED_CACHES", 500)
+        gc.collect()
+        before = len(gc.get_objects())
+        for number in range(1, 501):
+            liars.session.post(Watch(cache_id=number, on=True))
+            if not number % 50:
+                await there_and_back(decoder, prompt)
+        gc.collect()
+        assert len(gc.get_objects()) <= before + 500 + 100
+        liars.session.post(Watch(cache_id=500, on=True))  # once more
+        await there_and_back(decoder, prompt)
+        liars.session.post(Watch(cache_id=501, on=True))
+        assert "watches more than 500 caches" in str(await link.wait_closed())

@@ -27,16 +27,19 @@ from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._counting import Totals
 from aiodatadist._device.checksums import add_checksums
 from aiodatadist._link.control.block_leases import BlockLeases, LeaseEnd
+from aiodatadist._link.control.layer_events import LayerEvents
 from aiodatadist._link.control.peer_claim import PeerClaim
 from aiodatadist._values import peer_budget
 from aiodatadist._values.grid import Side
 from aiodatadist._values.lease_ticket import new_lease_name
-from aiodatadist._wire.messages import Digest, Digests
+from aiodatadist._wire.messages import Digest, Digests, Watch
 from aiodatadist.errors import TransferError
 from aiodatadist.testing import Cluster, inside, linked_pair, open_cluster
 
 if TYPE_CHECKING:
     from aiodatadist._cache.table import Entry
+    from aiodatadist._link.control.layer_events import Sender
+    from aiodatadist._link.control.questions import PendingQuestions
 
 # ---- claims of leases that do not exist ----
 
@@ -146,6 +149,17 @@ async def test_an_early_claim_waits_as_long_as_its_owner_allows(monkeypatch: pyt
     leases.claim(new_lease_name(), PeerClaim(object(), 0, 10, lambda _: None), 5)
     assert waits == [peer_budget.EARLY_CLAIM_SECONDS, 5]
     leases.end()
+
+
+def test_a_watch_costs_the_same_beside_any_number_of_transfers() -> None:
+    def nothing(*_: object) -> None:
+        """Do nothing."""
+
+    events = LayerEvents(nothing, nothing, cast("PendingQuestions", None), lambda: True, nothing)
+    alone = steps_of(lambda: events.on_watch(Watch(cache_id=1, on=True)))
+    for number in range(500):
+        events.begin(cast("Sender", object()), 10 + number)
+    assert steps_of(lambda: events.on_watch(Watch(cache_id=2, on=True))) <= alone + 20
 
 
 async def test_a_peer_releases_so_many_leases_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,11 @@ import anyio
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._device import give_way
 from aiodatadist._link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, PendingQuestions
+from aiodatadist._values import peer_budget
 from aiodatadist._values.foreign import printable
 from aiodatadist._wire.messages import Landed, Message, Ping, Pong, Watch
 from aiodatadist._wire.reasons import reason_of
 from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, ParamInvalid, ProtocolError, TransferError
-
-MAX_WATCHED = 65536
-"""The most caches that a peer may watch. Each is one small object until layers land in it."""
 
 
 class LayerReceiver:
@@ -110,9 +108,13 @@ class Sender(Protocol):
 class _Watched:
     """A cache whose layers the peer watches, and the events that it was sent since. ``call`` is the watch's number."""
 
+    __slots__ = ("_failure", "_ranges", "call")
+
     def __init__(self, call: int) -> None:
-        self.call = call
-        self._ranges: list[tuple[int, int]] = []
+        self.call: int = call
+        self._ranges: (
+            list[tuple[int, int]] | tuple[()]
+        ) = ()  # a list once layers have landed: a peer may watch thousands
         self._failure: Landed | None = None
 
     def told(self, message: Landed) -> None:
@@ -120,7 +122,10 @@ class _Watched:
         first, stop = message.first, message.stop
         if message.reason:
             self._failure = message
-        elif self._ranges and self._ranges[-1][1] == first:
+            return
+        if not isinstance(self._ranges, list):
+            self._ranges = []
+        if self._ranges and self._ranges[-1][1] == first:
             self._ranges[-1] = (self._ranges[-1][0], stop)
         elif not any(a <= first and stop <= b for a, b in self._ranges):
             self._ranges.append((first, stop))
@@ -155,7 +160,8 @@ class LayerEvents:
         self.check_here = check_here
         self._receivers: dict[int, LayerReceiver] = {}
         self._watched: dict[int, _Watched] = {}
-        self._active: dict[Sender, int] = {}
+        self._active: dict[Sender, int] = {}  # and the cache of each
+        self._senders: dict[int, dict[Sender, None]] = {}  # the same, by cache
         self._news = Signal()
 
     # ---- receiving ----
@@ -205,10 +211,16 @@ class LayerEvents:
     def begin(self, sender: Sender, cache_id: int) -> None:
         """Note that a transfer into a cache of the peer's begins."""
         self._active[sender] = cache_id
+        self._senders.setdefault(cache_id, {})[sender] = None
 
     def finish(self, sender: Sender) -> None:
         """Note that a transfer into a cache of the peer's has ended."""
-        self._active.pop(sender, None)
+        cache_id = self._active.pop(sender, None)
+        if cache_id is not None:
+            senders = self._senders[cache_id]
+            del senders[sender]
+            if not senders:
+                del self._senders[cache_id]
 
     def is_watched(self, cache_id: int) -> bool:
         """Return True if the peer watches the layers of this cache of its own."""
@@ -252,9 +264,9 @@ class LayerEvents:
                 self._post(landed)
 
     def _begin_watching(self, cache_id: int, call: int) -> None:
-        if len(self._watched) >= MAX_WATCHED:
-            raise ProtocolError(f"the peer watches more than {MAX_WATCHED} caches")
+        if cache_id not in self._watched and len(self._watched) >= peer_budget.WATCHED_CACHES:
+            raise ProtocolError(f"the peer watches more than {peer_budget.WATCHED_CACHES} caches")
         self._watched[cache_id] = _Watched(call)
-        for sender in [sender for sender, target in self._active.items() if target == cache_id]:
+        for sender in list(self._senders.get(cache_id, ())):
             for first, stop in sender.on_watched():
                 self.tell(cache_id, first, stop)

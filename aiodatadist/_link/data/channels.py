@@ -16,6 +16,7 @@ from aiodatadist._concurrency.signal import Signal
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._link.control.questions import PendingQuestions
 from aiodatadist._transport import Channel, ChannelOffer, Endpoint, StillWritten
+from aiodatadist._values import peer_budget
 from aiodatadist._values.descriptors import Placement
 from aiodatadist._values.foreign import printable
 from aiodatadist._wire.messages import Broken, Message, Outdated, Pong, Renew, Renewed, Retire
@@ -38,7 +39,8 @@ RENEWAL_MARGIN = 5.0
 MAX_FOLLOWING = 32
 """The most renewals of the peer's that are under way.
 
-It is one unless some fail: undoing a failed renewal takes about a second, and others may begin meanwhile.
+It is one unless some fail: undoing a failed renewal takes about a second, and others may begin meanwhile. A few are opened
+at a time, see :data:`peer_budget.OPENING_CHANNELS`.
 """
 MAX_OLD = 64
 """The most channels that were replaced and are not closed, because one end has transfers there, or says that it has.
@@ -170,6 +172,7 @@ class Channels:
         self._renewal: _Renewal | None = None
         self._expected: set[str] = set()
         self._following = 0
+        self._turns = anyio.Semaphore(peer_budget.OPENING_CHANNELS)  # of renewals of the peer's
         self._outdated: list[tuple[int, int, int]] = []  # as _renew_for_peer says
         self._heard: deque[str] = deque(maxlen=2 * MAX_FOLLOWING)
         self._openings: dict[str, anyio.CancelScope] = {}
@@ -364,7 +367,9 @@ class Channels:
         with anyio.CancelScope() as scope:
             self._openings[offer.name] = scope
             try:
-                return await self._transport.open_channel(offer, seconds)
+                answer = self._answers.get(offer.name)
+                if answer is None or not answer.reason:  # otherwise it said so while our half waited for its turn
+                    return await self._transport.open_channel(offer, seconds)
             finally:
                 del self._openings[offer.name]
         raise LinkError(f"the peer could not open its half: {printable(self._answers[offer.name].reason)}")
@@ -488,10 +493,12 @@ class Channels:
 
         async def follow() -> None:
             try:
-                await self._open_further(message.channel, message.seconds)
+                async with self._turns:
+                    await self._open_further(message.channel, min(message.seconds, RENEWAL_TIMEOUT))
             except LinkError as error:  # the same holds here
                 self._not_renewed("for the peer: %s", error)
             finally:
+                self._expected.discard(message.channel)
                 self._following -= 1
 
         self._spawn(follow)
