@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from typing import Any
 
 import anyio
@@ -60,6 +60,13 @@ WHAT: dict[str, Callable[[], BaseException]] = {
     "one without words": Shy,
 }
 whatever = pytest.mark.parametrize("what", WHAT.values(), ids=WHAT)
+
+
+def each_of_them() -> Iterator[Callable[[], BaseException]]:
+    """Yield what makes each, one after the other. The name of the last one is in the output of a test that fails."""
+    for name, what in WHAT.items():
+        print(f"raising {name}")
+        yield what
 
 
 # ---- layered transfers ----
@@ -138,88 +145,91 @@ class OfEvents(Raising):
         return int(self.fail())
 
 
-@whatever
 @pytest.mark.parametrize("kind", [Plain, Async, AtOnce, Wrapped, Own, Attribute, Subclass, OfEvents])
-async def test_synchronizers(kind: Callable[..., Any], what: Callable[[], BaseException]) -> None:
+async def test_synchronizers(kind: Callable[..., Any]) -> None:
+    words = r"^(synchronize_layer|device_event)\(\d\) (raised .*(mine|repr raises|raised StopIteration)|was cancelled)"
     async with fan(count=2) as made:
-        other = AwaitableLayerSynchronizer(LAYERS)
-        beside = made.blocks(other, [made.config(1)])
-        task = made.blocks(kind(what), [made.config(0)])
-        with anyio.fail_after(10):
-            assert await task.get_results() == [LLMStatusCode.LLM_FAILED]
-        words = (
-            r"^(synchronize_layer|device_event)\(\d\) (raised .*(mine|repr raises|raised StopIteration)|was cancelled)"
-        )
-        with pytest.raises(TransferError, match=words):
-            await task
-        assert not beside.done()
-        for layer in range(LAYERS):
-            other.ready(layer)
-        with anyio.fail_after(10):
-            await beside
-        for i in range(2):
-            await made.still_works(i)
-        assert made.entry.leases == 0
+        for what in each_of_them():
+            other = AwaitableLayerSynchronizer(LAYERS)
+            beside = made.blocks(other, [made.config(1)])
+            task = made.blocks(kind(what), [made.config(0)])
+            with anyio.fail_after(10):
+                assert await task.get_results() == [LLMStatusCode.LLM_FAILED]
+            with pytest.raises(TransferError, match=words):
+                await task
+            assert not beside.done()
+            for layer in range(LAYERS):
+                other.ready(layer)
+            with anyio.fail_after(10):
+                await beside
+            for i in range(2):
+                await made.still_works(i)
+            assert made.entry.leases == 0
 
 
-@whatever
-def test_a_synchronizer_without_await(what: Callable[[], BaseException]) -> None:
+def test_a_synchronizer_without_await() -> None:
     with blocking_pair() as both:
         manager, cache = both.target.manager, both.target.cache
         config = TransferWithCacheKeyConfig(KEY, range(1, 2), range(1, 2))
-        task = manager.transfer_cache_async(cache, Plain(what), [config], [0], [1], tensor_num_per_layer=1)
-        assert task.synchronize(10_000) is LLMStatusCode.LLM_FAILED
-        both.pull()
+        for what in each_of_them():
+            task = manager.transfer_cache_async(cache, Plain(what), [config], [0], [1], tensor_num_per_layer=1)
+            assert task.synchronize(10_000) is LLMStatusCode.LLM_FAILED
+            both.pull()
 
 
 # ---- callbacks and observers ----
 
 
-@whatever
-async def test_done_callbacks(what: Callable[[], BaseException], caplog: pytest.LogCaptureFixture) -> None:
+async def test_done_callbacks(caplog: pytest.LogCaptureFixture) -> None:
     async with linked_pair(DESC) as (prompt, decoder, source, cache):
-        manager, told = decoder.datadist.cache_manager, 0
+        for what in each_of_them():
+            caplog.clear()
+            manager, told = decoder.datadist.cache_manager, 0
 
-        def fail(_: object) -> None:
-            raise what()
+            def fail(_: object, what: Callable[[], BaseException] = what) -> None:
+                raise what()
 
-        for _ in range(4):  # from the third on they end in the call that starts them
-            task = manager.pull_blocks(KEY, cache, [1], [5])
-            task.add_done_callback(fail)
+            for _ in range(4):  # from the third on they end in the call that starts them
+                task = manager.pull_blocks(KEY, cache, [1], [5])
+                task.add_done_callback(fail)
+                with anyio.fail_after(10):
+                    assert (await task).bytes == 2 * 4096
+                task.add_done_callback(fail)
+                told += 2
+            lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 5)
+            lease.add_done_callback(fail)
             with anyio.fail_after(10):
-                assert (await task).bytes == 2 * 4096
-            task.add_done_callback(fail)
-            told += 2
-        lease = prompt.datadist.cache_manager.lease_blocks(source, [1], 5)
-        lease.add_done_callback(fail)
-        with anyio.fail_after(10):
-            await manager.pull_leased(lease.ticket(), cache, [2])
-            await lease.wait_ended()
-        lease.add_done_callback(fail)
-        assert caplog.text.count("a done callback failed") == told + 2
-        assert (await manager.pull_blocks(KEY, cache, [3], [3])).bytes == 2 * 4096
+                await manager.pull_leased(lease.ticket(), cache, [2])
+                await lease.wait_ended()
+            lease.add_done_callback(fail)
+            assert caplog.text.count("a done callback failed") == told + 2
+            assert (await manager.pull_blocks(KEY, cache, [3], [3])).bytes == 2 * 4096
 
 
-@whatever
 @pytest.mark.parametrize("when", ["beginning", "end"])
-async def test_observers(when: str, what: Callable[[], BaseException], caplog: pytest.LogCaptureFixture) -> None:
+async def test_observers(when: str, caplog: pytest.LogCaptureFixture) -> None:
     class Failing:
+        def __init__(self, what: Callable[[], BaseException]) -> None:
+            self.what = what
+
         def began(self, call: Call) -> Callable[[Ended], None]:
             if when == "beginning":
-                raise what()
+                raise self.what()
             return self.ended
 
         def ended(self, _: Ended) -> None:
-            raise what()
+            raise self.what()
 
         def __repr__(self) -> str:
             raise Unusual("no words")
 
     async with linked_pair(DESC) as (_, decoder, _, cache):
-        decoder.datadist.observer = Failing()
-        for source in range(4):
-            assert (await decoder.datadist.cache_manager.pull_blocks(KEY, cache, [source], [5])).bytes == 2 * 4096
-        assert f"at the {when} of pull_blocks" in caplog.text
+        for what in each_of_them():
+            caplog.clear()
+            decoder.datadist.observer = Failing(what)
+            for source in range(4):
+                assert (await decoder.datadist.cache_manager.pull_blocks(KEY, cache, [source], [5])).bytes == 2 * 4096
+            assert f"at the {when} of pull_blocks" in caplog.text
 
 
 # ---- models ----
