@@ -30,8 +30,8 @@ def speak_older(patch: Callable[[object, str, object], None]) -> None:
     """Let each end in this process be of version 4.0 from here on."""
     own, parse = Engine.hello, frames._parse
 
-    def made(self: Engine, key: bytes | None, peer: int | None) -> Hello:
-        return own(self, key, peer).model_copy(update={"minor": 0})
+    def made(self: Engine, has_key: bool, peer: int | None) -> Hello:
+        return own(self, has_key, peer).model_copy(update={"minor": 0})
 
     def parsed(body: bytes, _: bool) -> Message | Unknown | None:
         message = parse(body, False)

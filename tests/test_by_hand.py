@@ -110,7 +110,7 @@ async def what_is_newer(end: ByHand, cluster: Cluster, cache: Cache) -> None:
 @pytest.mark.parametrize("one_sided", [True, False], ids=["one-sided", "requests"])
 @pytest.mark.parametrize("minor", [0, 9])
 async def test_an_end_made_by_hand_talks_to_this_version(minor: int, one_sided: bool, is_client: bool) -> None:
-    options = {"enable_remote_cache_accessible": one_sided, "sync_kv_timeout": int(SECONDS * 1000)}
+    options = {"enable_remote_cache_accessible": one_sided, "sync_kv_timeout": int(SECONDS * 1000), "trust": "none"}
     async with (
         by_hand(minor, THEIRS, one_sided, 0) as end,
         open_cluster(OWN, device_id=1, **options) as cluster,  # type: ignore[arg-type]

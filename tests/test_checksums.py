@@ -438,8 +438,8 @@ def old_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers say that they are of the minor version before checksums."""
     own = Engine.hello
 
-    def older(self: Engine, key: bytes | None, peer: int | None) -> Hello:
-        return own(self, key, peer).model_copy(update={"minor": 0})
+    def older(self: Engine, has_key: bool, peer: int | None) -> Hello:
+        return own(self, has_key, peer).model_copy(update={"minor": 0})
 
     monkeypatch.setattr(Engine, "hello", older)
 

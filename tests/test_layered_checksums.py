@@ -291,8 +291,8 @@ async def test_a_destination_that_the_peer_takes_back_meanwhile(monkeypatch: pyt
 async def test_a_peer_that_knows_no_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
     made_hello = Engine.hello
 
-    def older(self: Engine, key: bytes | None, peer: int | None) -> Hello:
-        return made_hello(self, key, peer).model_copy(update={"minor": 0})
+    def older(self: Engine, has_key: bool, peer: int | None) -> Hello:
+        return made_hello(self, has_key, peer).model_copy(update={"minor": 0})
 
     monkeypatch.setattr(Engine, "hello", older)
     async with fan() as made:

@@ -467,8 +467,8 @@ async def _filled_or_again(made: Fan, task: CacheTask) -> None:
 async def test_a_peer_that_knows_no_checksums_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     made_hello = Engine.hello
 
-    def older(self: Engine, key: bytes | None, peer: int | None) -> Hello:
-        return made_hello(self, key, peer).model_copy(update={"minor": 0})
+    def older(self: Engine, has_key: bool, peer: int | None) -> Hello:
+        return made_hello(self, has_key, peer).model_copy(update={"minor": 0})
 
     async with lost() as state:
         made, manager = state.fan, state.fan.source.datadist.cache_manager

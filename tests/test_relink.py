@@ -345,7 +345,7 @@ async def test_it_is_given_up_when_its_time_is_over() -> None:
     ("options", "why"),
     [
         ({"auth_key": b"b" * 32}, "does not have the key of cluster 1 "),
-        ({"auth_key": None}, "only cluster 2 has a key "),
+        ({"auth_key": None, "trust": "none"}, "only cluster 2 has a key "),
         ({"cluster_id": 9}, "cluster 1 was asked for, 9 answered"),
     ],
     ids=["another key", "no key", "another cluster"],

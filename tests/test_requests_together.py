@@ -113,8 +113,8 @@ async def test_an_older_version_says_and_hears_one_request_in_a_message(
     """Each end takes the other for one of that version, which would refuse the field."""
     own = Engine.hello
 
-    def older(self: Engine, key: bytes | None, peer: int | None) -> Hello:
-        return own(self, key, peer).model_copy(update={"minor": minor})
+    def older(self: Engine, has_key: bool, peer: int | None) -> Hello:
+        return own(self, has_key, peer).model_copy(update={"minor": minor})
 
     monkeypatch.setattr(Engine, "hello", older)
     said = Said(monkeypatch)

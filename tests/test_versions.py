@@ -66,8 +66,8 @@ def speak_newer(patch: Callable[[object, str, object], None]) -> None:
     """Make each end in this process speak the next minor version from here on."""
     own = Engine.hello
 
-    def made(self: Engine, key: bytes | None, peer: int | None) -> Hello:
-        plain = json.loads(parser.dump_json(own(self, key, peer)))
+    def made(self: Engine, has_key: bool, peer: int | None) -> Hello:
+        plain = json.loads(parser.dump_json(own(self, has_key, peer)))
         plain["endpoint"]["newer"] = "address"
         return Hello.model_validate({**plain, "minor": MINOR + 1, "newer": [1.5, {"a": None}]})
 

@@ -41,6 +41,9 @@ from aiodatadist._adapters.push_out import OutgoingPushes
 from aiodatadist._adapters.sendings import GroupedSending, LayeredSending, Portion, Sending
 from aiodatadist._cache_manager import CacheManager
 from aiodatadist._config.llm_config import LLMConfig, TransportName
+from aiodatadist._config.option_rules import MAX_PATH
+from aiodatadist._config.secret_files import read_key
+from aiodatadist._config.trust import TrustFolder, credential_of
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._datadist import LLMDataDist
 from aiodatadist._layered.synchronizers import AwaitableLayerSynchronizer
@@ -58,7 +61,9 @@ class Settings(BaseModel):
     Attributes:
         host: the address on which peers reach this worker.
         port: a free one if 0. A worker of rank r uses ``port + r``.
-        auth_key_file: a secret that all workers share; needed for any ``host`` but a loopback address.
+        trust: a folder with keys that all workers share, see :class:`~aiodatadist.LLMConfig`. Without it ``host`` must be
+            a loopback address.
+        auth_key_file: a file with one key, instead of ``trust``.
         peers: the peers that this engine dials: :class:`~aiodatadist._adapters.peers.PeerRule`, or their hosts. What a
             router carries is refused if it names another place. None: loopback addresses if ``host`` is one, otherwise
             no address.
@@ -93,6 +98,7 @@ class Settings(BaseModel):
 
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
+    trust: Annotated[str, Field(min_length=1, max_length=MAX_PATH)] | None = None
     auth_key_file: Path | None = None
     peers: Annotated[tuple[PeerRule, ...], Field(max_length=MAX_RULES)] | None = None
     model_id: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
@@ -123,20 +129,34 @@ class Settings(BaseModel):
             return Peers(self.peers)
         return Peers(LOOPBACK if is_loopback(self.host) else ())
 
+    @property
+    def have_key(self) -> bool:
+        """True if the workers have a key of their own, beside the user's."""
+        return self.auth_key_file is not None or isinstance(credential_of(self.trust, None), TrustFolder)
+
     def auth_key(self) -> bytes | None:
-        """Return the secret that all workers share, or None. Raises OSError if there is no such file."""
-        return None if self.auth_key_file is None else self.auth_key_file.read_bytes().strip()
+        """Return the secret with which workers prove themselves to each other, or None.
+
+        Raises ParamInvalid if a file cannot be read, or others may read or write it.
+        """
+        credential = credential_of(self.trust, self._file_key())
+        keys = credential.current() if credential.is_given else ()
+        return keys[0].secret if keys else None
+
+    def _file_key(self) -> bytes | None:
+        return None if self.auth_key_file is None else read_key(self.auth_key_file, "auth_key_file")
 
     def config(self, rank: int) -> LLMConfig:
         """Return the configuration of the worker of this rank.
 
-        Raises OSError if there is no key file, and ParamInvalid if an option is wrong.
+        Raises ParamInvalid if an option is wrong, or others may read or write the key file.
         """
         host = f"[{self.host}]" if ":" in self.host else self.host
         return LLMConfig(
             device_id=self.device_id + rank,
             listen_ip_info=f"{host}:{self.port + rank if self.port else 0}",
-            auth_key=self.auth_key(),
+            trust=self.trust,
+            auth_key=self._file_key(),
             sync_kv_timeout=self.sync_kv_timeout,
             transport=self.transport,
             heartbeat_interval=self.heartbeat_interval,
@@ -230,8 +250,7 @@ class BlockService:
                 differently can be pulled, see :class:`WorkerAddress`.
 
         Raises:
-            ParamInvalid: if layers differ, or a setting is wrong.
-            OSError: if there is no such key file.
+            ParamInvalid: if layers differ, or a setting is wrong, also if others may read or write the key file.
             LLMException: if the device or the port cannot be opened.
         """
         groups = groups_of_layers(layers, blocks)
@@ -250,7 +269,6 @@ class BlockService:
 
         Raises:
             LLMException: if the device or the port cannot be opened, or memory cannot be registered.
-            OSError: if there is no such key file.
         """
         life = _Life(self._settings, self._rank, self._ranks, self._tell)
         return self._door.open(life, lambda: life.open_groups(blocks, aux, layout))

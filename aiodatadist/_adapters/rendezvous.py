@@ -114,7 +114,7 @@ class _Life:
     async def open(self, host: str, port: int) -> int:
         """Start listening; return the port."""
         try:
-            listener = await Listener.open(host, port, self._key, "rendezvous")
+            listener = await Listener.open(host, port, tuple, "rendezvous")
         except LLMException as error:
             raise error.__cause__ or error from None
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final
 from aiodatadist import legacy
 from aiodatadist._config import llm_config as config
 from aiodatadist._config import option_rules as rules
+from aiodatadist._config.secret_files import read_key
 from aiodatadist._values import checks
 from aiodatadist._values.signatures import readable
-from aiodatadist.errors import ParamInvalid
 
 _MODES: Final = {
     "enable_cache_manager": "llm.EnableCacheManager",
@@ -47,26 +47,18 @@ LlmConfig = LLMConfig
 def config_of(options: Mapping[str, str] | config.LLMConfig) -> config.LLMConfig:
     """Return the configuration with which a cluster is initialised.
 
-    In a dictionary a missing mode is off, unless another option implies it. The key that is needed to listen on a
-    network is in no dictionary: it is read from the file that ``AIODATADIST_AUTH_KEY_FILE`` names.
+    In a dictionary a missing mode is off, unless another option implies it. A key that is needed to listen on a network
+    is in no dictionary: it is read from the file that ``AIODATADIST_AUTH_KEY_FILE`` names, or from a folder of trust.
 
     Raises:
-        TypeError, ValueError, ParamInvalid: if an option is wrong, or the file cannot be read.
+        TypeError, ValueError, ParamInvalid: if an option is wrong, or the file cannot be read, or others may read or
+            write it.
     """
     if isinstance(options, config.LLMConfig):
         return options
     wanted = legacy.LLMConfig.from_options(checks.instance(options, "options", dict))
     file = os.environ.get(KEY_FILE)
-    if file:
-        wanted.auth_key = _key_in(file)  # type: ignore[assignment]  # pydantic checks it, and makes a secret of it
+    if file and wanted.trust is None:
+        key = read_key(Path(file), f"the file of {KEY_FILE}")
+        wanted.auth_key = key  # type: ignore[assignment]  # pydantic checks it, and makes a secret of it
     return wanted
-
-
-def _key_in(file: str) -> bytes:
-    try:
-        key = Path(file).read_bytes().strip()
-    except OSError as error:
-        raise ParamInvalid(f"{KEY_FILE} is {file!r}, which cannot be read: {error}") from error
-    if not key:
-        raise ParamInvalid(f"{KEY_FILE} is {file!r}, which is empty: must contain the key")
-    return key

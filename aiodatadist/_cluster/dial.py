@@ -10,10 +10,11 @@ from collections.abc import Callable, Hashable
 import anyio
 
 from aiodatadist._cluster.host_names import HostNames
+from aiodatadist._config.trust import BOTH_ENDS
 from aiodatadist._link import Connection, connected
 from aiodatadist._values.addresses import host_port
 from aiodatadist._values.foreign import printable
-from aiodatadist.errors import LinkError, explained
+from aiodatadist.errors import AuthError, LinkError, explained
 
 ONE_OF_MANY_SECONDS = 1.0
 """Seconds for one address of a name that has a further one, at most: a host that is gone does not answer at all."""
@@ -47,16 +48,24 @@ class Steps:
 
 
 async def dial(
-    host: str, port: int, names: HostNames, deadline: float, waits_for: Callable[[str], object], steps: Steps
+    host: str,
+    port: int,
+    names: HostNames,
+    why_not: Callable[[str], str],
+    deadline: float,
+    waits_for: Callable[[str], object],
+    steps: Steps,
 ) -> tuple[Connection, str]:
     """Return a connection, and the address that accepted it: of a name, the first one that does.
 
     Args:
+        why_not: returns the rule that keeps this end from an address; empty if there is none.
         deadline: by the event loop's clock; the caller enforces it. The addresses share the time.
         waits_for: called with what has not happened yet, in words.
         steps: told how far the attempt is, and what it waits for.
 
     Raises:
+        AuthError: if this end has no key that may leave the machine, and an address is elsewhere. No socket was opened.
         LinkError: if there is no such host, or nothing listens there.
     """
     what = f"no cluster can be reached at {host_port(host, port)}: "
@@ -66,6 +75,12 @@ async def dial(
         is_missing = isinstance(error, socket.gaierror) and error.errno in {socket.EAI_NONAME, socket.EAI_NODATA}
         how = "is not found" if is_missing else "cannot be looked up"
         raise LinkError(f"{what}the host name {how}: {printable(explained(error))}") from error
+    for address in addresses:
+        if rule := why_not(address):
+            stands_for = "" if address == host else f" is {address}, and"
+            raise AuthError(
+                f"{host_port(host, port)}{stands_for} is on a network: linking to it {rule}", hint=BOTH_ENDS
+            )
     waits_for("too many places were being dialled")
     await steps.before_connecting()
     refusals: list[tuple[str, OSError]] = []

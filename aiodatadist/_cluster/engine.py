@@ -21,6 +21,7 @@ from aiodatadist._cache.registry import CacheRegistry
 from aiodatadist._cluster.client_slots import ClientSlots
 from aiodatadist._cluster.half_links import HalfLinks
 from aiodatadist._cluster.initiator import LinkInitiator
+from aiodatadist._cluster.key_ring import KeyRing, Keys
 from aiodatadist._cluster.link_changes import ChangeFeed
 from aiodatadist._cluster.link_table import LinkTable
 from aiodatadist._cluster.listen_address import find_listen_address
@@ -32,7 +33,7 @@ from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._concurrency.deadlines import Deadlines
 from aiodatadist._concurrency.resident import Resident
 from aiodatadist._concurrency.spawner import Spawner
-from aiodatadist._config.llm_config import LLMConfig, PoolConfig
+from aiodatadist._config.llm_config import LLMConfig, PoolConfig, credential_for
 from aiodatadist._config.option_rules import SERVICE_LEVELS, TRAFFIC_CLASSES, known
 from aiodatadist._config.remarks import remarks
 from aiodatadist._counting import Incident, Observer, Totals
@@ -85,6 +86,7 @@ class Engine:
     Attributes:
         cluster_id: the id of this cluster.
         timeout: seconds for one transfer.
+        key_ring: the keys with which the cluster proves itself.
         one_sided: True if the end that wants bytes moves them; otherwise it asks the peer to.
 
     Args:
@@ -108,6 +110,7 @@ class Engine:
         self.local_copies: LocalCopies
         self.notification_inbox: NotificationInbox = NotificationInbox(resident.check_here)
         self.totals: Totals = owner.totals
+        self.key_ring: KeyRing = KeyRing(credential_for(config), owner.cluster_id, owner.totals.incidents)
         self.observer: Observer | None = owner.observer
         self.block_leases: BlockLeases = BlockLeases(self.totals, resident.check_here)
         self.changes: ChangeFeed = ChangeFeed(self.totals, resident.check_here)
@@ -139,6 +142,8 @@ class Engine:
     async def run(self, started: asyncio.Future[None]) -> None:
         """Open everything, serve until stopped, and close. Errors of the opening are raised; later ones are not."""
         async with AsyncExitStack() as stack:
+            if self._config.listen_ip_info is not None or self.key_ring.are_given:
+                self.key_ring.check()  # before anything is opened
             self.device = await stack.enter_async_context(await Device.open(self._config.device))
             self.transport = await in_thread(self._open_transport)
             stack.push_async_callback(self.transport.aclose)
@@ -154,9 +159,11 @@ class Engine:
             stack.callback(self._heartbeats.close)
             address = await find_listen_address(self._config)
             # before the group, so that a port in use is no ExceptionGroup
-            listener = None if address is None else await Listener.open(*address, self.auth_key, "init")
+            listener = None if address is None else await Listener.open(*address, self.key_ring.keys, "init")
             self._group = await stack.enter_async_context(anyio.create_task_group())
             self._replace_listener(listener)
+            if self.key_ring.may_change:
+                self._group.start_soon(self.key_ring.watch)
             started.set_result(None)
             try:
                 await self._stopping.wait()
@@ -276,11 +283,13 @@ class Engine:
 
         Raises LLMException if the port cannot be used; the old listener then continues.
         """
-        self._replace_listener(None if address is None else await Listener.open(*address, self.auth_key, "switch_role"))
+        self._replace_listener(
+            None if address is None else await Listener.open(*address, self.key_ring.keys, "switch_role")
+        )
 
-    async def listen_for_members(self, host: str, key: bytes) -> Listener:
-        """Serve clients that have this key, on a separate port, until :meth:`close_listener`."""
-        listener = await Listener.open(host, 0, key, "link")
+    async def listen_for_members(self, host: str, keys: Keys) -> Listener:
+        """Serve clients that have one of these keys, on a separate port, until :meth:`close_listener`."""
+        listener = await Listener.open(host, 0, keys, "link")
         self._serve_on(listener)
         return listener
 
@@ -322,7 +331,8 @@ class Engine:
 
     def _handshake(self, listener: Listener, peer: int | None) -> Handshake:
         """Return the handshake for a client that claims to be the cluster ``peer``."""
-        return Handshake("server", self.hello(listener.key, peer), listener.key)
+        keys = self.key_ring.for_client(listener.keys)
+        return Handshake("server", self.hello(bool(keys), peer), keys, hint=self.key_ring.hint)
 
     async def _welcome(
         self, sock: socket.socket, handshake: Handshake, first: Message | Unknown, listener: Listener
@@ -451,10 +461,12 @@ class Engine:
         except LinkError as error:
             logger.debug("cluster %d, finalizing: %s", self.cluster_id, error)
 
-    def hello(self, key: bytes | None, peer: int | None) -> Hello:
+    def hello(self, has_key: bool, peer: int | None) -> Hello:
         """Return this end's first message on a link.
 
-        ``peer`` is the cluster that is asked, or that asks; None if its own first message was another one.
+        Args:
+            has_key: True if this end proves a key.
+            peer: the cluster that is asked, or that asks; None if its own first message was another one.
         """
         end = self.transport.endpoint
         names = EndpointInfo.model_fields
@@ -464,14 +476,10 @@ class Engine:
             instance=self._owner.instance,
             nonce=secrets.token_hex(32),
             one_sided=self._config.enable_remote_cache_accessible,
-            has_key=key is not None,
+            has_key=has_key,
             backend=self._config.transfer_backend or "",
             heartbeat=self._config.heartbeat_interval,
             links=0 if peer is None else self.totals.generations[peer],
             endpoint=EndpointInfo(**{name: getattr(end, name) for name in names}),
             minor=MINOR,
         )
-
-    @property
-    def auth_key(self) -> bytes | None:
-        return None if self._config.auth_key is None else self._config.auth_key.get_secret_value()

@@ -44,6 +44,7 @@ from aiodatadist._wire.messages import Connect, Ping, Pong
 from aiodatadist.errors import AuthError, LinkClosed, LinkError, LinkTimeout, LLMException, LLMStatusCode
 
 if TYPE_CHECKING:
+    from aiodatadist._cluster.key_ring import KeyRing
     from aiodatadist._cluster.link_table import LinkTable
     from aiodatadist._cluster.liveness import Heartbeats
     from aiodatadist._cluster.relinker import Relinker
@@ -105,11 +106,11 @@ class InitiatorHost(Protocol):
     @property
     def totals(self) -> Totals: ...
     @property
-    def auth_key(self) -> bytes | None: ...
+    def key_ring(self) -> KeyRing: ...
     @property
     def is_stopping(self) -> bool: ...
     def tasks(self) -> anyio.abc.TaskGroup: ...
-    def hello(self, key: bytes | None, peer: int | None) -> Hello: ...
+    def hello(self, has_key: bool, peer: int | None) -> Hello: ...
     def gave_up(self) -> LinkClosed: ...
     def new_link(self, connection: Connection) -> Link: ...
     async def make(
@@ -182,7 +183,7 @@ class LinkInitiator:
         """Link to a peer that listens.
 
         Args:
-            key: used instead of the configured one.
+            key: used instead of the cluster's own, also beyond this machine.
             relink_timeout: seconds for each attempt to make the link again, once it broke. If None, it is not made
                 again.
             steps: told how far the attempt is, and what it waits for.
@@ -229,7 +230,7 @@ class LinkInitiator:
         attempt = _Attempt(cluster_id, anyio.current_time() + timeout, steps)
         with attempt.scope:
             try:
-                await self._ask_now(address, cluster_id, timeout, self._engine.auth_key, attempt, learn)
+                await self._ask_now(address, cluster_id, timeout, None, attempt, learn)
             except _Met as found:
                 return found.instance
         raise self._why_not(address, cluster_id, timeout, attempt.waits_for)
@@ -253,7 +254,6 @@ class LinkInitiator:
             )
         self._links.check_not_linked(cluster_id)
         attempt = _Attempt(cluster_id, anyio.current_time() + timeout, steps, patience)
-        key = key or self._engine.auth_key
         self._engine.tasks().start_soon(self._client, address, cluster_id, timeout, attempt, key, relink_timeout)
         self._attempts[cluster_id, address] = attempt
         try:
@@ -452,21 +452,23 @@ class LinkInitiator:
     ) -> Link:
         if not attempt.steps.are_limited:
             await take_room()
+        keys = self._engine.key_ring.keys() if key is None else (key,)
         # Made before dialling: otherwise a link that the peer makes in the meantime would count as one that was lost.
-        hello = self._engine.hello(key, cluster_id)
+        hello = self._engine.hello(bool(keys), cluster_id)
 
         def met(peer: Hello) -> None:
             looking.cancel()
-            if key is not None:
+            if keys:
                 attempt.steps.met()
             before_asking(peer)
 
         waits_for = attempt.now_waits_for
-        connection, host = await dial(*address, self.host_names, attempt.scope.deadline, waits_for, attempt.steps)
+        rule = self._engine.key_ring.why_not if key is None else lambda _: ""
+        connection, host = await dial(*address, self.host_names, rule, attempt.scope.deadline, waits_for, attempt.steps)
         looking = Scope()
         link = self._engine.new_link(connection)
         link.dialled = address
-        handshake = Handshake("client", hello, key, cluster_id, met)
+        handshake = Handshake("client", hello, keys, cluster_id, met, self._engine.key_ring.hint)
         channel = channel_name(self._engine.cluster_id, cluster_id)
         connect = Connect(channel=channel, timeout=min(timeout, HANDSHAKE_TIMEOUT))
 

@@ -16,8 +16,7 @@ async def find_listen_address(config: LLMConfig) -> tuple[str, int] | None:
     A host name is looked up, and stands for its first IPv4 address, or else for its first address.
 
     Raises:
-        ParamInvalid: if ``listen_ip_info`` is not an address, a name that is not found, or on a network without
-            ``auth_key``.
+        ParamInvalid: if ``listen_ip_info`` is not an address, a name that is not found, or on a network without a key.
     """
     address = config.listen_address
     if address is None:

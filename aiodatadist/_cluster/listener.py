@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from aiodatadist._cluster.key_ring import Keys
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.addresses import host_port
 from aiodatadist.errors import LLMException, explained
@@ -51,10 +52,11 @@ def _of_both_families(port: int) -> socket.socket | None:
 
 
 class Listener:
-    """A listener, with the key that its clients must prove.
+    """A listener, with the keys that its clients may prove.
 
     Attributes:
         address: host, and the real port.
+        keys: returns the keys, of which a client must prove one, or none if it need not prove anything. May raise AuthError.
         is_over: True once no new client gets a link.
     """
 
@@ -63,29 +65,29 @@ class Listener:
         sockets: Sequence[socket.socket],
         owner: AbstractAsyncContextManager[object],
         host: str,
-        key: bytes | None,
+        keys: Keys,
     ) -> None:
         """Make a listener. Leaving ``owner`` closes the sockets, if they are another object's."""
         self.address: tuple[str, int] = (host, sockets[0].getsockname()[1])
-        self.key = key
+        self.keys: Keys = keys
         self.is_over: bool = False
         self._sockets = sockets
         self._owner = owner
         self._scope = anyio.CancelScope()
 
     @classmethod
-    async def open(cls, host: str, port: int, key: bytes | None, operation: str) -> Listener:
+    async def open(cls, host: str, port: int, keys: Keys, operation: str) -> Listener:
         """Listen on an address; port 0 is any free one. Raises LLMException if it cannot be used."""
         try:
             if _is_any_ipv6(host) and (sock := _of_both_families(port)) is not None:
                 owner = contextlib.AsyncExitStack()
                 owner.callback(sock.close)
-                return cls([sock], owner, host, key)
+                return cls([sock], owner, host, keys)
             listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
             each = [
                 one.extra(anyio.abc.SocketAttribute.raw_socket) for one in getattr(listener, "listeners", [listener])
             ]
-            return cls(each, listener, host, key)
+            return cls(each, listener, host, keys)
         except OSError as error:
             is_full = error.errno in {errno.EMFILE, errno.ENFILE}
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {explained(error)}"

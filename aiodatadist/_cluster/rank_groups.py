@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import anyio
@@ -99,7 +100,6 @@ class RankGroups:
     def __init__(self, engine: Engine, link_total_time: int) -> None:
         self._engine = engine
         self._link_total_time = link_total_time
-        self._auth_key = engine.auth_key or b""
         self._ids = itertools.count(1)
         self._all: dict[int, _RankGroup] = {}
 
@@ -125,7 +125,7 @@ class RankGroups:
             raise ParamInvalid(f"there are {len(self._all)} communicators, which is the limit: unlink one first")
         address = own_address(rank_table, rank)
         secret = secrets.token_hex(32)
-        listener = await self._engine.listen_for_members(address, self._key(secret))
+        listener = await self._engine.listen_for_members(address, partial(self._keys, secret))
         host, port = listener.address
         card = _Card(cluster_id=self._engine.cluster_id, host=host, port=port, secret=secret)
         try:
@@ -160,12 +160,15 @@ class RankGroups:
             )
         return card
 
-    def _key(self, server_secret: str) -> bytes:
-        """Return the key of the links for which a member listens.
+    def _keys(self, server_secret: str) -> list[bytes]:
+        """Return the keys of the links for which a member listens.
 
-        It combines the member's secret with the clusters' own key, if they have one.
+        They combine the member's secret with the clusters' own keys. Without such keys, the secret is enough: HCCL has
+        carried it. A user's key is none of these, because the members may be on several machines.
         """
-        return hmac.new(bytes.fromhex(server_secret), b"aiodatadist member" + self._auth_key, hashlib.sha256).digest()
+        own = (self._engine.key_ring.keys() if self._engine.key_ring.are_given else ()) or (b"",)
+        secret = bytes.fromhex(server_secret)
+        return [hmac.new(secret, b"aiodatadist member" + key, hashlib.sha256).digest() for key in own]
 
     async def _link_all(self, group: _RankGroup, rank: int, cards: dict[int, _Card]) -> None:
         status, seconds = RegisterMemStatus.FAILED, self._seconds()
@@ -192,7 +195,7 @@ class RankGroups:
     async def _connect(self, card: _Card) -> None:
         try:
             address = (card.host, card.port)
-            await self._engine.initiator.link(address, card.cluster_id, self._seconds(), self._key(card.secret))
+            await self._engine.initiator.link(address, card.cluster_id, self._seconds(), self._keys(card.secret)[0])
         except LinkError as error:
             if error.status_code is LLMStatusCode.LLM_PROCESSING_LINK:  # another group has the same two members
                 await self._engine.links.wait_linked(card.cluster_id)

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from os import PathLike
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes, ValidationError
@@ -13,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes,
 from aiodatadist._config import option_rules as rules
 from aiodatadist._config.option_rules import PoolConfig, bounded, optional
 from aiodatadist._config.relink_policy import RelinkPolicy
+from aiodatadist._config.trust import Credential, credential_of
 from aiodatadist._values import checks
 from aiodatadist._values.addresses import parse_address
 from aiodatadist._values.signatures import readable
@@ -101,8 +103,12 @@ class LLMConfig(BaseModel):
         transfer_checksum: True to compare what arrives with what was sent, in every pull and push that this cluster
             starts, unless the call says otherwise; see ``docs/checksums.md``. A peer that is too old for that is not
             linked.
-        auth_key: the secret that both ends prove to have. Needed to listen on anything but loopback addresses. No
-            option dictionary contains it.
+        trust: a folder with the keys that peers prove to have, in a file ``keys`` with lines of ``name secret``, as
+            ``SECURITY.md`` describes it. If neither ``trust`` nor ``auth_key`` is set, ``AIODATADIST_TRUST`` counts;
+            if that is not set either, the cluster links on loopback addresses only, and to processes of the same user,
+            which have a key of their own. ``"none"``: on loopback, any user's process may link; ``init`` logs a warning.
+        auth_key: a secret that both ends prove to have, instead of ``trust``. Beyond loopback addresses it must have at
+            least 16 bytes. No option dictionary and no pickle contains it.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(validate_assignment=True, extra="forbid")
@@ -133,6 +139,7 @@ class LLMConfig(BaseModel):
     heartbeat_misses: Annotated[int, BeforeValidator(bounded("heartbeat_misses", 1, 100))] = DEFAULT_HEARTBEAT_MISSES
     relink: Annotated[str | None, optional(rules.shaped("relink", RelinkPolicy))] = None
     transfer_checksum: Annotated[bool, rules.flag("transfer_checksum")] = False
+    trust: Annotated[str | None, optional(rules.folder("trust"))] = None
     auth_key: Annotated[SecretBytes | None, BeforeValidator(rules.secret)] = None
 
     def __init__(  # spelt out for type checkers: callers may pass more types than are kept
@@ -165,6 +172,7 @@ class LLMConfig(BaseModel):
         heartbeat_misses: int = DEFAULT_HEARTBEAT_MISSES,
         relink: str | Mapping[str, float | None] | RelinkPolicy | None = None,
         transfer_checksum: bool = False,
+        trust: str | PathLike[str] | None = None,
         auth_key: bytes | str | SecretBytes | None = None,
     ) -> None:
         if listen is not None and listen_ip_info is not None:
@@ -207,7 +215,7 @@ class LLMConfig(BaseModel):
         """The address and port to listen on, or a name and port if the name was not looked up yet; None if not set.
 
         Raises:
-            ParamInvalid: if ``listen_ip_info`` is not an address, or a network address without ``auth_key``.
+            ParamInvalid: if ``listen_ip_info`` is not an address, or a network address without a key.
         """
         if not self.listen_ip_info:
             return None
@@ -215,6 +223,15 @@ class LLMConfig(BaseModel):
         with suppress(ValueError):  # a name
             check_listening_on(self, ipaddress.ip_address(host))
         return host, port
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Return what a pickle contains. Raises TypeError if there is an ``auth_key``, which must be in no file."""
+        if self.auth_key is not None:
+            raise TypeError(
+                "an LLMConfig with auth_key cannot be pickled: the key would be in the pickle. Give the other process a "
+                "folder: LLMConfig(trust=...)"
+            )
+        return super().__getstate__()
 
     @property
     def device(self) -> int:
@@ -296,17 +313,27 @@ class LLMConfig(BaseModel):
 # ---- what options ask of each other ----
 
 
+def credential_for(config: LLMConfig) -> Credential:
+    """Return the keys with which a cluster proves itself. Nothing has been read yet.
+
+    Raises:
+        ParamInvalid: if both ``trust`` and ``auth_key`` are set.
+    """
+    return credential_of(config.trust, None if config.auth_key is None else config.auth_key.get_secret_value())
+
+
 def check_listening_on(config: LLMConfig, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
-    """Raise ParamInvalid if this address needs ``auth_key`` and none is set.
+    """Raise ParamInvalid if this address needs a key that the cluster does not have.
 
     The address is ``listen_ip_info``, or what that host name stands for.
     """
-    if address.is_loopback or config.auth_key is not None:
+    rule = credential_for(config).why_not(str(address))
+    if not rule:
         return
     stands_for = "" if str(address) in str(config.listen_ip_info) else f", which is {address}"
     raise ParamInvalid(
-        f"listen_ip_info is {config.listen_ip_info!r}{stands_for}: listening on a network needs auth_key",
-        hint="give both ends the same LLMConfig(auth_key=...), or listen on 127.0.0.1",
+        f"listen_ip_info is {config.listen_ip_info!r}{stands_for}: listening on a network {rule}",
+        hint="give both ends the same folder LLMConfig(trust=...), or the same auth_key, or listen on 127.0.0.1",
     )
 
 
@@ -337,6 +364,7 @@ def check_kept(config: LLMConfig) -> None:
 
 def _check_combination(config: LLMConfig) -> None:
     check_kept(config)
+    credential_for(config)
     if config.local_comm_res is not None and not config.enable_cache_manager:
         raise ParamInvalid("llm.EnableCacheManager is 0: with llm.LocalCommRes it must be 1, or absent")
     if config.transfer_backend is None:
@@ -444,6 +472,7 @@ _OPTIONS: Final = (
     _Option("aiodatadist.HeartbeatMisses", "heartbeat_misses", _NUMBER, is_quiet=True),
     _Option("aiodatadist.Relink", "relink", is_quiet=True),
     _Option("aiodatadist.TransferChecksum", "transfer_checksum", _SWITCH, is_quiet=True),
+    _Option("aiodatadist.Trust", "trust"),
 )
 
 _BY_KEY: Final = {option.key.lower(): option for option in (*_OPTIONS, _Option("llm.DeviceId", "device_id", _DEVICE))}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -38,6 +39,9 @@ MAX_JSON: Final = 64 << 10
 
 MAX_SHAPED: Final = 16 << 10
 """The largest option that describes a pool or a policy, in characters. An error in it is found within milliseconds."""
+
+MAX_PATH: Final = 4096
+"""The longest path, in characters."""
 
 MAX_OPTIONS: Final = 1024
 """The largest number of entries in an option dictionary, and in ``ge_options``."""
@@ -182,6 +186,16 @@ def kept(name: str) -> Check:
 def text(name: str) -> Check:
     """Return a check for a str; an empty one counts as None."""
     return lambda value: checks.instance(value, name, str) or None
+
+
+def folder(name: str) -> Check:
+    """Return a check for the path of a folder: a str, or an object that stands for one. An empty one counts as None."""
+
+    def check(value: Any) -> str | None:
+        path = os.fspath(value) if isinstance(value, os.PathLike) else value
+        return characters(checks.instance(path, name, str), name, MAX_PATH) or None
+
+    return check
 
 
 def secret(value: Any) -> SecretBytes | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from aiodatadist._config import option_rules as rules
-from aiodatadist._config.llm_config import LLMConfig, field_of
+from aiodatadist._config.llm_config import LLMConfig, credential_for, field_of
+from aiodatadist._config.trust import NONE, VARIABLE, Untrusted
 from aiodatadist._values.durations import suspicion
 
 _SAFE_HEARTBEAT_INTERVAL: Final = 0.5
@@ -63,4 +64,7 @@ def _risks(config: LLMConfig) -> list[str]:
             f"packets are lost or machines are busy, after {silence:g} s without a sign of life (docs/links.md has a "
             "table)"
         )
+    if isinstance(credential_for(config), Untrusted):
+        source = "trust" if config.trust == NONE else VARIABLE
+        lines.append(f"{source} is {NONE!r}: processes of any user of this machine can link, and read caches")
     return lines

@@ -32,6 +32,8 @@ class Incident(StrEnum):
     # ---- links ----
     CLIENT_REFUSED = "client_refused"
     ACCEPT_FAILED = "accept_failed"
+    KEYS_UNUSABLE = "keys_unusable"
+    KEYS_CHANGED = "keys_changed"
     LINK_MADE = "link_made"
     LINK_FAILED = "link_failed"
     LINK_RETRIED = "link_retried"

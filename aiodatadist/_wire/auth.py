@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Literal
 
@@ -25,3 +26,15 @@ def proof(key: bytes, side: Side, client: Hello, server: Hello) -> str:
 
 def is_proof(given: str, key: bytes, side: Side, client: Hello, server: Hello) -> bool:
     return hmac.compare_digest(given, proof(key, side, client, server))
+
+
+def proved_key(given: str, keys: Sequence[bytes], side: Side, client: Hello, server: Hello) -> bytes | None:
+    """Return the key that ``side`` has proved to have; None if it is none of these.
+
+    All of them are tried, so the time does not tell which one it was.
+    """
+    found = None
+    for key in keys:
+        if is_proof(given, key, side, client, server):
+            found = key
+    return found

@@ -26,18 +26,17 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Literal
 
+from aiodatadist._config.trust import BOTH_ENDS
 from aiodatadist._values.foreign import printable
-from aiodatadist._wire.auth import Side, is_proof, proof
+from aiodatadist._wire.auth import Side, proof, proved_key
 from aiodatadist._wire.frames import Unknown, check_version
 from aiodatadist._wire.messages import MINOR, PROTOCOL, Accept, Connect, Hello, Message, Proof, Ready, Refuse
 from aiodatadist._wire.reasons import reason_of
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
-
-SAME_KEY = "LLMConfig.auth_key must be the same at both ends"
 
 
 class OwnListener(IncompatiblePeer):
@@ -60,9 +59,11 @@ class Handshake:
     """An end of a handshake. Feed it what arrives, and send what it returns; it raises if there can be no link.
 
     Args:
+        keys: a client proves the first one, a server accepts a proof of any. None if nothing is to be proved.
         expected: the cluster that must answer; None for any.
         before_asking: for the client: called with the peer's hello, which is proved if there is a key, before the
             client asks for the link. Raises LinkError if the client does not want it.
+        hint: says how both ends get the same key.
 
     Attributes:
         peer: the other end's hello, which may be false until it is proved.
@@ -75,9 +76,10 @@ class Handshake:
         self,
         side: Side,
         hello: Hello,
-        key: bytes | None,
+        keys: Sequence[bytes] = (),
         expected: int | None = None,
         before_asking: Callable[[Hello], None] = lambda _: None,
+        hint: str = BOTH_ENDS,
     ) -> None:
         self.side = side
         self.state: State = State.HELLO
@@ -86,7 +88,8 @@ class Handshake:
         self.connect: Connect | None = None
         self.ready: Ready | None = None
         self._hello = hello
-        self._key = key
+        self._keys = tuple(keys)
+        self._hint = hint
         self._expected = expected
         self._before_asking = before_asking
         self._wanted: Connect | None = None
@@ -137,7 +140,7 @@ class Handshake:
     def _react(self, message: Message | Unknown) -> list[Message]:
         match self.state, message:
             case _, Refuse():
-                raise refused(message, self.proved is not None, self._unsaid_version(message))
+                raise refused(message, self.proved is not None, self._unsaid_version(message), self._hint)
             case State.HELLO, Hello():
                 return self._on_hello(message)
             case State.PROOF, Proof(mac=mac):
@@ -184,8 +187,8 @@ class Handshake:
             )
         if theirs.has_key != mine.has_key:
             owner = theirs if theirs.has_key else mine
-            raise AuthError(f"only cluster {owner.cluster_id} has a key", hint=SAME_KEY)
-        if self._key is None:
+            raise AuthError(f"only cluster {owner.cluster_id} has a key", hint=self._hint)
+        if not self._keys:
             self._compare(theirs)
         return self._prove() if self.side == "client" else self._answer()
 
@@ -208,28 +211,31 @@ class Handshake:
                 raise error
 
     def _answer(self) -> list[Message]:
-        self.state = State.CONNECT if self._key is None else State.PROOF
+        self.state = State.PROOF if self._keys else State.CONNECT
         return [self._hello]
 
     def _prove(self) -> list[Message]:
-        if self._key is None or self.peer is None:
+        if not self._keys or self.peer is None:
             return self._ask()
         self.state = State.PROOF
-        return [Proof(mac=proof(self._key, "client", self._hello, self.peer))]
+        return [Proof(mac=proof(self._keys[0], "client", self._hello, self.peer))]
 
     def _on_proof(self, mac: str) -> list[Message]:
-        if self._key is None or self.peer is None:
+        if not self._keys or self.peer is None:
             raise ProtocolError("a proof without a key")
         prover: Side = "server" if self.side == "client" else "client"
         hellos = (self._hello, self.peer) if self.side == "client" else (self.peer, self._hello)
-        if not is_proof(mac, self._key, prover, *hellos):
-            raise AuthError(f"cluster {self.peer.cluster_id} does not have the key of cluster {self.me}", hint=SAME_KEY)
+        key = proved_key(mac, self._keys[:1] if self.side == "client" else self._keys, prover, *hellos)
+        if key is None:
+            raise AuthError(
+                f"cluster {self.peer.cluster_id} does not have the key of cluster {self.me}", hint=self._hint
+            )
         self.proved = self.peer
         if self.side == "client":
             self._compare(self.proved)
             return self._ask()
         self.state = State.CONNECT
-        return [Proof(mac=proof(self._key, "server", self.peer, self._hello))]
+        return [Proof(mac=proof(key, "server", self.peer, self._hello))]
 
     def _ask(self) -> list[Message]:
         if self._wanted is None or self.peer is None:
@@ -247,11 +253,16 @@ def refusal(error: LinkError) -> Refuse:
     return Refuse(status=int(error.status_code), reason=reason_of(error), kind=kind)
 
 
-def refused(message: Refuse, is_proved: bool, versions: str = "") -> LinkError:
-    """Return the peer's refusal as an error of this end. ``versions`` is appended to the peer's reason."""
+def refused(message: Refuse, is_proved: bool, versions: str = "", hint: str = BOTH_ENDS) -> LinkError:
+    """Return the peer's refusal as an error of this end.
+
+    Args:
+        versions: appended to the peer's reason.
+        hint: the hint if the peer refuses because of the key.
+    """
     peer = "the peer" if is_proved else "an unproved peer"
     return {"": LinkError, "key": AuthError, "unfit": IncompatiblePeer}[message.kind](
         f"{peer} refused: {printable(message.reason)}{versions}",
         status_code=LLMStatusCode.of(message.status),
-        hint=SAME_KEY if message.kind == "key" else None,
+        hint=hint if message.kind == "key" else None,
     )

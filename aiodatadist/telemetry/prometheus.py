@@ -5,7 +5,7 @@ Needs the extra ``prometheus``::
     from prometheus_client import REGISTRY, start_http_server
 
     REGISTRY.register(MetricsCollector(datadist, cache))
-    start_http_server(9400)
+    start_http_server(9400, addr="127.0.0.1")
 """
 
 from __future__ import annotations

@@ -313,7 +313,7 @@ def test_a_byte_that_did_not_travel_is_told(
         (["--compare", "/dev/null"], "/dev/null is not a report of this command: --json writes one\n"),
         (["--compare", "/nowhere"], "--compare: cannot read /nowhere: No such file or directory\n"),
         (["--compare", sys.executable], f"{sys.executable} is not a report of this command: --json writes one\n"),
-        (["--auth-key-file", "/nowhere"], "--auth-key-file: cannot read /nowhere"),
+        (["--auth-key-file", "/nowhere"], "--auth-key-file '/nowhere' cannot be read: No such file or directory"),
         (["--against", "process_vm", "--op", "copy", "--batch", "2"], "--against measures pulls and pushes"),
         (["--checksum", "--op", "pull,copy", "--batch", "2"], "--checksum measures pulls and pushes"),
         (["--device", "0"], "--device 0 names 1"),

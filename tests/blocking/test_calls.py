@@ -242,7 +242,7 @@ def test_a_mode_that_is_absent_is_off_unless_something_needs_it(
 
 def test_a_key_for_listening_on_a_network_comes_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "key"
-    file.write_bytes(b"a secret\n")
+    file.write_bytes(b"a secret of both\n")
     listening = options(listen_ip_info="0.0.0.0:0")
     datadist = LLMDataDist(LLMRole.PROMPT, 1)
     with pytest.raises(LLMException, match="auth_key"):
@@ -251,6 +251,10 @@ def test_a_key_for_listening_on_a_network_comes_from_a_file(tmp_path: Path, monk
     with pytest.raises(LLMException, match="cannot be read"):
         datadist.init(listening)
     monkeypatch.setenv("AIODATADIST_AUTH_KEY_FILE", str(file))
+    file.chmod(0o604)
+    with pytest.raises(LLMException, match="mode 0604: users outside its group must not be able to read it"):
+        datadist.init(listening)
+    file.chmod(0o600)
     datadist.init(listening)
     assert datadist.listen_address is not None
     datadist.finalize()

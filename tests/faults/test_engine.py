@@ -116,7 +116,7 @@ async def test_silent_connections_do_not_keep_a_peer_out() -> None:
 
 
 async def introduce(wire: Wire, cluster_id: int) -> None:
-    """Say hello and ask for a channel, as a peer of softnpu on this machine would; then be gone."""
+    """Say hello and ask for a channel, as a peer of softnpu on this machine would, under an id that is in use."""
     end = EndpointInfo(transport="hccl", runtime="soft", host="elsewhere", server_id="s", device_id="0", device_ip="i",
                        process=1)  # fmt: skip
     await wire.send(
@@ -129,7 +129,7 @@ async def introduce(wire: Wire, cluster_id: int) -> None:
 
 
 async def test_a_stranger_with_a_peers_id_does_not_end_the_peers_link() -> None:
-    async with linked_pair(DESC) as (prompt, decoder, _, cache):
+    async with linked_pair(DESC, trust="none") as (prompt, decoder, _, cache):
         wire = Wire(await anyio.connect_tcp(*address(prompt)))
         await introduce(wire, 2)
         await wire.aclose()
@@ -138,7 +138,7 @@ async def test_a_stranger_with_a_peers_id_does_not_end_the_peers_link() -> None:
 
 async def test_clients_that_die_while_they_link_hold_up_no_other(no_leaks: None) -> None:
     with ExitStack() as ending:
-        async with open_cluster(1) as prompt:
+        async with open_cluster(1, trust="none") as prompt:
             host = inside(prompt.datadist).transport.endpoint.host
             for cluster_id in range(100, 110):
                 wire = Wire(await anyio.connect_tcp(*address(prompt)))
@@ -161,7 +161,7 @@ async def half_way(wire: Wire, cluster_id: int, host: str) -> None:
 
 
 async def test_a_cache_is_not_given_up_while_a_link_is_being_made() -> None:
-    async with open_cluster(1) as prompt:
+    async with open_cluster(1, trust="none") as prompt:
         cache = await prompt.blocks(DESC)
         wire = Wire(await anyio.connect_tcp(*address(prompt)))
         await introduce_waiting(wire, prompt)

@@ -283,8 +283,8 @@ def speak_older(monkeypatch: pytest.MonkeyPatch, cluster_id: int) -> None:
     """Let this cluster speak version 4.1 from here on; its hello says so."""
     own = Engine.hello
 
-    def made(self: Engine, key: bytes | None, peer: int | None) -> Any:
-        hello = own(self, key, peer)
+    def made(self: Engine, has_key: bool, peer: int | None) -> Any:
+        hello = own(self, has_key, peer)
         return hello.model_copy(update={"minor": 1}) if self.cluster_id == cluster_id else hello
 
     monkeypatch.setattr(Engine, "hello", made)

@@ -32,6 +32,7 @@ from aiodatadist.testing import ChaosProxy, Cluster, cluster_info, inside, open_
 from tests.adapters.test_links_of_orders import engine_of
 from tests.hostile.test_offers import PROMPT, End, pull
 from tests.hostile.test_unproved import Impostor, hello
+from tests.keys import proving
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
 KEY = "k" * 40
@@ -167,8 +168,8 @@ async def test_an_attempt_at_a_silent_place_holds_up_no_attempt_at_the_true_one(
     ids: tuple[int, int], key: str | None, no_leaks: None
 ) -> None:
     async with (
-        open_cluster(ids[0], auth_key=key) as prompt,
-        open_cluster(ids[1], device_id=1, auth_key=key) as decoder,
+        open_cluster(ids[0], **proving(key)) as prompt,
+        open_cluster(ids[1], device_id=1, **proving(key)) as decoder,
         silent_listener() as (place, came),
         anyio.create_task_group() as tasks,
     ):
@@ -216,7 +217,7 @@ async def test_an_attempt_at_a_silent_place_does_not_keep_the_true_cluster_waiti
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
 async def test_attempts_that_reach_one_cluster_by_several_ways_are_one_link(key: str | None, no_leaks: None) -> None:
-    async with open_cluster(1, auth_key=key) as prompt, open_cluster(2, device_id=1, auth_key=key) as decoder:
+    async with open_cluster(1, **proving(key)) as prompt, open_cluster(2, device_id=1, **proving(key)) as decoder:
         await prompt.blocks(DESC)
         cache = await decoder.blocks(DESC)
         address = prompt.datadist.listen_address
@@ -293,7 +294,7 @@ def test_offers_of_silent_places_under_a_true_id_cost_the_honest_ones_nothing(
 
 def trusted(folder: Path, key: str | None) -> dict[str, Any]:
     if key is None:
-        return {"peers": ["127.0.0.0/8"]}
+        return {"peers": ["127.0.0.0/8"], "trust": "none"}
     file = folder / "key"
     file.write_text(key)
     file.chmod(0o600)
@@ -381,8 +382,8 @@ async def linked_by_another_way(
 ) -> AsyncIterator[tuple[PeerLinks, Cluster, PeerAddress, PeerAddress]]:
     """Link a worker to a cluster through a forwarder that a client's offer named. Yield both addresses."""
     async with (
-        open_cluster(1, auth_key=key) as prompt,
-        open_cluster(2, device_id=1, auth_key=key) as decoder,
+        open_cluster(1, **proving(key)) as prompt,
+        open_cluster(2, device_id=1, **proving(key)) as decoder,
         anyio.create_task_group() as group,
     ):
         address = prompt.datadist.listen_address
@@ -436,7 +437,7 @@ async def test_a_place_where_another_cluster_listens_is_none_of_a_link(monkeypat
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
 async def test_a_place_where_another_instance_says_the_same_id_is_none_of_a_link(key: str | None) -> None:
     async with linked_by_another_way(key) as (links, _, true, _):
-        async with open_cluster(3, device_id=2, auth_key=key) as other:
+        async with open_cluster(3, device_id=2, **proving(key)) as other:
             inside(other.datadist).cluster_id = 1
             assert other.datadist.listen_address is not None
             host, port = other.datadist.listen_address

@@ -40,7 +40,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hello_of(cluster: Cluster, cluster_id: int) -> Hello:
     """Return what another cluster on the same machine says first."""
-    mine = inside(cluster.datadist).hello(KEY, None)
+    mine = inside(cluster.datadist).hello(True, None)
     end = mine.endpoint.model_copy(update={"process": 1, "device_id": "7"})
     named = {"cluster_id": cluster_id, "instance": secrets.token_hex(32), "nonce": secrets.token_hex(32)}
     return mine.model_copy(update={**named, "endpoint": end})
@@ -48,7 +48,7 @@ def hello_of(cluster: Cluster, cluster_id: int) -> Hello:
 
 async def ask(cluster: Cluster, client: Client, cluster_id: int) -> None:
     """Prove the key as this cluster, and ask for a link."""
-    handshake = Handshake("client", hello_of(cluster, cluster_id), KEY)
+    handshake = Handshake("client", hello_of(cluster, cluster_id), (KEY,))
     await client.say(*handshake.start(Connect(channel=f"c{cluster_id}", timeout=60)))
     await client.say(*handshake.receive(await client.hear()))
     await client.say(*handshake.receive(await client.hear()))
@@ -77,7 +77,7 @@ class Silence:
     async def serve(self, stream: anyio.abc.SocketStream) -> None:
         async with stream:
             client, host = Client(stream), stream.extra(anyio.abc.SocketAttribute.local_address)[0]
-            handshake = Handshake("server", hello_of(self._cluster, int(host.rpartition(".")[2])), KEY)
+            handshake = Handshake("server", hello_of(self._cluster, int(host.rpartition(".")[2])), (KEY,))
             while handshake.connect is None:
                 await client.say(*handshake.receive(await client.hear()))
             self.accepted += 1

@@ -23,6 +23,7 @@ from aiodatadist._wire.messages import MINOR, Connect, Hello, Message, Proof, Re
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
 from tests.clock import AutojumpLoop
 from tests.held import turns
+from tests.keys import proving
 from tests.unit.wire.examples import hello
 
 KEY = b"k" * 32
@@ -98,7 +99,7 @@ async def test_hellos_without_a_proof_take_no_room_of_links(monkeypatch: pytest.
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
 async def test_a_hello_alone_keeps_no_call_from_its_work(key: bytes | None) -> None:
     """A cluster's role can be switched, and its caches unregistered, when it has no link."""
-    async with open_cluster(1, auth_key=key) as cluster, client_of(cluster) as client:
+    async with open_cluster(1, **proving(key)) as cluster, client_of(cluster) as client:
         cache = await cluster.blocks(DESC)
         await client.say(hello(5, has_key=key is not None, minor=MINOR))
         assert isinstance(await client.hear(), Hello)
@@ -112,7 +113,7 @@ async def test_silent_connections_do_not_shorten_the_time_of_others() -> None:
     async with open_cluster(1, auth_key=KEY) as cluster:
         with silent(cluster, MANY):
             async with client_of(cluster) as client:
-                handshake = Handshake("client", stranger(), KEY, 1)
+                handshake = Handshake("client", stranger(), (KEY,), 1)
                 await client.say(*handshake.start(Connect(channel="c", timeout=5)))
                 answers = handshake.receive(await client.hear())
                 await anyio.sleep(4)  # its network is slow
@@ -128,7 +129,7 @@ async def test_time_in_which_the_listener_is_busy_does_not_count() -> None:
     async with open_cluster(1, auth_key=KEY) as cluster:
         with silent(cluster, 1) as (client,):
             client.setblocking(False)
-            handshake, decoder = Handshake("client", stranger(), KEY, 1), Decoder()
+            handshake, decoder = Handshake("client", stranger(), (KEY,), 1), Decoder()
             client.send(b"".join(map(encode, handshake.start(Connect(channel="c", timeout=5)))))
             (said,) = decoder.feed(await loop.sock_recv(client, 4096))
             client.send(b"".join(map(encode, handshake.receive(said))))

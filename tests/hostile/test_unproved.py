@@ -19,6 +19,7 @@ from aiodatadist._cluster.initiator import LinkInitiator
 from aiodatadist._wire.frames import Decoder, Unknown, encode
 from aiodatadist._wire.messages import Hello, Message, Proof, Refuse
 from aiodatadist.testing import cluster_info, open_cluster
+from tests.keys import proving
 from tests.test_relink import GIVEN_UP, LINKED, QUICK, RELINKING, Door, cut, phases, pulled, until, waiting_pair
 from tests.unit.wire.examples import endpoint
 
@@ -126,7 +127,7 @@ async def test_a_process_that_holds_a_clusters_port_does_not_end_relinking(
 ) -> None:
     """The link comes back with the first attempt after the true cluster listens."""
     impostor, attempts = Impostor(ANSWERS[name]), Attempts(monkeypatch, FEW)
-    async with waiting_pair(relink=QUICK, auth_key=key) as (_, decoder, _, cache, door, changes):
+    async with waiting_pair(relink=QUICK, **proving(key)) as (_, decoder, _, cache, door, changes):
         port = door.port
 
         async def hold_the_port() -> None:
@@ -212,11 +213,11 @@ async def test_another_cluster_of_the_group_at_the_port_does_not_end_relinking(
 ) -> None:
     """Its proof may have been relayed by a process that has no key."""
     attempts = Attempts(monkeypatch, FEW)
-    async with waiting_pair(relink=QUICK, auth_key=key) as (_, _, _, _, door, changes):
+    async with waiting_pair(relink=QUICK, **proving(key)) as (_, _, _, _, door, changes):
         listen = f"127.0.0.1:{door.port}"
 
         async def hold_the_port() -> None:
-            async with open_cluster(9, device_id=3, auth_key=key, listen_ip_info=listen):
+            async with open_cluster(9, device_id=3, listen_ip_info=listen, **proving(key)):
                 attempts.port_is_held.set()
                 await attempts.reached.wait()
             await door.open()

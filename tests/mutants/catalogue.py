@@ -21,6 +21,7 @@ PROGRESS = "tests/unit/layered/test_progress.py"
 HOST_NAMES = "tests/test_host_names.py"
 LOOK_UPS = "tests/hostile/test_look_ups.py"
 DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
+TRUST, ROTATED_KEYS = "tests/hostile/test_trust.py", "tests/hostile/test_rotated_keys.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
 MUTANTS = (
@@ -513,7 +514,7 @@ MUTANTS = (
         "compared-before-proof",
         "with a key, ends compare their options when these are proved",
         "aiodatadist/_wire/handshake.py",
-        "        if self._key is None:\n            self._compare(theirs)\n",
+        "        if not self._keys:\n            self._compare(theirs)\n",
         "        self._compare(theirs)\n",
         ("tests/unit/wire/test_handshake.py",),
     ),
@@ -876,8 +877,9 @@ MUTANTS = (
         "place-without-a-proof",
         "with a key, a place is a link's if the cluster has proved itself there",
         "aiodatadist/_wire/handshake.py",
-        "        if not is_proof(mac, self._key, prover, *hellos):\n",
-        '        if self.side == "server" and not is_proof(mac, self._key, prover, *hellos):\n',
+        "        if key is None:\n            raise AuthError(\n",
+        '        if key is None and self.side == "client":\n            key = self._keys[0]\n'
+        "        if key is None:\n            raise AuthError(\n",
         (f"{DIALS}::test_a_place_is_not_the_clusters_without_the_key",),
     ),
     Mutant(
@@ -1249,5 +1251,119 @@ MUTANTS = (
         "        for scope in list(islice(attempt.in_line, STARTED_AT_A_TIME)):\n",
         "        for scope in list(attempt.in_line):\n",
         (SILENT_PLACES,),
+    ),
+    # ---- keys ----
+    Mutant(
+        "a-writable-folder-of-keys",
+        "a folder of keys that a group may write is refused",
+        "aiodatadist/_config/secret_files.py",
+        "(stat.S_IWGRP | stat.S_IWOTH)",
+        "stat.S_IWOTH",
+        (TRUST,),
+    ),
+    Mutant(
+        "a-readable-key",
+        "a key that others may read is refused",
+        "aiodatadist/_config/secret_files.py",
+        "        if stat.S_IMODE(status.st_mode) & stat.S_IRWXO & ~readable_by:\n",
+        "        if stat.S_IMODE(status.st_mode) & stat.S_IWOTH & ~readable_by:\n",
+        (TRUST,),
+    ),
+    Mutant(
+        "a-folder-of-another-user",
+        "a folder of keys that belongs to another user is refused",
+        "aiodatadist/_config/secret_files.py",
+        "    is_foreign = status.st_uid not in {_ROOT, os.geteuid()}\n",
+        "    is_foreign = False\n",
+        (TRUST,),
+    ),
+    Mutant(
+        "a-short-secret",
+        "a secret of a folder has at least 32 bytes",
+        "aiodatadist/_config/trust.py",
+        "        if len(secret) < SECRET_BYTES:\n",
+        "        if not secret:\n",
+        (TRUST,),
+    ),
+    Mutant(
+        "a-certificate-is-ignored",
+        "files that this version cannot read, and that restrict links, are not ignored",
+        "aiodatadist/_config/trust.py",
+        "            if os.path.lexists(self.path / name):\n",
+        "            if False:\n",
+        (TRUST,),
+    ),
+    Mutant(
+        "a-short-key-on-a-network",
+        "a key of less than 16 bytes protects no address of a network",
+        "aiodatadist/_config/trust.py",
+        "        if size >= NETWORK_BYTES:\n",
+        "        if size:\n",
+        (TRUST,),
+    ),
+    Mutant(
+        "dials-a-network-without-a-key",
+        "a cluster without a key of its own dials loopback addresses only",
+        "aiodatadist/_cluster/dial.py",
+        "        if rule := why_not(address):\n",
+        "        if False and (rule := why_not(address)):\n",
+        (TRUST,),
+    ),
+    Mutant(
+        "the-first-users-key-is-replaced",
+        "processes that create this user's key at the same time all have the first one's",
+        "aiodatadist/_config/user_key.py",
+        "            os.link(beside, path)\n",
+        "            os.link(beside, beside.with_name('own'))\n            os.replace(beside.with_name('own'), path)\n",
+        (TRUST,),
+    ),
+    Mutant(
+        "a-runtime-folder-of-another-user",
+        "this user's key is not in another user's folder",
+        "aiodatadist/_config/user_key.py",
+        "    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()\n",
+        "    return stat.S_ISDIR(status.st_mode)\n",
+        (TRUST,),
+    ),
+    Mutant(
+        "a-listener-without-a-key",
+        "without configuration, only processes of one user link over loopback",
+        "aiodatadist/_config/trust.py",
+        "        return UserKey(environment)\n",
+        "        return Untrusted()\n",
+        (f"{TRUST}::test_another_user_of_this_machine_is_refused_at_the_proof",),
+    ),
+    Mutant(
+        "a-pickle-with-the-key",
+        "no pickle of a configuration has the key",
+        "aiodatadist/_config/llm_config.py",
+        "        if self.auth_key is not None:\n            raise TypeError(\n",
+        "        if self.auth_key is not None and not self.auth_key:\n            raise TypeError(\n",
+        (TRUST,),
+    ),
+    Mutant(
+        "keys-are-read-once",
+        "a key that was removed links no longer",
+        "aiodatadist/_config/trust.py",
+        "        if seen != self._seen:\n",
+        "        if self._seen is None:\n",
+        (ROTATED_KEYS,),
+    ),
+    Mutant(
+        "old-keys-stay-in-use",
+        "while a folder of keys breaks a rule, its earlier keys link nothing either",
+        "aiodatadist/_config/trust.py",
+        "            self._keys = self._read()\n",
+        "            try:\n                self._keys = self._read()\n            except ParamInvalid:\n"
+        "                return self._keys\n",
+        (ROTATED_KEYS,),
+    ),
+    Mutant(
+        "only-the-first-key",
+        "a listener accepts each of its keys, so two ends that rotate one after the other link",
+        "aiodatadist/_wire/handshake.py",
+        'self._keys[:1] if self.side == "client" else self._keys',
+        "self._keys[:1]",
+        (ROTATED_KEYS,),
     ),
 )

@@ -108,7 +108,7 @@ def test_set_later_is_the_same_as_set_at_once(values: dict[str, Any]) -> None:
 
 
 def test_every_option_is_covered_by_the_round_trip() -> None:
-    apart = {"auth_key", "enable_cache_manager", "transfer_backend"}
+    apart = {"auth_key", "trust", "enable_cache_manager", "transfer_backend"}
     assert OPTIONS.keys() | apart == LLMConfig.model_fields.keys()
 
 
@@ -214,7 +214,7 @@ def test_listen_is_another_name_of_listen_ip_info() -> None:
 UNSET_BY_DEFAULT = [
     "listen_ip_info", "local_comm_res", "mem_pool_cfg", "host_mem_pool_cfg", "rdma_traffic_class", "rdma_service_level",
     "transfer_backend", "global_resource_config", "buf_pool_cfg", "deploy_res_path", "cluster_info", "output_max_size",
-    "relink", "auth_key",
+    "relink", "trust", "auth_key",
 ]  # fmt: skip
 
 
@@ -283,6 +283,7 @@ WRONG_TYPES: list[tuple[str, object]] = [
     ("relink", True),
     ("relink", 1.0),
     ("transfer_checksum", 1),
+    ("trust", 1),
     ("auth_key", 1),
 ]
 
@@ -584,7 +585,8 @@ def test_any_text_is_an_address_or_param_invalid(text: str) -> None:
 def test_network_address_needs_a_key() -> None:
     with pytest.raises(ParamInvalid, match="listening on a network needs auth_key"):
         _ = LLMConfig(listen_ip_info="0.0.0.0:1").listen_address
-    assert LLMConfig(**_any(listen_ip_info="0.0.0.0:1", auth_key=b"secret")).listen_address == ("0.0.0.0", 1)
+    assert LLMConfig(**_any(listen_ip_info="0.0.0.0:1", auth_key=b"a secret of 16 b")).listen_address == ("0.0.0.0", 1)
+    assert LLMConfig(**_any(listen_ip_info="0.0.0.0:1", trust="/run/trust")).listen_address == ("0.0.0.0", 1)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:1", "127.1.2.3:1", "[::1]:1"])

@@ -12,8 +12,8 @@ class AioDataDistKVBootstrapServer(BaseKVBootstrapServer):  # type: ignore[misc]
     """A server that listens from its construction to :meth:`close`.
 
     Raises:
-        OSError: if it cannot listen there, or there is no such key file.
-        ParamInvalid: if ``host`` is no loopback address and the settings have no ``auth_key_file``.
+        OSError: if it cannot listen there.
+        ParamInvalid: if ``host`` is no loopback address and the settings have no key, or others may read or write it.
         ValueError: if a setting is wrong.
     """
 

@@ -64,8 +64,8 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
 
     Raises:
         ValueError: if a buffer or a setting is wrong, or the model has state beside its KV cache.
-        LLMException, OSError: if there is no such device, port or key file, or, at a prefill engine, no bootstrap
-            server.
+        LLMException, OSError: if there is no such device, port or key file, if others may read or write that file, or,
+            at a prefill engine, if there is no bootstrap server.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class SchedulerSide:
         self._room = LeaseRoom(blocks, settings.max_leased, settings.max_leased_per_client)
         self._no_room = 0
         self._block_size = block_size
-        shortest = 1 if settings.auth_key_file is None else SHORTEST_NAME
+        shortest = SHORTEST_NAME if settings.have_key else 1
         self.incidents = Incidents()
         self._offers = Offers(ranks, settings.allowed_peers(), settings.max_offer_workers, shortest, self.incidents)
         self._workers: tuple[WorkerAddress, ...] = ()

@@ -12,6 +12,8 @@ from aiodatadist._cli.kit.errors import meant, wrong_input
 from aiodatadist._cli.kit.numbers import integer, seconds
 from aiodatadist._cli.kit.options import add_json, add_loop, add_seed, address
 from aiodatadist._cli.kit.place import add_place_arguments, first_place, places
+from aiodatadist._config.secret_files import read_key
+from aiodatadist.errors import ParamInvalid
 
 if TYPE_CHECKING:
     from aiodatadist._cli.bench.options import BenchOptions
@@ -208,6 +210,6 @@ def _secret(file: Path | None) -> bytes | None:
     if file is None:
         return None
     try:
-        return file.read_bytes().strip()
-    except OSError as error:
-        raise wrong_input(f"--auth-key-file: cannot read {file}: {error.strerror}") from error
+        return read_key(file, "--auth-key-file")
+    except ParamInvalid as error:
+        raise wrong_input(str(error.args[0])) from error

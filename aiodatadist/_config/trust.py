@@ -1,0 +1,252 @@
+"""Keys with which a cluster proves itself: those of a folder, of ``auth_key``, of this user, or none.
+
+``LLMConfig.trust`` says which. Keys are read when a link is made, never when bytes move.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from aiodatadist._config.secret_files import check_writers, read_secret, unreadable
+from aiodatadist._config.user_key import key_path, user_key
+from aiodatadist.errors import ParamInvalid
+
+VARIABLE: Final = "AIODATADIST_TRUST"
+NONE: Final = "none"
+"""The value of ``trust`` that turns the proof off."""
+KEYS: Final = "keys"
+"""The file with keys in a folder of trust."""
+UNSUPPORTED: Final = ("tls.crt", "tls.key", "ca.crt", "policy.json")
+"""Files of such a folder that would have to restrict links, and that this version cannot read."""
+SECRET_BYTES: Final = 32
+"""The shortest secret of a folder of trust."""
+NETWORK_BYTES: Final = 16
+"""The shortest ``auth_key`` with which a cluster leaves the machine."""
+MAX_KEYS: Final = 16
+"""Keys in one file. A listener compares a proof with each of them."""
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HEX: Final = re.compile(r"(?:[0-9A-Fa-f]{2})+")
+
+BOTH_ENDS: Final = "both ends need the same key: the same folder LLMConfig(trust=...), or the same auth_key"
+
+
+class Key(NamedTuple):
+    """A key, and the name under which logs and errors speak of it."""
+
+    name: str
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"<Key {self.name}>"
+
+
+class Credential(ABC):
+    """The keys with which a cluster proves itself."""
+
+    @abstractmethod
+    def current(self) -> tuple[Key, ...]:
+        """Return the keys. A new link uses the first one; a client may prove any. None if nothing is proved.
+
+        Raises:
+            ParamInvalid: if they cannot be used; the message names the file and the rule.
+        """
+
+    @property
+    def is_given(self) -> bool:
+        """True if the keys were chosen for this cluster, so a mistake in them is reported by ``init``."""
+        return True
+
+    @property
+    def may_change(self) -> bool:
+        """True if later calls of :meth:`current` may return others."""
+        return False
+
+    def why_not(self, host: str) -> str:
+        """Return the rule that keeps a cluster with these keys from an address; empty if there is none."""
+        return "" if is_loopback(host) else self._why_no_network()
+
+    def _why_no_network(self) -> str:
+        return ""
+
+    @property
+    def hint(self) -> str:
+        """Say how a peer gets the same key."""
+        return BOTH_ENDS
+
+
+class Untrusted(Credential):
+    """The lack of a key, so any user of this machine may link."""
+
+    def current(self) -> tuple[Key, ...]:
+        return ()
+
+    def _why_no_network(self) -> str:
+        return "needs auth_key or trust"
+
+    @property
+    def hint(self) -> str:
+        return f"{BOTH_ENDS}; with trust='none' at one end, the other one needs it, too"
+
+
+class UserKey(Credential):
+    """The key of this user, which is read, and created if there is none, when the first link needs it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._path: Path | None = None
+        self._keys: tuple[Key, ...] = ()
+
+    @property
+    def is_given(self) -> bool:
+        return False
+
+    def current(self) -> tuple[Key, ...]:
+        if not self._keys:
+            self._path = key_path(self._environment)
+            self._keys = (Key("user", user_key(self._path)),)
+        return self._keys
+
+    def _why_no_network(self) -> str:
+        return "needs auth_key or trust"
+
+    @property
+    def hint(self) -> str:
+        return (
+            f"{BOTH_ENDS}. Without these, both must be processes of one user and use one file: here it is {self._path}"
+        )
+
+
+class AuthKey(Credential):
+    """The key of ``LLMConfig.auth_key``."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._keys = (Key("auth_key", secret),)
+
+    def current(self) -> tuple[Key, ...]:
+        return self._keys
+
+    def _why_no_network(self) -> str:
+        size = len(self._keys[0].secret)
+        if size >= NETWORK_BYTES:
+            return ""
+        return f"needs an auth_key of at least {NETWORK_BYTES} bytes; this one has {size}"
+
+
+class TrustFolder(Credential):
+    """The keys in a folder, which are read again when the folder has changed."""
+
+    def __init__(self, path: str) -> None:
+        self.path: Path = Path(path)
+        self._seen: tuple[object, ...] | None = None
+        self._keys: tuple[Key, ...] = ()
+
+    @property
+    def may_change(self) -> bool:
+        return True
+
+    def current(self) -> tuple[Key, ...]:
+        seen = self._look()
+        if seen != self._seen:
+            self._seen = None  # also if the new ones cannot be used: then the old ones are not used either
+            self._keys = self._read()
+            self._seen = seen
+        return self._keys
+
+    def _look(self) -> tuple[object, ...]:
+        """Return what changes with the folder, or its keys, or what symbolic links there point to."""
+        seen: list[object] = []
+        for path, name in ((self.path, "the folder of trust"), (self.path / KEYS, "the key file")):
+            try:
+                status = path.stat()
+            except OSError as error:
+                raise unreadable(path, name, error) from error
+            seen += status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        return tuple(seen)
+
+    def _read(self) -> tuple[Key, ...]:
+        check_writers(self.path, "the folder of trust", self.path.stat())
+        for name in UNSUPPORTED:
+            if os.path.lexists(self.path / name):
+                raise ParamInvalid(
+                    f"{str(self.path / name)!r} is not supported yet: this version reads only {KEYS!r}",
+                    hint="remove it: its restrictions would be ignored",
+                )
+        path = self.path / KEYS
+        return keys_of(read_secret(path, "the key file"), path)
+
+    @property
+    def hint(self) -> str:
+        return f"{BOTH_ENDS}; here it is {self.path}"
+
+
+def keys_of(content: bytes, path: Path) -> tuple[Key, ...]:
+    """Return the keys of a file: lines of ``name secret``, the secret in hexadecimal or base64. ``#`` begins a comment.
+
+    Raises:
+        ParamInvalid: if a line is wrong, or there is no key. The message never shows a secret.
+    """
+    found: list[Key] = []
+    lines = content.decode("ascii", "replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        where = f"line {number} of {str(path)!r}"
+        if len(words) != 2 or not _NAME.fullmatch(words[0]):
+            raise ParamInvalid(
+                f"{where} is no key: must be a name of at most 64 letters, digits, '.', '_' and '-', a space, and a secret"
+            )
+        name, secret = words[0], _secret(words[1])
+        if secret is None:
+            raise ParamInvalid(f"{where}: the secret must be in hexadecimal or base64")
+        if len(secret) < SECRET_BYTES:
+            raise ParamInvalid(f"{where}: the secret has {len(secret)} bytes: must have at least {SECRET_BYTES}")
+        if any(each.name == name for each in found):
+            raise ParamInvalid(f"{where}: another key has the name {name!r}: names must be unique")
+        found.append(Key(name, secret))
+    if not 0 < len(found) <= MAX_KEYS:
+        raise ParamInvalid(f"{str(path)!r} has {len(found)} keys: must have 1 to {MAX_KEYS}")
+    return tuple(found)
+
+
+def _secret(text: str) -> bytes | None:
+    if _HEX.fullmatch(text):
+        return bytes.fromhex(text)
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if the text is an address of this machine's own loopback."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def credential_of(trust: str | None, auth_key: bytes | None, environment: Mapping[str, str] = os.environ) -> Credential:
+    """Return what a cluster with these options proves. ``AIODATADIST_TRUST`` counts if neither is given.
+
+    Raises:
+        ParamInvalid: if both are given.
+    """
+    if auth_key is not None and trust is not None:
+        raise ParamInvalid("trust and auth_key are set: must be one of them", hint="put the key into the folder's file")
+    if auth_key is not None:
+        return AuthKey(auth_key)
+    chosen = trust or environment.get(VARIABLE) or None
+    if chosen is None:
+        return UserKey(environment)
+    return Untrusted() if chosen == NONE else TrustFolder(chosen)

@@ -1,0 +1,152 @@
+"""Keys that are replaced while clusters run: links stay, new links use what is new, and what was removed links no longer."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from aiodatadist import AuthError, BlocksCacheKey, CacheDesc, DataType
+from aiodatadist._cluster.key_ring import LOOK_SECONDS
+from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
+from tests.keys import HEX, folder_of
+from tests.test_pull import moved
+
+OLD, NEW, NEWER = f"old {HEX}", f"new {'cd' * 32}", f"newer {'ef' * 32}"
+DESC = CacheDesc(1, [4, 64], DataType.DT_UINT8)
+
+
+async def link(client: Cluster, server: Cluster) -> Exception | None:
+    linked = await client.datadist.link_clusters([cluster_info(server)], 5000)
+    return linked.errors[0]
+
+
+async def pulled(cluster: Cluster, cache: Any, block: int) -> None:
+    await cluster.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [block], [0])
+    verify(cluster.memory(cache), cache, moved(DESC, {0: block}))
+
+
+async def test_a_link_survives_two_rotations_and_two_ends_always_have_a_key_in_common(tmp_path: Path) -> None:
+    """Each end is one step ahead of the other at a time. At each step both link anew, in both directions."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    steps = [[OLD], [OLD, NEW], [NEW, OLD], [NEW], [NEW, NEWER], [NEWER, NEW], [NEWER]]
+    folder_of(ours, *steps[0])
+    folder_of(theirs, *steps[0])
+    async with (
+        open_cluster(1, trust=ours) as prompt,
+        open_cluster(2, device_id=1, trust=theirs) as decoder,
+        open_cluster(3, device_id=2, trust=theirs) as other,
+    ):
+        await prompt.blocks(DESC)
+        cache = await decoder.blocks(DESC)
+        assert await link(decoder, prompt) is None
+        for number, step in enumerate(steps[1:]):
+            for folder in (ours, theirs):
+                folder_of(folder, *step)
+                for client, server in ((other, prompt), (prompt, other)):
+                    assert await link(client, server) is None, (step, folder)
+                    await client.datadist.unlink_clusters([cluster_info(server)], 5000)
+            await pulled(decoder, cache, number % 4)
+        assert [each.generation for each in decoder.datadist.statistics().links] == [1]
+
+
+async def test_a_key_that_was_removed_links_no_longer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = folder_of(tmp_path / "ours", OLD), folder_of(tmp_path / "theirs", OLD)
+    async with open_cluster(1, trust=ours) as prompt, open_cluster(2, device_id=1, trust=theirs) as decoder:
+        caplog.set_level(logging.INFO)
+        folder_of(ours, NEW)
+        for client, server in ((decoder, prompt), (prompt, decoder)):
+            assert isinstance(await link(client, server), AuthError)
+    assert "cluster 1: new links use key new of new" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda folder: (folder / "keys").chmod(0o622), "mode 0622: group and others must not be able to write it"),
+        (lambda folder: folder.chmod(0o777), "mode 0777: group and others must not be able to write it"),
+        (lambda folder: (folder / "keys").unlink(), "cannot be read: No such file or directory"),
+        (lambda folder: (folder / "policy.json").touch(), "policy.json' is not supported yet"),
+    ],
+    ids=["a writable file", "a writable folder", "no file", "a policy"],
+)
+async def test_keys_that_cannot_be_used_any_longer_link_nothing_until_they_are_mended(
+    spoil: Any, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The peer is told no path; the log is. An existing link continues."""
+    ours, theirs = folder_of(tmp_path / "ours", OLD), folder_of(tmp_path / "theirs", OLD)
+    async with (
+        open_cluster(1, trust=ours) as prompt,
+        open_cluster(2, device_id=1, trust=theirs) as decoder,
+        open_cluster(3, device_id=2, trust=theirs) as other,
+    ):
+        await prompt.blocks(DESC)
+        cache = await decoder.blocks(DESC)
+        assert await link(decoder, prompt) is None
+        spoil(ours)
+        error = await link(other, prompt)
+        assert isinstance(error, AuthError)
+        assert "cluster 1 cannot use its keys now" in str(error)
+        assert str(ours) not in str(error)
+        assert why in caplog.text
+        own = await link(prompt, other)
+        assert isinstance(own, AuthError)
+        assert why in str(own)
+        await pulled(decoder, cache, 3)
+        (ours / "policy.json").unlink(missing_ok=True)
+        ours.chmod(0o700)
+        folder_of(ours, OLD)
+        assert await link(other, prompt) is None
+
+
+@pytest.mark.autojump
+async def test_a_mistake_in_the_folder_is_logged_before_a_link_needs_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = folder_of(tmp_path / "trust", OLD)
+    async with open_cluster(1, trust=folder) as cluster:
+        (folder / "keys").chmod(0o602)
+        await anyio.sleep(LOOK_SECONDS + 1)
+        assert "cluster 1: no link can be made: " in caplog.text
+        assert cluster.datadist.figures().incidents == {"keys_unusable": 1}
+
+
+async def test_a_link_costs_few_looks_at_the_folder_and_proofs_and_a_transfer_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each end two looks; one proof is made and one checked. A second key costs the listener one more."""
+    counts = Counter[str]()
+    stat, new = Path.stat, hmac.new
+    folder = folder_of(tmp_path / "trust", OLD)
+
+    def counted_stat(path: Path, **options: Any) -> os.stat_result:
+        counts["stat"] += path.is_relative_to(folder)
+        return stat(path, **options)
+
+    def counted_new(*arguments: Any) -> hmac.HMAC:
+        counts["hmac"] += 1
+        return new(*arguments)
+
+    async with AsyncExitStack() as stack:
+        prompt = await stack.enter_async_context(open_cluster(1, trust=folder))
+        decoder = await stack.enter_async_context(open_cluster(2, device_id=1, trust=folder))
+        await prompt.blocks(DESC)
+        cache = await decoder.blocks(DESC)
+        monkeypatch.setattr(Path, "stat", counted_stat)
+        monkeypatch.setattr("aiodatadist._wire.auth.hmac.new", counted_new)
+        assert await link(decoder, prompt) is None
+        assert counts == {"stat": 4, "hmac": 4}
+        counts.clear()
+        await pulled(decoder, cache, 1)
+        assert not counts
+        await decoder.datadist.unlink_clusters([cluster_info(prompt)], 5000)
+        folder_of(folder, OLD, NEW)
+        assert await link(decoder, prompt) is None
+        assert counts["hmac"] == 5

@@ -1,0 +1,24 @@
+"""Options for clusters whose peers are made by hand, and folders of trust."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+HEX = "ab" * 32
+"""A secret of a folder of trust."""
+
+
+def proving(key: bytes | str | None) -> dict[str, Any]:
+    """Return the options of a cluster with this key; of one to which any user may link if it is None."""
+    return {"trust": "none"} if key is None else {"auth_key": key}
+
+
+def folder_of(path: Path, *lines: str, mode: int = 0o600) -> Path:
+    """Make a folder of trust with these lines in its file of keys, or write them into it."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    fresh = path / ".keys"
+    fresh.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
+    fresh.chmod(mode)
+    fresh.rename(path / "keys")
+    return path
