@@ -396,6 +396,7 @@ class Engine:
             if listener is not None and listener.is_over:
                 raise LinkClosed(f"cluster {self.cluster_id} no longer listens")
             self.links.check_room(link.cluster_id)
+            self.links.check_no_other(link.cluster_id, link.session.instance)
         finally:
             self.links.coming -= Counter(comes_from)  # not subtract(), which keeps a zero for each id that ever came
             self.links.news.wake()  # the link is ready, or will never be
@@ -407,6 +408,8 @@ class Engine:
         has ended before it answers the other. The peer does not wait for an attempt that has not met it yet, because
         that one may be dialling a place where no cluster is.
         """
+        self.links.check_not_linked(peer.cluster_id, peer)
+        await self.links.outlive_other(peer)
         self.links.check_not_linked(peer.cluster_id, peer)
         self.links.check_room(peer.cluster_id)
         is_first = side == "server" and self.cluster_id < peer.cluster_id

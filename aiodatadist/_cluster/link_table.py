@@ -23,6 +23,7 @@ import anyio.abc
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._counting import Incident, forget_oldest
 from aiodatadist._link import AWAIT_LINK, DRAIN_TIMEOUT, Link, LinkStatistics
+from aiodatadist._values.foreign import printable
 from aiodatadist.errors import LinkClosed, LinkError, LLMStatusCode, NotLinked
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ MAX_LINKS = 512
 """Links that exist, whichever end made them. Half-made links have their own limits (``HalfLinks``)."""
 PART_TIMEOUT = 2 * DRAIN_TIMEOUT
 """Seconds that links have to finish ending, before a caller that needs them gone is told that they are not."""
+
+
+RIVAL_SECONDS = 10.0
+"""Seconds that a process waits for the end of another one's link under the same cluster id."""
 
 
 class TableHost(Protocol):
@@ -156,8 +161,9 @@ class LinkTable:
     def check_not_linked(self, cluster_id: int, peer: Hello | None = None) -> None:
         """Raise LinkError if a cluster is linked already.
 
-        ``peer`` is the cluster if it asks for the link. A link to another instance of it is then out of date, and so is
-        one that it had and lost. Without ``peer``, a link that this end does not own does not count.
+        ``peer`` is the cluster if it asks for the link. A link that it had and lost is then out of date. For a link to
+        another process with its id see :meth:`outlive_other`. Without ``peer``, a link that this end does not own does
+        not count.
         """
         existing = self._links.get(cluster_id)
         is_linked = existing is not None and existing.session.is_ready
@@ -175,6 +181,34 @@ class LinkTable:
                 status_code=LLMStatusCode.LLM_ALREADY_LINK,
                 hint="use that link, or unlink_clusters() first",
             )
+
+    async def outlive_other(self, peer: Hello) -> None:
+        """Wait until the link to another process with a peer's cluster id has ended. Return at once if there is none.
+
+        That process is asked for a sign of life now. If it died, its connections tell so, or its heartbeats end.
+
+        Raises LinkError if it lives, or is not known to be dead within ``RIVAL_SECONDS``.
+        """
+        link = self._other_process(peer.cluster_id, peer.instance)
+        if link is None:
+            return
+        with anyio.move_on_after(RIVAL_SECONDS):
+            try:
+                await link.session.ping()
+            except LinkError:  # the link has ended
+                return
+        raise _taken(link)
+
+    def check_no_other(self, cluster_id: int, instance: str) -> None:
+        """Raise LinkError if another process with this cluster id has a link now, so no link replaces a live one."""
+        link = self._other_process(cluster_id, instance)
+        if link is not None:
+            raise _taken(link)
+
+    def _other_process(self, cluster_id: int, instance: str) -> Link | None:
+        link = self._links.get(cluster_id)
+        is_other = link is not None and link.session.is_ready and link.session.instance != instance
+        return link if is_other else None
 
     def check_room(self, cluster_id: int) -> None:
         """Raise LinkError if there is no room for a link to this cluster, and it has no link that would be replaced."""
@@ -260,3 +294,11 @@ class LinkTable:
                     f"cluster {self._engine.cluster_id} is finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED
                 )
             await self.news.wait()
+
+
+def _taken(link: Link) -> LinkError:
+    return LinkError(
+        f"cluster {link.cluster_id} is linked already: another process has this id, from {printable(link.place[0])}",
+        status_code=LLMStatusCode.LLM_ALREADY_LINK,
+        hint="give each process its own cluster id; a process that has ended makes room by itself",
+    )

@@ -1,4 +1,4 @@
-"""A decode engine that hangs is started again under its cluster id, before the prefill engine has ended the old link."""
+"""A decode engine that hangs is started again under its cluster id, before the prefill engine has released the old link."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from tests.adapters.test_pushes import End
 
 ROOT = Path(__file__).resolve().parents[2]
 SAME = 77
-SLOW: dict[str, Any] = {"heartbeat_interval": 20.0}
+QUICK: dict[str, Any] = {"heartbeat_interval": 0.5}
+"""The prefill engine notices after 2 s that the old one hangs; until then the new one waits."""
 
 HANGS = """
 import sys
 from aiodatadist._adapters.peer_links import PeerAddress
 from tests.adapters.test_pushes import End
-from tests.adapters.test_restarted_decoders import SAME, SLOW
-decode = End(1, cluster_id=SAME, **SLOW)
+from tests.adapters.test_restarted_decoders import SAME, QUICK
+decode = End(1, cluster_id=SAME, **QUICK)
 decode.expect("old", PeerAddress.model_validate_json(sys.stdin.readline()), (5, 6))
 sys.stdin.readline()
 """
@@ -41,7 +42,7 @@ def test_nothing_lands_in_the_new_ones_blocks(monkeypatch: pytest.MonkeyPatch) -
         await shut(link)
 
     monkeypatch.setattr(Link, "_shut", slowly)
-    prefill = End(0, **SLOW)
+    prefill = End(0, **QUICK)
     with (
         closing(prefill.service),
         children.Popen([sys.executable, "-c", HANGS], stdin=subprocess.PIPE, text=True, cwd=ROOT) as hanging,
@@ -52,7 +53,7 @@ def test_nothing_lands_in_the_new_ones_blocks(monkeypatch: pytest.MonkeyPatch) -
             hanging.stdin.flush()
             prefill.until(lambda ended: "old" in ended.wanted)
             hanging.send_signal(signal.SIGSTOP)
-            decode = End(1, cluster_id=SAME, **SLOW)
+            decode = End(1, cluster_id=SAME, **QUICK)
             with closing(decode.service):
                 try:
                     decode.expect("new", prefill.address, (0, 1))

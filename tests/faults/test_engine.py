@@ -23,7 +23,7 @@ from aiodatadist import (
     NotLinked,
 )
 from aiodatadist._link import Wire
-from aiodatadist._wire.messages import Accept, Connect, EndpointInfo, Hello
+from aiodatadist._wire.messages import Accept, Connect, EndpointInfo, Hello, Refuse
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster, soft_counters
 from tests.held import let_pass
 from tests.stopwatch import lasting
@@ -125,7 +125,9 @@ async def introduce(wire: Wire, cluster_id: int) -> None:
     )  # fmt: skip
     await wire.receive()
     await wire.send(Connect(channel="made_up", timeout=30.0))
-    assert isinstance(await wire.receive(), Accept)
+    refusal = await wire.receive()
+    assert isinstance(refusal, Refuse)
+    assert "another process has this id" in refusal.reason
 
 
 async def test_a_stranger_with_a_peers_id_does_not_end_the_peers_link() -> None:

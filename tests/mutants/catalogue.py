@@ -1366,4 +1366,29 @@ MUTANTS = (
         "self._keys[:1]",
         (ROTATED_KEYS,),
     ),
+    # ---- one process for each cluster id ----
+    Mutant(
+        "another-instance-replaces-a-live-link",
+        "a process under the cluster id of another one does not replace its live link",
+        "aiodatadist/_cluster/engine.py",
+        "        await self.links.outlive_other(peer)\n",
+        "",
+        ("tests/hostile/test_taken_ids.py",),
+    ),
+    Mutant(
+        "the-later-newcomer-replaces-the-earlier",
+        "of two processes that waited under one id, the later one does not replace the link of the earlier one",
+        "aiodatadist/_cluster/engine.py",
+        "            self.links.check_no_other(link.cluster_id, link.session.instance)\n",
+        "",
+        ("tests/hostile/test_taken_ids.py",),
+    ),
+    Mutant(
+        "a-newcomer-waits-for-ever",
+        "a process whose id is in use is refused after 10 s",
+        "aiodatadist/_cluster/link_table.py",
+        "        with anyio.move_on_after(RIVAL_SECONDS):\n",
+        "        with anyio.move_on_after(6 * RIVAL_SECONDS):\n",
+        ("tests/hostile/test_taken_ids.py",),
+    ),
 )
