@@ -46,6 +46,7 @@ from aiodatadist.testing import linked_pair, verify
 async def main():
     assert pathlib.Path(aiodatadist.__file__).is_relative_to({prefix!r}), aiodatadist.__file__
     assert (pathlib.Path(aiodatadist.__file__).parent / "telemetry" / "grafana.json").is_file()
+    assert (pathlib.Path(aiodatadist.__file__).parent / "telemetry" / "alerts.yaml").is_file()
     async with linked_pair(CacheDesc(2, [8, 4096], DataType.DT_UINT8)) as (_, decoder, _, cache):
         report = await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1, 2], [5, 6])
         assert report.bytes == 4 * 4096, report
