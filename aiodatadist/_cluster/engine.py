@@ -63,7 +63,7 @@ from aiodatadist.errors import (
 logger = logging.getLogger(__name__)
 
 
-class Owner(Protocol):
+class EngineHost(Protocol):
     """The properties of an LLMDataDist that its engine needs."""
 
     @property
@@ -96,7 +96,7 @@ class Engine:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: EngineHost,
         config: LLMConfig,
         resident: Resident,
         serving_a_request: Callable[[int], AbstractContextManager[None] | None],

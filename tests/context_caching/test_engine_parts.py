@@ -24,7 +24,7 @@ from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist._context_caching.pools.mooncake.place import Place
 from aiodatadist._context_caching.pools.mooncake.pool import MooncakePool
 from aiodatadist._context_caching.pools.redis.nodes import parse_nodes
-from aiodatadist._context_caching.pools.worker_threads import Refused, WorkerThreads
+from aiodatadist._context_caching.pools.worker_threads import TooManyHang, WorkerThreads
 from aiodatadist._testing.views import store_of
 from aiodatadist.testing.pools import MIB, fetch, new_key, soon, store
 
@@ -156,7 +156,7 @@ async def test_a_peer_that_hangs_has_its_share_of_threads_and_no_more() -> None:
         abandoned.cancel()
         with pytest.raises(asyncio.CancelledError):
             await abandoned
-    with pytest.raises(Refused):
+    with pytest.raises(TooManyHang):
         await calls.run("hangs", hanging.call, hanging.count)
     assert hanging.over == 1, "the refused one only: the others are under way"
     for _ in range(5):
@@ -381,7 +381,7 @@ async def test_keys_of_a_peer_that_is_not_asked_are_absent_if_it_is_known(
 ) -> None:
     async def refuse(peer: str, call: object, over: Callable[[], object], *_: object) -> None:
         over()
-        raise Refused(peer)
+        raise TooManyHang(peer)
 
     pool, key = broken_engine, new_key()
     if is_known:  # some segment fails: calls are made for each by itself

@@ -246,7 +246,7 @@ def test_a_mooncake_store_that_is_not_to_be_had_says_how_to_find_out(monkeypatch
 @pytest.mark.parametrize("package", ["redis", "xxhash"])
 async def test_one_missing_package_is_one_sentence(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = "aiodatadist._context_caching.pools"
-    for name in ("redis.pool", "redis.nodes", "redis.wire", "keys"):
+    for name in ("redis.pool", "redis.nodes", "redis.connection", "keys"):
         monkeypatch.delitem(sys.modules, f"{engines}.{name}", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)

@@ -316,16 +316,16 @@ async def test_a_connection_that_comes_about_when_the_pool_is_closed_is_not_used
                 peer.writer.write(b":1\r\n")
 
     async with pool_at(answers_all_but_the_first) as pool:
-        from aiodatadist._context_caching.pools.redis.wire import Wire  # noqa: PLC0415 - absent where redis-py is
+        from aiodatadist._context_caching.pools.redis.connection import RedisConnection  # noqa: PLC0415 - absent where redis-py is
 
-        connect = Wire._connect
+        connect = RedisConnection._connect
 
-        async def connect_late(self: Wire) -> Exchange:
+        async def connect_late(self: RedisConnection) -> Exchange:
             connecting.set()
             await go_on.wait()
             return await connect(self)
 
-        monkeypatch.setattr(Wire, "_connect", connect_late)
+        monkeypatch.setattr(RedisConnection, "_connect", connect_late)
         first = asyncio.create_task(pool.exists_many([new_key()], deadline=soon()))
         await asked.wait()
         second = asyncio.create_task(pool.exists_many([new_key()], deadline=soon()))

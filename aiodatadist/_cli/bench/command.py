@@ -16,7 +16,7 @@ from aiodatadist import LLMDataDist, LLMException
 from aiodatadist._cli.bench.compare import comparison
 from aiodatadist._cli.bench.ends import Address, open_child_owner, open_initiator, open_owner, say_listening
 from aiodatadist._cli.bench.figures import Row
-from aiodatadist._cli.bench.initiator import Owner, measure
+from aiodatadist._cli.bench.initiator import RemoteOwner, measure
 from aiodatadist._cli.bench.lateness import idle_late_us
 from aiodatadist._cli.bench.machine import Machine, Ran
 from aiodatadist._cli.bench.options import BenchOptions, BenchRole
@@ -145,7 +145,9 @@ def _go_on() -> None:
     task.uncancel()
 
 
-async def _rows(datadist: LLMDataDist, owner: Owner, options: BenchOptions, cases: list[Case], into: list[Row]) -> None:
+async def _rows(
+    datadist: LLMDataDist, owner: RemoteOwner, options: BenchOptions, cases: list[Case], into: list[Row]
+) -> None:
     with open_progress(len(cases)) as progress:
         for case in cases:
             progress.begin(case)

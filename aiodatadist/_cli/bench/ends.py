@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from aiodatadist import LLMConfig, LLMDataDist, LLMRole
-from aiodatadist._cli.bench.initiator import Owner
+from aiodatadist._cli.bench.initiator import RemoteOwner
 from aiodatadist._cli.bench.options import BenchOptions
 from aiodatadist._cli.bench.owner import serve
 from aiodatadist._cli.kit.children import module_command, open_child
@@ -62,11 +62,11 @@ async def open_child_owner(options: BenchOptions) -> AsyncIterator[Address]:
 
 
 @asynccontextmanager
-async def open_initiator(options: BenchOptions, address: Address) -> AsyncIterator[tuple[LLMDataDist, Owner]]:
+async def open_initiator(options: BenchOptions, address: Address) -> AsyncIterator[tuple[LLMDataDist, RemoteOwner]]:
     """Open a cluster to measure the owner at this address."""
     number = 2 + secrets.randbelow(2**31)  # several initiators may measure one owner
     async with open_end(options.as_initiator(), LLMRole.DECODER, number, options.places[-1]) as datadist:
-        yield datadist, Owner(datadist, OWNER_ID, address)
+        yield datadist, RemoteOwner(datadist, OWNER_ID, address)
 
 
 def say_listening(address: Address) -> None:

@@ -56,7 +56,7 @@ class Lengths:
     check: bool = True
 
 
-class Owner:
+class RemoteOwner:
     """The other end, as the initiator sees it.
 
     Attributes:
@@ -109,7 +109,7 @@ class Checked:
     name = "with checksums"
     what = "CRC-32C of every block"
 
-    def __init__(self, owner: Owner, case: Case, start: Start) -> None:
+    def __init__(self, owner: RemoteOwner, case: Case, start: Start) -> None:
         self._owner, self._case, self._start = owner, case, start
         self.owner_seconds = 0.0
 
@@ -127,7 +127,7 @@ class Checked:
 
 async def measure(
     datadist: LLMDataDist,
-    owner: Owner,
+    owner: RemoteOwner,
     case: Case,
     lengths: Lengths,
     against: Sequence[str] = (),
@@ -281,7 +281,7 @@ def _addresses(cache: BenchCache, side: int) -> array[int]:
     return array("Q", [start + block * case.block for moves in case.moves for start in starts for block in moves[side]])
 
 
-async def _check(datadist: LLMDataDist, owner: Owner, cache: BenchCache, start: Start) -> list[str]:
+async def _check(datadist: LLMDataDist, owner: RemoteOwner, cache: BenchCache, start: Start) -> list[str]:
     """Clear the targets, move everything once, and return which blocks have wrong contents."""
     case, ours = cache.case, datadist.cluster_id
     if case.op is Op.PULL:

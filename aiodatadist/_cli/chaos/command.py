@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from aiodatadist._cli.chaos.linked_run import LinkedRun
 from aiodatadist._cli.chaos.messages import SideSettings
-from aiodatadist._cli.chaos.owner import Owner
+from aiodatadist._cli.chaos.owner import OwnerSide
 from aiodatadist._cli.chaos.pooled_run import PooledRun, engine
 from aiodatadist._cli.chaos.profiles import Door, Profile
 from aiodatadist._cli.chaos.program import FAULTS
@@ -105,7 +105,7 @@ def sides_of(door: Door) -> dict[str, type[Side]]:
     """Return the processes of a run, by name."""
     if door == "context":
         return {"saver-1": Saver, "saver-2": Saver}
-    return {"owner": Owner, "puller": Puller}
+    return {"owner": OwnerSide, "puller": Puller}
 
 
 def run_side(text: str) -> int:

@@ -58,7 +58,7 @@ from aiodatadist._cli.chaos.user_target import UserSource
 from aiodatadist.testing import BlockLedger, MisplacedError
 
 
-class Owner(Side):
+class OwnerSide(Side):
     """The side with several clusters in one process, whose caches the puller reaches."""
 
     @asynccontextmanager
@@ -100,7 +100,7 @@ class Owner(Side):
 class OwnerCluster:
     """A cluster of the owner's, and its caches."""
 
-    def __init__(self, side: Owner, door: Door) -> None:
+    def __init__(self, side: OwnerSide, door: Door) -> None:
         self._side, self._door, self._manager = side, door, door.manager
         self.cluster_id = door.cluster_id
         self._mail = Mail(side, door, self._answer)

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Refused(Exception):
+class TooManyHang(Exception):
     """All threads that this peer may use are taken by hanging calls."""
 
 
@@ -90,13 +90,13 @@ class WorkerThreads:
                 wait.
 
         Raises:
-            Refused: if too many calls hang. Nothing was started.
+            TooManyHang: if too many calls hang. Nothing was started.
             PoolUnreachable: if the threads are closed. Nothing was started.
         """
         share = self._shares[peer]
         try:
             if share.abandoned >= self._share or self.abandoned >= self._limit:
-                raise Refused(f"{share.abandoned} calls to {peer}, {self.abandoned} in all, hang in the engine")
+                raise TooManyHang(f"{share.abandoned} calls to {peer}, {self.abandoned} in all, hang in the engine")
             await self._admit(share)
         except BaseException:
             over()

@@ -38,8 +38,8 @@ static HcclResult meet(hccl_comm *comm, const hccl_wait *wait)
     return code;
 }
 
-static HcclResult rendezvous(const char *function, uint32_t ranks, uint32_t rank, hccl_config *config,
-                             const hccl_key *key, HcclComm *out)
+static HcclResult init_comm(const char *function, uint32_t ranks, uint32_t rank, hccl_config *config,
+                            const hccl_key *key, HcclComm *out)
 {
     hccl_wait wait = {function, 0, -1};
     HcclResult code = hccl_connect_deadline(function, 0, &wait.deadline);
@@ -108,7 +108,7 @@ static HcclResult init_root(const char *function, uint32_t ranks, const HcclRoot
     if (memcmp(from.magic, root_magic, sizeof root_magic))
         return soft_hccl_error(HCCL_E_PARA, "%s: rootInfo did not come from HcclGetRootInfo", function);
     hccl_key_add(&key, &from, sizeof from);
-    return rendezvous(function, ranks, rank, &config, &key, comm);
+    return init_comm(function, ranks, rank, &config, &key, comm);
 }
 
 HcclResult HcclCommInitRootInfo(uint32_t nRanks, const HcclRootInfo *rootInfo, uint32_t rank, HcclComm *comm)
@@ -167,7 +167,7 @@ static HcclResult init_table(const char *function, const char *path, uint32_t ra
     free(text);
     config.world = true;
     config.port = place.port;
-    return code ? code : rendezvous(function, place.ranks, rank, &config, &key, comm);
+    return code ? code : init_comm(function, place.ranks, rank, &config, &key, comm);
 }
 
 HcclResult HcclCommInitClusterInfo(const char *clusterInfo, uint32_t rank, HcclComm *comm)

@@ -3,11 +3,11 @@
 #include <poll.h>
 #include <unistd.h>
 #include "hccl_soft.h"
-#include "rendezvous.h"
+#include "socket_names.h"
 
 static socklen_t address_of(const hccl_key *key, uint32_t rank, struct sockaddr_un *address)
 {
-    return soft_rendezvous(address, "softnpu-hccl.%u.%016llx%016llx.%u", geteuid(), (unsigned long long)key->word[0],
+    return soft_socket_name(address, "softnpu-hccl.%u.%016llx%016llx.%u", geteuid(), (unsigned long long)key->word[0],
                            (unsigned long long)key->word[1], rank);
 }
 
@@ -26,7 +26,7 @@ int hccl_socket_listen(const hccl_key *key, uint32_t rank)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -1;
-    if (soft_rendezvous_bind(fd, &address, length, SOCK_SEQPACKET) || listen(fd, HCCL_RANKS_MAX))
+    if (soft_socket_bind(fd, &address, length, SOCK_SEQPACKET) || listen(fd, HCCL_RANKS_MAX))
         return close_keeping_errno(fd);
     return fd;
 }

@@ -10,7 +10,7 @@
  *   hccl_message.c    framed messages with file descriptors          hccl_copy.c       BatchPut/Get: the task
  *   hccl_mesh.c       every rank finds every other                   hccl_channel.c    one send or receive, step by step
  *   hccl_info.c       getters, error texts, groups                   hccl_sendrecv.c   Send, Recv, Barrier
- *   hccl_init_all.c   the one that needs no rendezvous         hccl_destroy.c    the end, once no peer can write any more
+ *   hccl_init_all.c   the one in which no ranks meet              hccl_destroy.c    the end, once no peer can write any more
  *   hccl_unfold.c     batches that are unfolded on the device   hccl_gate.c       who is in the middle of writing
  *
  * hccl_queue_pair.h declares what differs between two servers (SOFTNPU_STRICT=roce), hccl_strict_*.c refuses what HCCL refuses.

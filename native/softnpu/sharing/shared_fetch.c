@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "rendezvous.h"
+#include "socket_names.h"
 
 enum { LISTENERS = 16, TOKEN_BITS = 38, NUMBER_BITS = 4, ANSWER_MS = 5000 };
 
@@ -44,7 +44,7 @@ aclError soft_key_parse(const char *text, uint64_t *key)
 
 static socklen_t address_of(int32_t pid, unsigned number, struct sockaddr_un *address)
 {
-    return soft_rendezvous(address, "softnpu-%d-%u", pid, number);
+    return soft_socket_name(address, "softnpu-%d-%u", pid, number);
 }
 
 int soft_share_listen(unsigned *number)
@@ -53,7 +53,7 @@ int soft_share_listen(unsigned *number)
     int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     for (*number = 0; socket_fd >= 0 && *number < LISTENERS; ++*number) {  /* a number is taken while an older server goes away */
         socklen_t length = address_of(getpid(), *number, &address);
-        if (!soft_rendezvous_bind(socket_fd, &address, length, SOCK_SEQPACKET) && !listen(socket_fd, 64))
+        if (!soft_socket_bind(socket_fd, &address, length, SOCK_SEQPACKET) && !listen(socket_fd, 64))
             return socket_fd;
     }
     if (socket_fd >= 0)

@@ -207,7 +207,7 @@ def own(name: str, out: int) -> None:
         say({"wrong": buffer.wrong(work)}, out)
 
 
-class Owner:
+class OwnerProcess:
     """The other process."""
 
     def __init__(self, name: str) -> None:
@@ -236,7 +236,7 @@ class Owner:
 def initiate(name: str, out: int) -> None:
     messages = heard()
     work = Workload(**next(messages))
-    owner = Owner(name)
+    owner = OwnerProcess(name)
     try:
         described = owner.ask(work._asdict())
         buffer = Buffer(work.nbytes)
@@ -254,7 +254,7 @@ def initiate(name: str, out: int) -> None:
         owner.stop()
 
 
-def window(mover: Mover, owner: Owner, seconds: float) -> dict[str, Any]:
+def window(mover: Mover, owner: OwnerProcess, seconds: float) -> dict[str, Any]:
     latency: list[float] = []
     began, cpu = time.perf_counter(), time.process_time() + owner.cpu_seconds()
     now = began
@@ -267,7 +267,7 @@ def window(mover: Mover, owner: Owner, seconds: float) -> dict[str, Any]:
     return {"seconds": now - began, "cpu_seconds": spent, "latency": latency}
 
 
-def check(mover: Mover, owner: Owner) -> dict[str, Any]:
+def check(mover: Mover, owner: OwnerProcess) -> dict[str, Any]:
     """Clear the targets, move everything once, and check them."""
     if mover.work.op == "pull":
         mover.buffer.view[:] = bytes(mover.buffer.nbytes)

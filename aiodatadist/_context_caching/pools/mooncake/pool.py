@@ -52,7 +52,7 @@ from aiodatadist._context_caching.pools.mooncake.store import (
     OWNER_GONE,
     WRONG_LENGTH,
 )
-from aiodatadist._context_caching.pools.worker_threads import Refused, WorkerThreads
+from aiodatadist._context_caching.pools.worker_threads import TooManyHang, WorkerThreads
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.foreign import printable, read_foreign
 
@@ -406,7 +406,7 @@ class MooncakePool(KVPool):
 
         try:
             await self._calls.run(batch.peer, called, partial(self._over, batch), partial(self._ask, "/health"), WATCH)
-        except Refused as refused:
+        except TooManyHang as refused:
             logger.debug("%s", printable(refused))
             batch.codes = [REFUSED] * len(batch.keys)
 

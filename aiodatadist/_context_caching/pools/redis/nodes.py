@@ -1,6 +1,6 @@
 """Redis servers: their connections, each for one caller at a time, and the server of each slot.
 
-Connections are :mod:`.wire`'s. redis-py's cluster client is not used: after an error of one server it learns the whole
+Connections are :mod:`.connection`'s. redis-py's cluster client is not used: after an error of one server it learns the whole
 cluster again before the next call, and a cluster that is down closes the connections of all calls. Here a server that
 does not answer affects only the calls that need it.
 """
@@ -15,8 +15,8 @@ from typing import Any, Final
 import anyio
 
 from aiodatadist._context_caching.pools.extras import how_to_install
+from aiodatadist._context_caching.pools.redis.connection import RedisConnection, ServerRefused
 from aiodatadist._context_caching.pools.redis.resp import NotRedis, Reply, Request
-from aiodatadist._context_caching.pools.redis.wire import Refused, Wire
 from aiodatadist._values.addresses import host_port
 from aiodatadist._values.foreign import printable
 
@@ -44,7 +44,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 SLOTS: Final = 16384
-REFUSALS: Final = (Refused, NotRedis)
+REFUSALS: Final = (ServerRefused, NotRedis)
 """Errors of a server that answers, for which trying again does not help."""
 SMALL: Final = 2
 """Connections to a server beyond those for values, so that a question never waits behind values."""
@@ -63,11 +63,11 @@ class Account:
     connections: int
     _settings: dict[tuple[str, int], Connection] = field(default_factory=dict, compare=False, repr=False)
 
-    def wire(self, host: str, port: int) -> Wire:
+    def connection(self, host: str, port: int) -> RedisConnection:
         """Return a new connection. Raises TypeError if redis-py does not know an option."""
         if (host, port) not in self._settings:  # kept, because making them takes some milliseconds
             self._settings[host, port] = self._new_settings(host, port)
-        return Wire(self._settings[host, port])
+        return RedisConnection(self._settings[host, port])
 
     def _new_settings(self, host: str, port: int) -> Connection:
         kind = SSLConnection if self.is_tls else Connection
@@ -100,10 +100,10 @@ class Node:
         self.name = host_port(host, port)
         self.is_down = False
         self._account = account
-        self._idle: list[Wire] = []
+        self._idle: list[RedisConnection] = []
         self._is_closed = False
         self._is_over = False
-        self._busy: set[Wire] = set()
+        self._busy: set[RedisConnection] = set()
         self._turn = 0  # counts starts of requests and connections that become idle: their order in time
         self._for_values = anyio.Semaphore(account.connections, fast_acquire=True)
         self._for_small = anyio.Semaphore(SMALL, fast_acquire=True)
@@ -124,15 +124,15 @@ class Node:
         """
         async with self._permits(requests):
             try:
-                if (wire := self._idle_wire()) is not None:
+                if (connection := self._idle_connection()) is not None:
                     try:
-                        return await self._talk_again(wire, requests, answers)
+                        return await self._talk_again(connection, requests, answers)
                     except OSError as error:
                         # it was closed meanwhile, for instance by a restart of the server: try a new one
                         logger.debug("redis at %s: %s", printable(self.name), printable(error))
                 if self._is_over:
                     raise ConnectionResetError("this pool is closed")
-                return await self._talk(self._account.wire(self.host, self.port), requests)
+                return await self._talk(self._account.connection(self.host, self.port), requests)
             except (OSError, UnicodeError, OverflowError) as error:
                 # the last two are raised for a host that is no address
                 self.is_down = True
@@ -147,19 +147,21 @@ class Node:
         self._turn += 1
         return self._turn
 
-    def _idle_wire(self) -> Wire | None:
+    def _idle_connection(self) -> RedisConnection | None:
         while self._idle:
-            wire = self._idle.pop()
-            if not wire.is_lost:
-                return wire
-            wire.drop()
+            connection = self._idle.pop()
+            if not connection.is_lost:
+                return connection
+            connection.drop()
         return None
 
-    async def _talk_again(self, wire: Wire, requests: Sequence[Request], answers: Sequence[object]) -> list[Reply]:
+    async def _talk_again(
+        self, connection: RedisConnection, requests: Sequence[Request], answers: Sequence[object]
+    ) -> list[Reply]:
         """Send requests on a connection that was idle."""
         began = self._next_turn()
         try:
-            return await self._talk(wire, requests)
+            return await self._talk(connection, requests)
         except anyio.get_cancelled_exc_class():
             if not answers:
                 self._drop_idle(before=began)
@@ -167,43 +169,43 @@ class Node:
 
     def _drop_idle(self, before: int) -> None:
         """Drop the connections that have been idle since before that turn."""
-        for wire in self._idle:
-            if wire.idle_since < before:
-                wire.drop()
-        self._idle = [wire for wire in self._idle if wire.idle_since >= before]
+        for connection in self._idle:
+            if connection.idle_since < before:
+                connection.drop()
+        self._idle = [connection for connection in self._idle if connection.idle_since >= before]
 
-    async def _talk(self, wire: Wire, requests: Sequence[Request]) -> list[Reply]:
-        self._busy.add(wire)
+    async def _talk(self, connection: RedisConnection, requests: Sequence[Request]) -> list[Reply]:
+        self._busy.add(connection)
         try:
-            replies = await wire.talk(requests)
+            replies = await connection.talk(requests)
         except BaseException:
-            wire.drop()
+            connection.drop()
             raise
         else:
             self.is_down = False
             if self._is_closed:
-                wire.drop()
+                connection.drop()
             else:
-                wire.idle_since = self._next_turn()
-                self._idle.append(wire)
+                connection.idle_since = self._next_turn()
+                self._idle.append(connection)
             return replies
         finally:
-            self._busy.discard(wire)
+            self._busy.discard(connection)
 
     def drop(self) -> None:
         """Close idle connections: the server has left the pool. Running calls continue."""
         self._is_closed = True
-        for wire in self._idle:
-            wire.drop()
+        for connection in self._idle:
+            connection.drop()
         self._idle.clear()
 
     async def aclose(self) -> None:
         """Drop all connections, and wait until their sockets are closed. Running calls fail."""
-        wires = [*self._idle, *self._busy]
+        connections = [*self._idle, *self._busy]
         self._is_over = True
         self.drop()
-        for wire in wires:
-            await wire.aclose()
+        for connection in connections:
+            await connection.aclose()
 
 
 @dataclass(frozen=True)

@@ -534,7 +534,7 @@ def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
     connections = addresses.number(address.options.get("connections", "8"), "connections", 1, 1024)
     account = Account(options, is_tls, connections)
     try:
-        account.wire(address.host, address.port)
+        account.connection(address.host, address.port)
     except TypeError as error:
         if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
             known = f"{', '.join(sorted(OPTIONS))}, or redis-py's connection options"

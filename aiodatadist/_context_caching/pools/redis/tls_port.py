@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
+from aiodatadist._context_caching.pools.redis.connection import ServerRefused
 from aiodatadist._context_caching.pools.redis.nodes import NodeDown
-from aiodatadist._context_caching.pools.redis.wire import Refused
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ async def or_tls(ask: Callable[[], Awaitable[T]], host: str, port: int, name: st
         group.cancel_scope.cancel()
     if answers:
         return answers[0]
-    if is_tls or not isinstance(failures[0].__cause__, Refused):
+    if is_tls or not isinstance(failures[0].__cause__, ServerRefused):
         is_tls = is_tls or await speaks_tls(host, port)
     if is_tls:
         raise SpeaksTLS(f"redis at {name} speaks TLS: the URL must begin with rediss://")

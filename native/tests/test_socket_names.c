@@ -1,13 +1,13 @@
 /* Names of sockets: abstract, or files in a folder that several network namespaces share. */
 #include <sys/stat.h>
 #include "check.h"
-#include "base/rendezvous.c"                                /* softnpu does not export it */
+#include "base/socket_names.c"                                /* softnpu does not export it */
 
 static int listen_at(struct sockaddr_un *address, socklen_t length)
 {
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     CHECK(fd >= 0);
-    if (soft_rendezvous_bind(fd, address, length, SOCK_SEQPACKET) || listen(fd, 4)) {
+    if (soft_socket_bind(fd, address, length, SOCK_SEQPACKET) || listen(fd, 4)) {
         close(fd);
         return -1;
     }
@@ -18,7 +18,7 @@ TEST(test_a_name_is_abstract_and_taken_once)
 {
     struct sockaddr_un address;
     unsetenv("SOFTNPU_RENDEZVOUS");
-    socklen_t length = soft_rendezvous(&address, "softnpu-test-%d", getpid());
+    socklen_t length = soft_socket_name(&address, "softnpu-test-%d", getpid());
     CHECK(length > 0 && address.sun_path[0] == 0);
     int fd = listen_at(&address, length);
     CHECK(fd >= 0);
@@ -36,7 +36,7 @@ TEST(test_a_file_is_taken_once_and_replaced_when_its_owner_is_gone)
     struct sockaddr_un address;
     struct stat file;
     setenv("SOFTNPU_RENDEZVOUS", folder, 1);
-    socklen_t length = soft_rendezvous(&address, "softnpu-test-%d", getpid());
+    socklen_t length = soft_socket_name(&address, "softnpu-test-%d", getpid());
     CHECK(length > 0 && strncmp(address.sun_path, folder, strlen(folder)) == 0);
     int fd = listen_at(&address, length);
     CHECK(fd >= 0);
@@ -60,9 +60,9 @@ TEST(test_a_folder_whose_name_is_too_long_has_no_names)
     memset(folder, 'x', sizeof folder - 1);
     folder[sizeof folder - 1] = 0;
     setenv("SOFTNPU_RENDEZVOUS", folder, 1);
-    CHECK(soft_rendezvous(&address, "softnpu-test") == 0);
+    CHECK(soft_socket_name(&address, "softnpu-test") == 0);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    CHECK(soft_rendezvous_bind(fd, &address, 0, SOCK_SEQPACKET) && errno == EINVAL);
+    CHECK(soft_socket_bind(fd, &address, 0, SOCK_SEQPACKET) && errno == EINVAL);
     close(fd);
 }
 

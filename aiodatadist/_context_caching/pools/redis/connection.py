@@ -25,11 +25,11 @@ CLOSE_TIMEOUT = 1.0
 """Most seconds that closing a connection may take."""
 
 
-class Refused(ConnectionError):
+class ServerRefused(ConnectionError):
     """The server answers, and refuses this account."""
 
 
-class Wire:
+class RedisConnection:
     """A connection that is established on first use, and never again.
 
     Args:
@@ -50,7 +50,7 @@ class Wire:
         """Send requests together; return their replies in order.
 
         Raises:
-            Refused: if the account or the database is refused.
+            ServerRefused: if the account or the database is refused.
             OSError: if the connection cannot be established or is lost. It must be dropped.
         """
         if self._exchange is None:
@@ -119,10 +119,10 @@ class Wire:
 
 
 def _check(reply: Reply) -> None:
-    """Raise Refused if the reply is an error."""
+    """Raise ServerRefused if the reply is an error."""
     _check_room(reply)
     if isinstance(reply, ResponseError):
-        raise Refused(printable(reply))
+        raise ServerRefused(printable(reply))
 
 
 def _check_room(reply: Reply) -> None:

@@ -1,7 +1,7 @@
-/* rendezvous.c: the names under which processes of one machine find each other's sockets. They are abstract: no file is left,
+/* socket_names.c: the names under which processes of one machine find each other's sockets. They are abstract: no file is left,
  * and a name ends with its process. But each network namespace, and so each container, has its own abstract names. With
  * SOFTNPU_RENDEZVOUS the names are files in that folder, for processes that share nothing else. */
-#include "rendezvous.h"
+#include "socket_names.h"
 #include <errno.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@ static bool is_file(const struct sockaddr_un *address)
     return address->sun_path[0] != 0;
 }
 
-socklen_t soft_rendezvous(struct sockaddr_un *address, const char *format, ...)
+socklen_t soft_socket_name(struct sockaddr_un *address, const char *format, ...)
 {
     const char *folder = getenv("SOFTNPU_RENDEZVOUS");
     int start = 1;                                          /* the name starts after a NUL byte: that is what makes it abstract */
@@ -43,7 +43,7 @@ static bool is_left_behind(const struct sockaddr_un *address, socklen_t length, 
     return refused;
 }
 
-int soft_rendezvous_bind(int fd, const struct sockaddr_un *address, socklen_t length, int type)
+int soft_socket_bind(int fd, const struct sockaddr_un *address, socklen_t length, int type)
 {
     if (bind(fd, (const struct sockaddr *)address, length) == 0)
         return 0;
