@@ -108,7 +108,8 @@ COMPOSE = {
         {
             "image!": str,
             "command": [str],
-            "secrets": [str],
+            "environment": Map(str),
+            "secrets": [{"source!": str, "target": str}],
             "user": str,
             "read_only": bool,
             "cap_drop": [str],

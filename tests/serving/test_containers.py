@@ -16,6 +16,7 @@ import httpx
 import pytest
 import yaml
 
+from aiodatadist._config.trust import KEYS, VARIABLE
 from aiodatadist._testing.ports import free_port
 from tests.profiles import at_night
 from tests.serving.kubernetes import COMPOSE, faults, faults_of_object
@@ -109,20 +110,25 @@ def test_no_service_of_compose_is_root_or_can_write_or_is_without_limit() -> Non
 
 
 @pytest.mark.parametrize("name", KUBERNETES)
-def test_the_key_is_a_secret_that_is_mounted_where_the_service_reads_it(name: str) -> None:
+def test_the_keys_are_a_secret_that_is_mounted_where_trust_is(name: str) -> None:
     for pod in pods(name):
-        secrets = {
-            volume["name"] for volume in pod["spec"].get("volumes", []) if volume["secret"]["defaultMode"] == 0o440
-        }
+        volumes = pod["spec"].get("volumes", [])
+        secrets = {volume["name"] for volume in volumes if volume["secret"]["defaultMode"] == 0o440}
         for each in pod["spec"]["containers"]:
             mounts = {
                 mount["mountPath"]
                 for mount in each.get("volumeMounts", [])
                 if mount["readOnly"] and mount["name"] in secrets
             }
-            keys = {str(Path(key).parent) for key in _options(each["args"], "--auth-key-file")}
-            assert keys == mounts
-            assert bool(keys) is (each["name"] != "router")
+            trust = {variable["value"] for variable in each.get("env", []) if variable["name"] == VARIABLE}
+            assert trust == mounts
+            assert bool(trust) is (each["name"] != "router")
+
+
+def test_the_keys_of_compose_are_where_trust_is() -> None:
+    for name, each in compose()["services"].items():
+        assert (each.get("environment") == {VARIABLE: "/run/secrets"}) is (name != "router")
+        assert [secret["target"] for secret in each.get("secrets", [])] == ([KEYS] if name != "router" else [])
 
 
 def test_ends_without_npus_see_each_others_processes_and_sockets() -> None:
@@ -188,14 +194,12 @@ def commands(name: str) -> Iterator[Command]:
 
 
 class Here:
-    """Replaces ports, hosts and the key's file by those of this machine."""
+    """Replaces ports and hosts by those of this machine."""
 
-    def __init__(self, key: Path) -> None:
+    def __init__(self) -> None:
         self._ports = {port: str(free_port()) for port in ("8000", "8001", "8002", "26001")}
-        self._key = str(key)
 
     def __call__(self, text: str) -> str:
-        text = re.sub(r"^/run/secrets/\S+$", self._key, text)
         text = text.replace("$(POD_INDEX)", "0")
         text = re.sub(r"\$\(POD_IP\)|0\.0\.0\.0|(?<=//)[a-z][\w.-]*(?=:)|(?<=@)[a-z][\w.-]*(?=:)", "127.0.0.1", text)
         return re.sub(r"\b(8000|8001|8002|26001)\b", lambda port: self._ports[port[0]], text)
@@ -214,10 +218,15 @@ def succeeds(probe: Object, here: Here, service: Service) -> bool:
 
 
 @pytest.mark.parametrize("name", ["one-pod.yaml", at_night("compose.yaml"), at_night("npu.yaml")])
-def test_the_commands_answer_a_request_and_the_probes_succeed(name: str, tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    key.write_text("a key for all services\n", encoding="utf-8")
-    here, job = Here(key), Job(prompt="Once", max_tokens=8)
+def test_the_commands_answer_a_request_and_the_probes_succeed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    keys = tmp_path / KEYS
+    keys.touch(mode=0o600)
+    keys.write_text(f"first {'5a' * 32}\n", encoding="ascii")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    here, job = Here(), Job(prompt="Once", max_tokens=8)
     found = list(commands(name))
     with ExitStack() as stack:
         started: dict[str, Service] = {}
