@@ -89,18 +89,21 @@ async def computing() -> AsyncIterator[Prefill]:
         group.cancel_scope.cancel()
 
 
-async def test_peer_that_wants_too_much_leaves_room_for_others_and_its_oldest_wants_give_way() -> None:
+async def test_peer_that_wants_too_much_leaves_room_for_others_and_its_oldest_wants_give_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer_budget, "WANTS", 64)
     async with computing() as prefill:
         await prefill.want(HONEST, "honest", 0)
-        for number in range(4096):
+        for number in range(256):
             await prefill.want(LIAR, f"{number}", 0)
         await settled()
-        gone = [str(number) for number in range(4096 - peer_budget.WANTS)]
+        gone = [str(number) for number in range(256 - 64)]
         assert [each.transfer for each in prefill.answers] == gone, "each is answered once, at once, the oldest first"
-        words = "its request had not come, and it gave way to a later one: .* the limit of a peer's wants is 1024"
+        words = "its request had not come, and it gave way to a later one: .* the limit of a peer's wants is 64"
         assert all(isinstance(each, Refused) and re.fullmatch(words, each.reason) for each in prefill.answers)
         assert "honest" in prefill.told.wanted
-        assert prefill.told.counters["wants_refused"] == 4096 - peer_budget.WANTS
+        assert prefill.told.counters["wants_refused"] == 256 - 64
 
 
 async def flood(prefill: Prefill, count: int) -> None:
@@ -178,13 +181,14 @@ async def test_numbers_of_blocks_that_a_peer_never_completes_leave_room_for_othe
 # ---- what an engine is told of them ----
 
 
-async def test_names_that_peers_want_are_bounded_until_the_engine_takes_them() -> None:
+async def test_names_that_peers_want_are_bounded_until_the_engine_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_budget, "WANTS", 64)
     async with computing() as prefill:
-        for number in range(1, 2001):
+        for number in range(1, 126):
             await prefill.want(LIAR, f"{number}", 0, number=number)
             await prefill.drop(LIAR, f"{number}", number)
         assert not prefill.told.wanted
-        for number in range(2001, 4001):
+        for number in range(126, 251):
             await prefill.want(LIAR, f"{number}", 0, number=number)
         await prefill.want(HONEST, "honest", 0)
         assert len(prefill.told.wanted) == peer_budget.WANTS + 1
@@ -192,7 +196,7 @@ async def test_names_that_peers_want_are_bounded_until_the_engine_takes_them() -
         prefill.take()
         prefill.outgoing.lost(LIAR)
         assert len(prefill.told.unwanted) == peer_budget.WANTS
-        for number in range(2000):
+        for number in range(125):
             await prefill.want(LIAR, "again", 0, number=number + 1)
             await prefill.drop(LIAR, "again", number + 1)
         assert len(prefill.told.unwanted) == peer_budget.WANTS
@@ -222,7 +226,7 @@ async def test_engine_that_looks_each_step_misses_no_room_and_keeps_none_that_wa
     async with computing() as prefill:
         with manager_of(prefill) as manager:
             await prefill.want(HONEST, "kept", 0)
-            for number in range(1, 1001):
+            for number in range(1, 101):
                 await prefill.want(LIAR, f"{number}", 0, number=number)
                 if is_seen(number):
                     assert manager.is_wanted(f"{number}")
@@ -271,12 +275,14 @@ async def test_name_of_two_prompts_is_wanted_until_no_peer_wants_either() -> Non
 # ---- names that were dropped before their request came ----
 
 
-async def test_drops_of_one_peer_make_those_of_others_not_forgotten() -> None:
+async def test_drops_of_one_peer_make_those_of_others_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_budget, "DROPPED_NAMES", 64)
+    monkeypatch.setattr(peer_budget, "DROPPED_BY_GONE", 256)
     async with computing() as prefill:
         await prefill.drop(HONEST, "declined", prompt=PROMPT)
         await prefill.want(HONEST, "wanted", 0, number=1, prompt=PROMPT)
         await prefill.drop(HONEST, "wanted", 1, PROMPT)
-        for number in range(1, 4201):
+        for number in range(1, 301):
             await prefill.drop(LIAR, f"{number}")
             await prefill.want(LIAR, f"w{number}", 0, number=number)
             await prefill.drop(LIAR, f"w{number}", number)
@@ -285,7 +291,9 @@ async def test_drops_of_one_peer_make_those_of_others_not_forgotten() -> None:
                 assert await prefill.outcome(name, PROMPT) == "push_stopped"
 
 
-def test_share_of_each_peer_and_of_those_that_are_gone() -> None:
+def test_share_of_each_peer_and_of_those_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_budget, "DROPPED_NAMES", 64)
+    monkeypatch.setattr(peer_budget, "DROPPED_BY_GONE", 256)
     dropped = DroppedTransfers()
     dropped.add(1, TransferKey("honest"), "push_stopped")
     for peer in range(100, 120):
