@@ -2,7 +2,7 @@
 #include <sys/mman.h>
 #include "hccl_pair.h"
 
-enum { BYTES = 32 << 20 };
+enum { BYTES = 8 << 20 };
 
 typedef struct side {
     HcclComm comm;
