@@ -218,7 +218,7 @@ def test_two_ends_over_tcp(tmp_path: Path) -> None:
         (["--peer", "10.0.0.1:5"], "set AIODATADIST_AUTH_KEY_FILE to a file with a key"),
         (["--serve", "0.0.0.0:0"], "0.0.0.0 is not a loopback address"),
         (["--serve", "1", "--peer", "127.0.0.1:1"], "two ends of a probe"),
-        (["--step", "99"], "--step 99: there are 1, 2, 3"),
+        (["--step", "99"], "--step 99: must be one of 1, 2, 3"),
         (["--device", "77"], "device 77 does not exist"),
         (["--local-comm-res", "/nowhere"], "--local-comm-res: cannot read /nowhere: No such file or directory"),
     ],

@@ -47,8 +47,8 @@ class CacheSettings(PoolSettings):
     """A user's settings of a context cache.
 
     Attributes:
-        model_id: name of the model that computed the blocks; engines that share blocks have the same. None for the
-            engine's own.
+        model_id: name of the model that computed the blocks; engines that share blocks must have the same name. None
+            for the engine's own.
         lookup_seconds: time limit for learning which of a request's blocks are there.
         load_seconds: time limit for a request's blocks; missing ones are computed then.
         save_seconds: time limit for saving what one step computed.

@@ -338,7 +338,7 @@ class LeasedBlocks:
     ) -> None:
         """Pull, report the order whatever the outcome, and notify the owner if possible.
 
-        ``unlinked``: why its only source is not linked, if the order stood in line.
+        ``unlinked`` is the reason why its only source is not linked, if the order stood in line.
         """
         nbytes, failed, outcome = 0, order.into, "pull_cancelled"
         untold: set[int] = set()

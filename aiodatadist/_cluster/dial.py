@@ -94,7 +94,7 @@ async def dial(
                 connection = await Connection.over(sock)
                 waits_for(f"{host_port(address, port)} accepted the connection, but did not link")
                 return connection, address
-        except OSError as error:  # TimeoutError is one, too
+        except OSError as error:  # TimeoutError is an OSError, too
             if error.errno in {errno.EMFILE, errno.ENFILE}:
                 raise LinkError(what + explained(error)) from error
             refusals.append((address, error))

@@ -123,8 +123,9 @@ class HostNames:
 
         Args:
             waits_for: called with what has not happened yet, in words.
-            share: it has ``LOOK_UPS`` at a time and ``WAITING_LOOK_UPS`` that wait, and shares take turns. None means
-                the reserve, for names that this end's user listed.
+            share: the share to which the look-up counts. Each has ``LOOK_UPS`` at a time and ``WAITING_LOOK_UPS`` that
+                wait, and shares take turns. If None, the look-up counts to the reserve for names that this end's user
+                listed.
 
         Raises OSError if there is no such host, no name service or no thread to ask it in, or if too many names wait.
         """

@@ -163,8 +163,8 @@ class RankGroups:
     def _keys(self, server_secret: str) -> list[bytes]:
         """Return the keys of the links for which a member listens.
 
-        They combine the member's secret with the clusters' own keys. Without such keys, the secret is enough: HCCL has
-        carried it. A user's key is none of these, because the members may be on several machines.
+        They combine the member's secret with the clusters' own keys. Without such keys, the secret is enough, because
+        HCCL carried it. A user's key is not among them, because the members may be on several machines.
         """
         own = (self._engine.key_ring.keys() if self._engine.key_ring.are_given else ()) or (b"",)
         secret = bytes.fromhex(server_secret)

@@ -47,8 +47,9 @@ class StreamLimits:
         is_serial: True if a program is handed to C only when the one before it of the same priority has ended.
         window: bytes given to the device between two looks at the cancel flag, or 192 ranges if they have fewer bytes.
             Two windows are under way at a time. 8 MiB is about 1 ms at memory speed. Background work on a serial stream
-            has a quarter of that, because all urgent work waits for it,
-        background: or what moves in this number of seconds, but at least an eighth of the quarter.
+            has a quarter of that, because all urgent work waits for it.
+        background: seconds that such a smaller window may take: a slow link has smaller ones, but at least an eighth of
+            the quarter.
         inline: programs up to this number of bytes run in the submitting call if the stream is idle: waking another
             core costs about 70 us, twice what copying 256 KiB does. 0 on an NPU, where a call's cost is not known.
         patience: seconds from a cancellation to the abort. Two windows take about 2 ms at memory speed, 5 ms at 25
@@ -321,7 +322,7 @@ class Stream:
         return transfer
 
     def _start(self, transfer: StreamTransfer) -> bool:
-        """Hand it to C; return False if it must wait in the backlog, because C is full."""
+        """Hand a transfer to C; return False if it must wait in the backlog, because C is full."""
         program, timeout_ms, priority = transfer._program, transfer._timeout_ms, transfer.priority
         if program is None:
             raise InternalError(f"{transfer!r} was started twice")

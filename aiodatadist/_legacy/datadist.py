@@ -184,12 +184,10 @@ class LLMDataDist(datadist.LLMDataDist):
 
         Returns:
             ``LLM_LINK_FAILED`` if a peer was not linked, otherwise success; and one status per peer, in order. Failed
-                attempts have
-            left nothing behind; ``errors`` and the log have the reasons. If nothing was started the list is empty, and
-                the status is
-            ``LLM_PARAM_INVALID`` (there are no clusters), ``LLM_CLUSTER_NUM_EXCEED_LIMIT`` (more than 16),
-                ``LLM_REPEAT_REQUEST``
-            (one is listed twice) or ``LLM_PROCESSING_LINK`` (another call did not end in time).
+                attempts have left nothing behind; ``errors`` and the log have the reasons. If nothing was started the
+                list is empty, and the status is ``LLM_PARAM_INVALID`` (there are no clusters),
+                ``LLM_CLUSTER_NUM_EXCEED_LIMIT`` (more than 16), ``LLM_REPEAT_REQUEST`` (one is listed twice) or
+                ``LLM_PROCESSING_LINK`` (another call did not end in time).
 
         Raises:
             TypeError, ValueError, ParamInvalid: if an argument or the role is wrong, or local addresses differ.
@@ -219,9 +217,8 @@ class LLMDataDist(datadist.LLMDataDist):
 
         Returns:
             The last failure, or success; and one status per peer, in order. ``LLM_NOT_YET_LINK`` counts as success.
-            ``LLM_LINK_BUSY`` means that the link is in use and stays, ``LLM_NOTIFY_PROMPT_UNLINK_FAILED`` that this
-                half is closed
-            and the peer was not notified. An empty list means the same as in :meth:`link_clusters`.
+                ``LLM_LINK_BUSY`` means that the link is in use and stays, ``LLM_NOTIFY_PROMPT_UNLINK_FAILED`` that this
+                half is closed and the peer was not notified. An empty list means the same as in :meth:`link_clusters`.
 
         Raises:
             TypeError, ValueError, ParamInvalid: if an argument is wrong.

@@ -25,7 +25,7 @@ class RunningModels:
     def open(self, what: str) -> Iterator[None]:
         """Run one call inside this context.
 
-        Raises LLMException with ``LLM_ENGINE_FINALIZED`` if the cluster was finalized before, or is meanwhile.
+        Raises LLMException with ``LLM_ENGINE_FINALIZED`` if the cluster was finalized before, or is finalized meanwhile.
         """
         if self._is_over:
             raise _finalized(what)

@@ -377,7 +377,7 @@ class Link:
         self._when_mutual = call
 
     def file(self, generation: int) -> None:
-        """Note that the link is in this end's table. If links have owners, it belongs to the end that asked for it."""
+        """Note that the link is in this end's table. If links have owners, the link belongs to the end that asked for it."""
         self.generation = generation
         self.life.on(Event.FILE)
         if self._host.links_have_owners:

@@ -34,7 +34,7 @@ _numbers = itertools.count(1)
 
 
 class SoftHold:
-    """A place in which calls or tasks of softnpu wait; see :func:`soft_hold`."""
+    """A place where calls or tasks of softnpu wait; see :func:`soft_hold`."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -195,7 +195,7 @@ class Transport(ABC):
 
         If cancelled, it returns only when the runtime has let go. On an NPU, and on strict softnpu, that is when the
         runtime has given up waiting for the peer by itself, after up to three times ``timeout``; otherwise at once. A
-        failed attempt is not retried: a further call makes everything again.
+        failed attempt is not retried: a further call starts from the beginning.
 
         Raises:
             LinkTimeout: if the peer did not come in time.

@@ -272,7 +272,7 @@ class Found(_Message):
 
 
 class Grant(_Message):
-    """A cache of the sender's that a request of its is about to name. The receiver holds it."""
+    """A cache of the sender's that one of its requests is about to name. The receiver holds it."""
 
     type: Literal["grant"] = "grant"
     cache: CacheEntry

@@ -31,7 +31,7 @@ class Step:
         pause: seconds before it.
         name: its name in the table.
         side: the process; empty for what is between the processes.
-        seconds: how long it lasts.
+        seconds: its duration.
         toxic: fault of the network.
         spec: fault of softnpu, or of the process itself.
         number: the owner's cluster that is affected, counted modulo their number.

@@ -137,8 +137,7 @@ async def conduct(job: Job, screen: Screen, command: Command) -> Finished:
 
     Raises:
         WorkerError: if a worker died or gave up; of two, the one that explains the other.
-        BrokenPipeError: if the
-    screen is no longer read.
+        BrokenPipeError: if the screen is no longer read.
     """
     kind = "-v1" if job.v1 else ""
     async with (

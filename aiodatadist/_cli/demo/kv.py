@@ -47,12 +47,12 @@ class Kv:
     copies: list[LayerCopy] = field(default_factory=list)
 
     async def publish(self, layers: Sequence[int]) -> None:
-        """Copy what the model wrote there into the cache."""
+        """Copy what the model wrote from pinned memory to the cache."""
         for copy in self._copies_of(layers):
             await self.manager.swap_blocks(copy.host, copy.device, self._same)
 
     async def fetch(self, layers: Sequence[int]) -> None:
-        """Copy what came into the cache to where the model sees it."""
+        """Copy what arrived in the cache to the memory that the model sees."""
         for copy in self._copies_of(layers):
             await self.manager.swap_blocks(copy.device, copy.host, self._same)
 

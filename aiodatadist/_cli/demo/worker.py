@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 PREFILL_CLUSTER = 1
 DECODE_CLUSTER = 2
 NPU_LINK_TIMEOUT = 60_000
-"""Milliseconds: HCCL waits for the peer in whole seconds, and opens its first communicator slowly."""
+"""The time limit of a link in milliseconds: HCCL waits for the peer in whole seconds, and opens its first communicator slowly."""
 
 T = TypeVar("T")
 D = TypeVar("D", bound=LLMDataDist)
@@ -74,7 +74,7 @@ async def opened(datadist: D) -> AsyncIterator[D]:
             await stack.enter_async_context(datadist)
         except LLMException as error:
             if isinstance(error, DeviceError) or not isinstance(error.__cause__, OSError):
-                raise  # not the listening socket's complaint
+                raise  # the error is not about the listening socket
             raise wrong_input(f"{error.args[0]}; give another --port, or leave it out for any free one") from error
         yield datadist
 

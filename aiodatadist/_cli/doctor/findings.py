@@ -297,7 +297,7 @@ def chosen_word(path: str) -> str:
 
 
 def _memory() -> tuple[int, int]:
-    """Return the bytes of memory in all, and those available without swapping."""
+    """Return the total bytes of memory, and those available without swapping."""
     rows = dict(row.split(":") for row in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
     total, available = (int(rows[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     return total, available

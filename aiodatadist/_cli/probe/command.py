@@ -58,7 +58,7 @@ def _options(arguments: ProbeArguments) -> ProbeOptions:
     unknown = set(arguments.steps) - {step.number for step in STEPS}
     if unknown:
         numbers = ", ".join(step.number for step in STEPS)
-        raise wrong_input(f"--step {sorted(unknown)[0]}: there are {numbers}")
+        raise wrong_input(f"--step {sorted(unknown)[0]}: must be one of {numbers}")
     return ProbeOptions(
         device=arguments.device,
         peer=_peer(arguments.peer),

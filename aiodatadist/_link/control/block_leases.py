@@ -313,7 +313,7 @@ class BlockLeases:
         """
         name = name or new_lease_name()
         if name in self._lasting:
-            raise ParamInvalid(f"name is {name}: there is a lease of this name")
+            raise ParamInvalid(f"name is {name}: a lease of this name exists already")
         lease = self._lasting[name] = BlockLease(
             name, cluster_id, entry, blocks, seconds, pull_seconds, self._check_here, prompt_digest, self._count
         )

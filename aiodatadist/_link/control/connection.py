@@ -73,7 +73,7 @@ class FirstWords:
                 if not data:
                     raise PeerLost(GONE)
                 messages = self._decoder.feed(data)
-        except LinkError:  # which is an OSError, too
+        except LinkError:  # LinkError is an OSError, too
             raise
         except OSError as error:
             raise PeerLost(GONE) from error

@@ -252,7 +252,7 @@ class NotificationInbox:
         self._wake()
 
     def close(self) -> None:
-        """Note that no more notifications come. Those that are here can still be taken."""
+        """Accept no further notifications. Those that have come can still be taken."""
         self._is_closed = True
         self._wake()
 
