@@ -129,8 +129,8 @@ def check_sdist(found: Collection[str], wanted: Collection[str]) -> None:
 
 
 def check_wheel(found: Collection[str], sdist: Collection[str]) -> None:
-    """Check that the wheel has the sdist's package and what was built, and nothing else. Raises Wrong."""
-    wanted = {name for name in sdist if name.startswith("aiodatadist/")} | BUILT
+    """Check that the wheel has the sdist's packages and what was built, and nothing else. Raises Wrong."""
+    wanted = {name for name in sdist if name.startswith(("aiodatadist/", "aiodatadist_command/"))} | BUILT
     files = {name for name in found if not name.endswith("/") and ".dist-info/" not in name}
     if files != wanted:
         raise Wrong(f"the wheel: missing: {sorted(wanted - files)}; of no package: {sorted(files - wanted)}")

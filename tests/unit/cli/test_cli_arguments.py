@@ -44,6 +44,21 @@ def test_wrong_argument_is_one_line_and_exit_code_2(
     assert words in errors
 
 
+class Interrupting:
+    """A finder during which Ctrl-C comes."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == "aiodatadist._cli":
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_during_the_imports_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "aiodatadist._cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    (program,) = metadata.entry_points(group="console_scripts", name="aiodatadist")
+    assert program.load()() == 130
+
+
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
