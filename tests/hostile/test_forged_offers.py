@@ -159,7 +159,7 @@ def outcome_of(service: BlockService, name: str) -> str:
 def test_a_pull_that_succeeds_has_the_prompt_s_bytes(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, axes: Axes, seed: int
 ) -> None:
-    monkeypatch.setitem(test_cut_blocks.FAST, "patience_seconds", 0)
+    monkeypatch.setitem(test_cut_blocks.PATIENCE, "patience_seconds", 0)
     chance = random.Random(seed)
     prefills = [Prefill(0, 1, 16, axes), Prefill(1, 2, 16, axes), Prefill(3, 1, 8, axes)]
     decode = Worker(4, 0, 1, 16, axes)
