@@ -752,7 +752,7 @@ async def test_all_layers_where_none_are_named() -> None:
         assert [made.held(i) for i in range(2)] == [made.after_blocks(0, before[0]), before[1]]
         assert await made.blocks(Computing(made), [source_alone]).get_results() == [OK]
         with pytest.raises(
-            ParamInvalid, match=r"src_layer_range range\(0, 4\) and dst_layer_range range\(0, 2\): .*equally long"
+            ParamInvalid, match=r"src_layer_range range\(0, 4\) and dst_layer_range range\(0, 2\): .*the same length"
         ):
             made.blocks(Computing(made), [TransferWithCacheKeyConfig(BlocksCacheKey(2), None, range(2))])
 
@@ -1218,7 +1218,7 @@ async def test_configs_that_do_not_fit_the_source(one_sided: bool) -> None:
         if one_sided:
             uneven = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(2), range(2))
             uneven.src_layer_range = range(3)
-            with pytest.raises(ParamInvalid, match="equally long"):
+            with pytest.raises(ParamInvalid, match="the same length"):
                 made.blocks(Never(), [uneven])
             own = TransferWithCacheKeyConfig(BlocksCacheKey(1), range(2), range(2))
             away = TransferWithCacheKeyConfig(BlocksCacheKey(9), range(2), range(2))

@@ -384,7 +384,7 @@ class CacheManager(Caches):
         """Write local blocks into a peer's: ``src_blocks[i]`` goes to ``dst_blocks[i]``, in every tensor of the layers.
 
         One-sided mode only: the peer's CPU takes no part. Layers are written in ascending order; ranges are half-open
-        and equally long, all layers if omitted. For LLM-DataDist's C++ ``PushKvBlocks``, which names the peer's cache
+        and of the same length, all layers if omitted. For LLM-DataDist's C++ ``PushKvBlocks``, which names the peer's cache
         by id, use a :class:`CacheKeyByIdAndIndex` with batch index 0 and ``range(first, last + 1)``.
 
         Args:

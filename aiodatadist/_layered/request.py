@@ -182,7 +182,7 @@ class LayeredRequest:
             key, dst_layers = config.cache_key, config.dst_layer_range
             if dst_layers is not None and len(dst_layers) != len(layers):
                 raise ParamInvalid(
-                    f"src_layer_range {layers} and dst_layer_range {dst_layers}: they must be equally long"
+                    f"src_layer_range {layers} and dst_layer_range {dst_layers}: they must have the same length"
                 )
             selection = self._selection(slot, Layers(layers, dst_layers, self.tensors))
             first = 0 if dst_layers is None else dst_layers.start

@@ -168,5 +168,5 @@ def whole_layers(source: Geometry, src: range | None, dst: range | None, tensors
         raise ParamInvalid(f"{count} tensors are not a whole number of layers of {tensors_per_layer}")
     layers.of_source(source)
     if src is not None and dst is not None and len(src) != len(dst):
-        raise ParamInvalid(f"src_layer_range {src} and dst_layer_range {dst}: they must be equally long")
+        raise ParamInvalid(f"src_layer_range {src} and dst_layer_range {dst}: they must have the same length")
     return layers

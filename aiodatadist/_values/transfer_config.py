@@ -114,7 +114,7 @@ class TransferWithCacheKeyConfig(_Destination):
         self.dst_layer_range = dst_layer_range
         if src_layer_range is not None and dst_layer_range is not None and len(src_layer_range) != len(dst_layer_range):
             raise ParamInvalid(
-                f"src_layer_range {src_layer_range} and dst_layer_range {dst_layer_range}: they must be equally long"
+                f"src_layer_range {src_layer_range} and dst_layer_range {dst_layer_range}: they must have the same length"
             )
         self.src_batch_index = src_batch_index
 

@@ -145,7 +145,7 @@ def test_all_layers_where_none_are_named() -> None:
 
 
 def test_equally_many_layers() -> None:
-    with pytest.raises(ParamInvalid, match=r"range\(0, 2\) and dst_layer_range range\(1, 4\).*equally long"):
+    with pytest.raises(ParamInvalid, match=r"range\(0, 2\) and dst_layer_range range\(1, 4\).*the same length"):
         by_key(dst_layer_range=range(1, 4))
 
 

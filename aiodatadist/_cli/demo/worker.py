@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 PREFILL_CLUSTER = 1
 DECODE_CLUSTER = 2
 NPU_LINK_TIMEOUT = 60_000
-"""The time limit of a link in milliseconds: HCCL waits for the peer in whole seconds, and opens its first communicator slowly."""
+"""Milliseconds for a link: HCCL waits for the peer in whole seconds, and opens its first communicator slowly."""
 
 T = TypeVar("T")
 D = TypeVar("D", bound=LLMDataDist)

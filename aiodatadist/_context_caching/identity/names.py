@@ -34,7 +34,7 @@ class PrimaryKey:
     """A key of the caller's own (V0). Values of one ``distribute_key`` live on one node; both parts name the value.
 
     Raises:
-        EmsInvalidArgument: if a part is empty or no str, or the key has more than 127 bytes.
+        EmsInvalidArgument: if a part is empty or not a str, or the key has more than 127 bytes.
     """
 
     distribute_key: str
