@@ -156,9 +156,12 @@ def _as_address(host: str) -> IPv4Address | IPv6Address | None:
 
     An IPv4 address in IPv6 notation becomes the IPv4 address, to which the kernel sends as well.
     """
-    if not is_address(host):
+    try:
+        address = ip_address(host)
+    except ValueError:
         return None
-    address = ip_address(host)
+    if "%" in host and not is_address(host):
+        return None
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 
