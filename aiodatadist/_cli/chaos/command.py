@@ -24,6 +24,7 @@ from aiodatadist._cli.chaos.report import as_json, lines, summary
 from aiodatadist._cli.chaos.run import Length, Result
 from aiodatadist._cli.chaos.saver import Saver
 from aiodatadist._cli.chaos.side import Side
+from aiodatadist._cli.kit.errors import CommandError
 from aiodatadist._cli.kit.options import is_stdout, write_report
 from aiodatadist._cli.kit.pipes import die_with_parent
 
@@ -61,7 +62,15 @@ def run_chaos(options: ChaosOptions) -> int:
     quiet = is_stdout(options.json)
     if not quiet:
         print(f"seed {options.seed}; the same again: {options.replay}\n", flush=True)
-    results = anyio.run(_run_all, options, not quiet)
+    results: list[Result] = []
+    try:
+        anyio.run(_run_all, options, not quiet, results)
+    except KeyboardInterrupt:
+        if not results or not results[-1].looks:  # the processes are not even linked
+            raise
+    is_interrupted = results[-1].is_interrupted
+    if is_interrupted and not quiet:
+        _tell(results[-1])
     report = {"seed": options.seed, "replay": options.replay, **as_json(results)}
     write_report("--json", options.json, json.dumps(report, indent=1))
     broken = sum(result.broken for result in results)
@@ -71,34 +80,44 @@ def run_chaos(options: ChaosOptions) -> int:
                 [*summary(results), f"{broken} violations; seed {options.seed}; the same again: {options.replay}"]
             )
         )
+    if is_interrupted:
+        done = len(results) - 1
+        raise CommandError(f"interrupted after {done} of {len(options.profiles)} profiles", exit_code=130)
     return 1 if broken else 0
 
 
-async def _run_all(options: ChaosOptions, is_told: bool) -> list[Result]:
-    results = []
+async def _run_all(options: ChaosOptions, is_told: bool, results: list[Result]) -> None:
+    """Add the result of each profile when the profile starts, so that an interrupt does not lose what was found."""
     for profile in options.profiles:
         logs = Path(tempfile.mkdtemp(prefix=f"aiodatadist-chaos-{profile.name}-"))
-        result = await _run_one(
-            profile, Length(options.seed, options.seconds / len(options.profiles), options.faults), logs
-        )
-        results.append(result)
+        length = Length(options.seed, options.seconds / len(options.profiles), options.faults)
+        try:
+            await _run_one(profile, length, logs, results)
+        finally:
+            if not results or not results[-1].broken:
+                shutil.rmtree(logs)
         if is_told:
-            columns = shutil.get_terminal_size((80, 24)).columns
-            print("\n".join(lines(result, columns)), flush=True)
-            print(f"what the processes logged is in {logs}\n" if result.broken else "", flush=True)
-        if not result.broken:
-            shutil.rmtree(logs)
-    return results
+            _tell(results[-1])
+            print(f"what the processes logged is in {logs}\n" if results[-1].broken else "", flush=True)
 
 
-async def _run_one(profile: Profile, length: Length, logs: Path) -> Result:
+def _tell(result: Result) -> None:
+    columns = shutil.get_terminal_size((80, 24)).columns
+    print("\n".join(lines(result, columns)), flush=True)
+
+
+async def _run_one(profile: Profile, length: Length, logs: Path, results: list[Result]) -> Result:
     if profile.door != "context":
-        return await LinkedRun(profile, length, logs).run()
+        linked = LinkedRun(profile, length, logs)
+        results.append(linked.result)
+        return await linked.run()
     async with AsyncExitStack() as stack:  # servers start and end in a thread: that waits
         opened = engine(profile.engine)
         url, victims = await anyio.to_thread.run_sync(opened.__enter__)
         stack.push_async_callback(anyio.to_thread.run_sync, opened.__exit__, None, None, None)
-        return await PooledRun(profile, length, logs, url, victims).run()
+        pooled = PooledRun(profile, length, logs, url, victims)
+        results.append(pooled.result)
+        return await pooled.run()
 
 
 def sides_of(door: Door) -> dict[str, type[Side]]:

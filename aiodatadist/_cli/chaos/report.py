@@ -20,7 +20,8 @@ SUMMARIZED = 5
 def lines(result: Result, columns: int) -> Iterator[str]:
     """Yield the lines of one profile."""
     tally = result.tally
-    yield f"{result.profile}: {result.seconds:.1f} s, everything looked at {result.looks} times"
+    end = ", interrupted" if result.is_interrupted else ""
+    yield f"{result.profile}: {result.seconds:.1f} s, everything looked at {result.looks} times{end}"
     moved, compared = tally.moved / MIB, tally.checked / MIB
     yield f"  {moved:,.0f} MiB moved, {compared:,.0f} MiB compared, {tally.good:,} operations succeeded"
     memory = (

@@ -62,6 +62,7 @@ class Result:
         violations: (rule, description) of the first ones; ``broken`` is the number of all.
         looks: number of times that everything was at rest and checked.
         resident: bytes of memory that each process used at each check.
+        is_interrupted: True if Ctrl-C came before the end: what happens from then on is no violation.
     """
 
     profile: str
@@ -73,8 +74,11 @@ class Result:
     broken: int = 0
     looks: int = 0
     resident: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    is_interrupted: bool = False
 
     def violated(self, rule: str, what: str) -> None:
+        if self.is_interrupted:
+            return
         self.broken += 1
         if len(self.violations) < MAX_VIOLATIONS:
             self.violations.append((rule, what))
@@ -105,11 +109,15 @@ class Run(ABC):
         """Run to the end, and return the result, violations included."""
         began = time.monotonic()
         async with anyio.create_task_group() as group, AsyncExitStack() as stack:
-            await self.open(stack)
             try:
+                await self.open(stack)
                 await self._rounds(group)
             except DiedError as died:
                 self.result.violated("I3", str(died))
+            except anyio.get_cancelled_exc_class():
+                self.result.seconds = time.monotonic() - began
+                self.result.is_interrupted = True
+                raise
             finally:
                 await self._end()
             group.cancel_scope.cancel()
