@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -212,3 +212,36 @@ async def test_wrong_numbers_are_refused(count: Any, error: type[Exception]) -> 
         async with pool.take(0) as none:
             assert isinstance(none, TakenBlocks)
             assert none.blocks == []
+
+
+CHANGES: dict[str, Callable[[list[int]], object]] = {
+    "one more": lambda blocks: blocks.append(blocks[0]),
+    "another's": lambda blocks: blocks.append(0),
+    "one fewer": lambda blocks: blocks.pop(),
+    "none": lambda blocks: blocks.clear(),
+    "one twice": lambda blocks: blocks.__setitem__(0, blocks[1]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+async def test_what_a_caller_makes_of_the_list_changes_nothing_in_the_pool(
+    change: Callable[[list[int]], object],
+) -> None:
+    async with pool_of() as (_, pool):
+        async with pool.take(3) as taken:
+            assert isinstance(taken.blocks, list)
+            change(taken.blocks)
+            with pytest.raises(ParamInvalid, match="must be those that were taken"):
+                taken.lease(60)
+        assert is_whole(pool)
+
+
+async def test_blocks_are_leased_in_the_order_that_their_caller_gave_them() -> None:
+    async with pool_of() as (_, pool):
+        async with pool.take(3) as taken:
+            assert isinstance(taken.blocks, list)
+            taken.blocks.reverse()
+            lease = taken.lease(60)
+            assert list(lease.ticket().blocks) == taken.blocks
+            await lease.withdraw()
+        assert is_whole(pool)

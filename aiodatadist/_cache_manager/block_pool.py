@@ -8,6 +8,7 @@ Who owns what
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
@@ -46,6 +47,7 @@ class TakenBlocks:
         self._owner = _Owner.REQUEST
         self._lease: BlockLease | None = None
         self.blocks: Sequence[int] = blocks
+        self._blocks = tuple(blocks)  # the caller may change its list
 
     def lease(
         self,
@@ -61,13 +63,20 @@ class TakenBlocks:
         withdrawn, because its ticket may never have reached the peer.
 
         Raises:
-            ParamInvalid: if the blocks are leased already, or no longer taken.
+            ParamInvalid: if the blocks are leased already, or no longer taken, or if ``blocks`` was changed other than in its
+                order.
 
         It also raises what ``lease_blocks`` raises; the blocks then stay with the request.
         """
         if self._owner is not _Owner.REQUEST:
             raise ParamInvalid(
                 f"these blocks belong to {self._owner.value}: they can be leased once, while they are taken"
+            )
+        if Counter(self.blocks) != Counter(self._blocks):
+            raise ParamInvalid(
+                f"blocks was changed, and has {len(self.blocks)} numbers: they must be those that were taken, "
+                f"{len(self._blocks)} in any order",
+                hint="to lease some of them, use CacheManager.lease_blocks()",
             )
         lease = self._pool.manager.lease_blocks(
             self._pool.cache,
@@ -91,7 +100,7 @@ class TakenBlocks:
         """Give the blocks back if they are still the owner's."""
         if self._owner is owner:
             self._owner = _Owner.POOL
-            self._pool._put_back(self.blocks)
+            self._pool._put_back(self._blocks)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {list(self.blocks)} of {self._owner.value}>"
