@@ -190,6 +190,8 @@ def _end(error: BaseException | None) -> None:
     error = None  # with the program's frames, and what they refer to
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    sys.setswitchinterval(1000)  # from here on an interpreter lets no daemon thread run
+    threading.excepthook = lambda _: None
     sys.modules["__main__"].__dict__.clear()
     gc.collect()
     try:

@@ -285,6 +285,26 @@ raise SystemExit({})
 
 
 @STARTERS
+def test_a_thread_that_is_not_waited_for_ends_silently(start: Start) -> None:
+    """Its variables are gone while it still could run."""
+    text = """
+import threading, time
+def used(): pass
+def run():
+    while True:
+        used()
+        time.sleep(0.001)
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.1)
+kept = Slow()
+threading.Thread(target=run, daemon=True).start()
+"""
+    done = start([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@STARTERS
 def test_what_it_cannot_write_is_said(start: Start) -> None:
     reading, writing = os.pipe()
     os.close(reading)
