@@ -21,9 +21,9 @@ Start = Callable[..., Demo]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Yield a function that starts demos over a text of 1000 bytes. They end with the test."""
+    """Yield a function that starts demos over a text of 330 bytes, 21 blocks. They end with the test."""
     prompt = tmp_path / "prompt.txt"
-    prompt.write_text(("All happy families are alike; each unhappy family is unhappy in its own way. " * 20)[:1000])
+    prompt.write_text(("All happy families are alike; each unhappy family is unhappy in its own way. " * 20)[:330])
     with ExitStack() as stack:
 
         def start_demo(*arguments: str) -> Demo:
@@ -40,7 +40,7 @@ def test_demo_ends_with_equal_tokens(start: Start) -> None:
     assert (demo.process.returncode, errors) == (0, "")
     lines = out.splitlines()
     assert lines[-2:] == ["KV bytes equal: yes", "tokens equal: yes"]
-    assert any(line.startswith("bytes           15.8 MiB") for line in lines)
+    assert any(line.startswith("bytes           5.2 MiB") for line in lines)
     assert len(lines) <= 27  # three of them for the path of the prompt
     assert [line for line in lines if len(line) > 80 and "prompt.txt" not in line] == []
 
