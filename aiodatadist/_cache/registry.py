@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
-import os
-import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
+from aiodatadist._cache.deallocation import FREED_BYTE, Deallocation, Writes, fills_freed
 from aiodatadist._cache.names import Name
 from aiodatadist._cache.pool import PagePool, PoolUsage
 from aiodatadist._cache.room_queue import RoomQueue
 from aiodatadist._cache.table import CacheTable, Entry, LeaseHolder, check_desc
+from aiodatadist._cache.windows import call_when_gone, windows
 from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._config.llm_config import PoolConfig
@@ -29,25 +28,11 @@ from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, LLMException, L
 
 logger = logging.getLogger(__name__)
 
-DEBUG_VARIABLE = "AIODATADIST_DEBUG_MEMORY"
-FREED_BYTE = 0xFF
-"""The byte with which freed memory is filled on request: each float16, bfloat16 and float32 made of it is a NaN."""
-
 _kept: list[list[object]] = []
 """Callers' memory that a stopped peer or the device may still touch after this cluster was finalized. Never freed."""
 
 Naming = Callable[[], dict[Name, int]]
 """Returns the names of a new cache, or raises. It is called at the moment when the cache is made."""
-
-
-class Writes(Protocol):
-    """The writes of a peer that was stopped while it wrote."""
-
-    async def wait_let_go(self) -> None:
-        """Wait until no more of their bytes can land. Raises LLMException if that can never be known."""
-
-    def abandon(self) -> None:
-        """Stop waiting for them."""
 
 
 SMALLER = "make the pool smaller, or raise the limit that is named"
@@ -61,25 +46,6 @@ class _Pool:
         self.room = RoomQueue(pages)
         self.memory = memory
         self.epoch = epoch
-
-
-class Deallocation:
-    """A cache whose memory is being released."""
-
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
-        self.settled = Signal()
-        self.error: LLMException | None = None
-
-    def is_set(self) -> bool:
-        """Return True if it has ended successfully."""
-        return self.settled.is_set() and self.error is None
-
-    async def wait(self) -> None:
-        """Wait for its end. Raises its error."""
-        await self.settled.wait()
-        if self.error is not None:
-            raise self.error
 
 
 class CacheRegistry:
@@ -103,7 +69,7 @@ class CacheRegistry:
         self._device = device
         self._transport = transport
         self._spawn = spawn
-        self._fills_freed = _fills_freed()
+        self._fills_freed = fills_freed()
         self._registering = anyio.Lock()
         self._pools: dict[Placement, _Pool] = {}
         self._deallocations: dict[int, Deallocation] = {}
@@ -369,7 +335,7 @@ class CacheRegistry:
             self._collect(entry)
             return
         loop = asyncio.get_running_loop()
-        weakref.finalize(token, _tell, loop, self.drop, entry.cache).atexit = False
+        call_when_gone(token, loop, self.drop, entry.cache)
 
     async def wait_given_back(self, cache_id: int) -> None:
         """Wait until a cache without references has been released, or that has failed."""
@@ -621,38 +587,8 @@ class CacheRegistry:
         """
         if entry.pool is None:
             raise ParamInvalid(f"cache {entry.cache_id} is in your own memory: read it there")
-        memory = self._pools[entry.placement].memory
-        token = entry.views() or _Token()
-        entry.views = weakref.ref(token)
-        view = memory.view()
-        return [_window(view, address - memory.address, entry.nbytes, token) for address in entry.addresses]
-
-
-def _fills_freed() -> bool:
-    """Return True if freed memory of pools is filled. Raises ParamInvalid if the variable is neither 0 nor 1."""
-    value = os.environ.get(DEBUG_VARIABLE, "")
-    if value not in {"", "0", "1"}:
-        raise ParamInvalid(f"{DEBUG_VARIABLE} is {value!r}: must be 1, 0 or empty")
-    return value == "1"
+        return windows(entry, self._pools[entry.placement].memory)
 
 
 def _bytes_of(entries: Sequence[Entry]) -> int:
     return sum(entry.nbytes * len(entry.addresses) for entry in entries)
-
-
-def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[Cache], None], cache: Cache) -> None:
-    """Call back on the loop, from whatever thread the garbage collector runs in."""
-    with suppress(RuntimeError):  # the loop is closed, and so is the device with its memory
-        loop.call_soon_threadsafe(call, cache)
-
-
-class _Token:
-    """An object that lives as long as one window of a cache."""
-
-
-def _window(view: memoryview, offset: int, nbytes: int, token: object) -> Any:
-    """Return bytes of ``view`` as an object that keeps it, and ``token``, alive."""
-    kind = type("Window", (ctypes.c_char * nbytes,), {})
-    window = kind.from_buffer(view, offset)  # type: ignore[attr-defined]
-    window.token = token
-    return window

@@ -24,7 +24,10 @@ def check_range(value: Any, name: str) -> range | None:
 
 
 class _Destination:
-    """The base of both kinds. With a key, ``dst_cluster_id`` is the key's; it can be set for compatibility."""
+    """The base of both kinds. ``src_layer_range`` are the layers of the source; all if None.
+
+    With a key, ``dst_cluster_id`` is the key's; it can be set for compatibility.
+    """
 
     @property
     def dst_cluster_id(self) -> int:
@@ -33,6 +36,14 @@ class _Destination:
     @dst_cluster_id.setter
     def dst_cluster_id(self, dst_cluster_id: int) -> None:
         self._dst_cluster_id = checks.integer(dst_cluster_id, "dst_cluster_id", checks.UINT64)
+
+    @property
+    def src_layer_range(self) -> range | None:
+        return self._src_layer_range
+
+    @src_layer_range.setter
+    def src_layer_range(self, src_layer_range: range | None) -> None:
+        self._src_layer_range = check_range(src_layer_range, "src_layer_range")
 
 
 class TransferConfig(_Destination):
@@ -69,14 +80,6 @@ class TransferConfig(_Destination):
         for i, address in enumerate(dst_addrs):
             checks.integer(address, f"dst_addrs[{i}]", checks.UINT64)
         self._dst_addrs = dst_addrs
-
-    @property
-    def src_layer_range(self) -> range | None:
-        return self._src_layer_range
-
-    @src_layer_range.setter
-    def src_layer_range(self, src_layer_range: range | None) -> None:
-        self._src_layer_range = check_range(src_layer_range, "src_layer_range")
 
     @property
     def src_batch_index(self) -> int:
@@ -126,14 +129,6 @@ class TransferWithCacheKeyConfig(_Destination):
     def cache_key(self, cache_key: BlocksCacheKey | CacheKeyByIdAndIndex) -> None:
         checks.instance(cache_key, "cache_key", (BlocksCacheKey, CacheKeyByIdAndIndex))
         self._cache_key = cache_key
-
-    @property
-    def src_layer_range(self) -> range | None:
-        return self._src_layer_range
-
-    @src_layer_range.setter
-    def src_layer_range(self, src_layer_range: range | None) -> None:
-        self._src_layer_range = check_range(src_layer_range, "src_layer_range")
 
     @property
     def dst_layer_range(self) -> range | None:

@@ -96,7 +96,7 @@ def who_tells(bench: Bench, stream: Handle) -> Outcome:
         waited = bench.calls.code("aclrtSynchronizeEventWithTimeout", event[0], 5000)
     last = bench.synchronize(stream, 5000)
     if not (query or waited or last):
-        raise Skip("no call told of a failure: the copy did not fail here")
+        raise Skip("no call reported a failure: the copy did not fail here")
     told = [name for name, code in (("query", query), ("event", waited), ("synchronize", last)) if code]
     late = "" if is_complete or query else "; no query said that the stream is complete"
     found = f"query {query}, event {waited}, synchronize {last}: {', '.join(told)} tells{late}"
