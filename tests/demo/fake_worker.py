@@ -53,6 +53,7 @@ def decode(scenario: str) -> None:
         reference="A\x1b[31m\x80ok",
         kv_equal=ready["digest"] == "d",
         pulls=pulls,
+        warm=pulls,
         runtime="fake",
     )
 

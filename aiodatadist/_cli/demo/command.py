@@ -20,7 +20,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
 from aiodatadist._cli.demo import timeline
-from aiodatadist._cli.demo.figures import figures_of, layered_table, table, v1_table
+from aiodatadist._cli.demo.figures import figures_of, layered_table, table, v1_table, warm_of
 from aiodatadist._cli.demo.messages import REPORT, Failed, Finished, Job, Prefilled, Progress, Receiving
 from aiodatadist._cli.demo.prompt import Prompt, load_prompt, shown
 from aiodatadist._cli.demo.screen import Screen, open_screen
@@ -204,7 +204,9 @@ def _show(job: Job, finished: Finished, screen: Screen) -> None:
         screen.line("  when each was ready, and how much later it was in decode")
         for line in timeline.lines(finished.layers):
             screen.line(f"  {line}")
-    rows = table(figures_of(finished.pulls), finished.runtime)
+    rows: list[tuple[str, str]] = []
+    if finished.warm:
+        rows = table(figures_of(finished.pulls), warm_of(finished.warm), finished.runtime)
     if finished.layers:
         rows = layered_table(finished.pulls[0], len(finished.layers), finished.runtime)
     if job.v1:
@@ -227,6 +229,7 @@ def _summary(prompt: Prompt, job: Job, finished: Finished) -> dict[str, object]:
         "runtime": finished.runtime,
         "layers": [layer.model_dump() for layer in finished.layers],
         **asdict(figures_of(finished.pulls)),
+        **(asdict(warm_of(finished.warm)) if finished.warm else {}),
     }
 
 

@@ -24,6 +24,9 @@ from aiodatadist._cli.demo.worker import DECODE_CLUSTER, PREFILL_CLUSTER, Advanc
 from aiodatadist._cli.kit.pipes import Parent
 from aiodatadist.testing.small_model import Cache, Model, blocks_for, empty_cache, sample
 
+WARM_PULLS = 15
+"""Pulls of all blocks, and of one block, into memory that was written before."""
+
 
 async def decode(parent: Parent) -> None:
     """Do one job, then stay linked until the parent ends this process."""
@@ -34,13 +37,14 @@ async def decode(parent: Parent) -> None:
         open_datadist(LLMRole.DECODER, DECODE_CLUSTER, 0, job.decode_at) as datadist,
         open_kv(datadist, DECODE_CLUSTER, len(prompt) + job.tokens, job.seed) as kv,
     ):
+        warm: list[Pull] = []
         reference = await compute(parent, "reference", lambda advance: _reference(model, job, prompt, advance))
         if job.layered:
             ready, pulls = await _receive(parent, datadist, kv, blocks_for(len(prompt)))
         else:
             ready = await parent.order(Prefilled)
             await link_to(datadist, PREFILL_CLUSTER, ready.port)
-            pulls = await _pull(parent, datadist, ready.blocks, kv)
+            pulls, warm = await _pull(parent, datadist, ready.blocks, kv)
         await kv.fetch(range(CONFIG.layers))
         kv_equal = await kv.digest(kv.block_table[: len(ready.blocks)]) == ready.digest
         start = _Start(ready.first_token, len(prompt), job.tokens, job.seed)
@@ -53,6 +57,7 @@ async def decode(parent: Parent) -> None:
                 reference=reference.decode("latin-1"),
                 kv_equal=kv_equal,
                 pulls=pulls,
+                warm=warm,
                 runtime=runtime_of(datadist),
                 layers=ready.layers,
             )
@@ -82,30 +87,29 @@ async def _receive(parent: Parent, datadist: LLMDataDist, kv: Kv, count: int) ->
     return ready, [pull]
 
 
-async def _pull(parent: Parent, datadist: LLMDataDist, remote: Sequence[int], kv: Kv) -> list[Pull]:
-    """Fetch the prompt's blocks in several pulls; after each, copy as much inside this process for comparison."""
+async def _pull(parent: Parent, datadist: LLMDataDist, remote: Sequence[int], kv: Kv) -> tuple[list[Pull], list[Pull]]:
+    """Fetch the prompt's blocks in several pulls. Then fetch them again and again, warm, all together and one alone."""
     limit = await anyio.to_thread.run_sync(MemcpyLimit, datadist, len(remote))
     pulls: list[Pull] = []
     for portion in portions_of(len(remote)):
-        source = remote[portion.start : portion.stop]
-        target = kv.block_table[portion.start : portion.stop]
-        started = perf_counter()
-        report = await datadist.cache_manager.pull_blocks(
-            BlocksCacheKey(PREFILL_CLUSTER), kv.cache, src_blocks=source, dst_blocks=target
-        )
-        seconds = perf_counter() - started
-        memcpy_seconds = await anyio.to_thread.run_sync(limit.seconds, portion)
-        pulls.append(
-            Pull(
-                blocks=len(source),
-                ranges=len(source) * CONFIG.num_tensors,
-                bytes=report.bytes,
-                seconds=seconds,
-                memcpy_seconds=memcpy_seconds,
-            )
-        )
+        pulls.append(await _timed(datadist, remote, kv, portion, limit))
         await parent.report(Progress(phase="pull", done=portion.stop, total=len(remote)))
-    return pulls
+    portions = [range(len(remote))] * WARM_PULLS + [range(1)] * WARM_PULLS
+    return pulls, [await _timed(datadist, remote, kv, portion, limit) for portion in portions]
+
+
+async def _timed(datadist: LLMDataDist, remote: Sequence[int], kv: Kv, portion: range, limit: MemcpyLimit) -> Pull:
+    """Pull a portion of the blocks, then copy as much inside this process for comparison."""
+    source = remote[portion.start : portion.stop]
+    target = kv.block_table[portion.start : portion.stop]
+    started = perf_counter()
+    report = await datadist.cache_manager.pull_blocks(
+        BlocksCacheKey(PREFILL_CLUSTER), kv.cache, src_blocks=source, dst_blocks=target
+    )
+    seconds = perf_counter() - started
+    memcpy_seconds = await anyio.to_thread.run_sync(limit.seconds, portion)
+    ranges = len(source) * CONFIG.num_tensors
+    return Pull(blocks=len(source), ranges=ranges, bytes=report.bytes, seconds=seconds, memcpy_seconds=memcpy_seconds)
 
 
 class MemcpyLimit:
@@ -121,7 +125,7 @@ class MemcpyLimit:
         self._blocks = np.random.default_rng(0).permutation(num_blocks)
 
     def seconds(self, portion: range) -> float:
-        """Return the seconds to copy a portion of the blocks of every tensor, to where nothing was copied before."""
+        """Return the seconds to copy a portion of the blocks of every tensor, to a place of its own."""
         blocks = self._blocks[portion.start : portion.stop]
         started = perf_counter()
         for source, target in zip(self._source, self._target, strict=True):

@@ -51,6 +51,35 @@ def figures_of(pulls: Sequence[Pull]) -> Figures:
     )
 
 
+@dataclass(frozen=True)
+class Warm:
+    """The figures of pulls of all blocks again, into memory that is in use, in turns with plain copies of as much.
+
+    Bandwidths are in 1e9 bytes per second, medians of ``warm_pulls`` pulls; the latency is that of one block alone.
+    """
+
+    warm_pulls: int
+    warm_gb_per_second: float
+    warm_memcpy_gb_per_second: float
+    warm_memcpy_share: float
+    warm_block_seconds: float
+
+
+def warm_of(pulls: Sequence[Pull]) -> Warm:
+    """Sum up; the first of ``pulls`` is of all blocks."""
+    whole = [pull for pull in pulls if pull.blocks == pulls[0].blocks]
+    singles = [pull for pull in pulls if pull.blocks == 1]
+    speed = median(pull.bytes / pull.seconds for pull in whole) / 1e9
+    limit = median(pull.bytes / pull.memcpy_seconds for pull in whole) / 1e9
+    return Warm(
+        warm_pulls=len(whole),
+        warm_gb_per_second=speed,
+        warm_memcpy_gb_per_second=limit,
+        warm_memcpy_share=speed / limit,
+        warm_block_seconds=median(pull.seconds for pull in singles or whole),
+    )
+
+
 def portions_of(count: int, pieces: int = 6, singles: int = 8) -> list[range]:
     """Cut ``count`` blocks into pulls: even pieces first, then some blocks one by one.
 
@@ -63,19 +92,19 @@ def portions_of(count: int, pieces: int = 6, singles: int = 8) -> list[range]:
     return pulls + [range(block, block + 1) for block in range(rest, count)]
 
 
-def table(figures: Figures, runtime: str) -> list[tuple[str, str]]:
+def table(figures: Figures, warm: Warm, runtime: str) -> list[tuple[str, str]]:
     """Return the rows of the final table, each with a left and a right column."""
     f = figures
     each = quantity(f.bytes / f.ranges)
     return [
         ("bytes", f"{quantity(f.bytes)} of KV cache in {f.pulls} pulls"),
         ("blocks", f"{f.blocks} blocks of {quantity(f.bytes / f.blocks)}, as {f.ranges} ranges of {each}"),
-        ("bandwidth", f"{f.gb_per_second:.2f} GB/s"),
-        ("pull latency", f"{duration(f.pull_seconds)} for {f.pull_blocks} blocks"),
-        ("block latency", f"{duration(f.block_seconds)} for one block alone"),
         ("first pull", f"{duration(f.first_seconds)}, including what is set up once per link"),
-        ("memcpy limit", f"{f.memcpy_gb_per_second:.2f} GB/s, one thread, the same ranges"),
-        ("share of limit", f"{f.memcpy_share:.2f}"),
+        ("first touch", f"{f.gb_per_second:.2f} GB/s: the kernel clears each page of a new cache"),
+        ("warm pulls", f"{warm.warm_gb_per_second:.2f} GB/s, median of {warm.warm_pulls} pulls of all blocks"),
+        ("memcpy limit", f"{warm.warm_memcpy_gb_per_second:.2f} GB/s, one thread, the same ranges, in turns with them"),
+        ("share of limit", f"{warm.warm_memcpy_share:.2f}"),
+        ("block latency", f"{duration(warm.warm_block_seconds)} for one block alone"),
         ("runtime", runtime),
     ]
 

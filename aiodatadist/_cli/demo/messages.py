@@ -92,6 +92,7 @@ class Finished(Message):
     reference: Bytes
     kv_equal: bool
     pulls: list[Pull]
+    warm: list[Pull] = Field(default_factory=list)
     runtime: str
     layers: list[LayerTimes] = Field(default_factory=list)
 

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from aiodatadist._cli.demo import timeline
-from aiodatadist._cli.demo.figures import figures_of, portions_of, table
+from aiodatadist._cli.demo.figures import figures_of, portions_of, table, warm_of
 from aiodatadist._cli.demo.messages import LayerTimes, Progress, Pull
 from aiodatadist._cli.demo.screen import PlainScreen, TerminalScreen, open_screen
 from aiodatadist._cli.kit.numbers import duration, quantity
@@ -39,7 +39,20 @@ def test_figures_are_medians_and_single_blocks_count_for_latency_only() -> None:
 def test_figures_of_a_prompt_of_one_block_exist() -> None:
     figures = figures_of([pull(1, 0.002, 0.001)])
     assert figures.memcpy_share == pytest.approx(0.5)
-    assert dict(table(figures, "soft"))["share of limit"] == "0.50"
+    rows = dict(table(figures, warm_of([pull(1, 0.002, 0.001)]), "soft"))
+    assert (rows["share of limit"], rows["block latency"]) == ("0.50", "2.00 ms for one block alone")
+
+
+def test_warm_figures_are_medians_of_pulls_of_all_blocks() -> None:
+    whole = [pull(4, 0.004, 0.002), pull(4, 0.001, 0.001), pull(4, 0.002, 0.0015), pull(4, 8.0, 0.004)]
+    warm = warm_of([*whole, pull(1, 0.0003, 0.1), pull(1, 0.0001, 0.1), pull(1, 0.0002, 0.1)])
+    assert warm.warm_pulls == 4
+    assert warm.warm_memcpy_share == pytest.approx(375 / (3500 / 6))
+    assert warm.warm_gb_per_second == pytest.approx((4 * MIB / 0.004 + 4 * MIB / 0.002) / 2 / 1e9)
+    assert warm.warm_block_seconds == pytest.approx(0.0002)
+    rows = dict(table(figures_of(whole), warm, "soft"))
+    assert rows["share of limit"] == "0.64"
+    assert rows["warm pulls"].startswith(f"{warm.warm_gb_per_second:.2f} GB/s, median of 4 pulls")
 
 
 @pytest.mark.parametrize(
