@@ -260,8 +260,7 @@ class LinkInitiator:
             await attempt.settled.wait()
         except asyncio.CancelledError:
             attempt.scope.cancel()
-            # shielded: the caller must not continue while half of a link is left, which a next attempt would meet
-            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + DRAIN_TIMEOUT):
+            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + DRAIN_TIMEOUT):  # no half is left
                 await attempt.settled.wait()
             raise
         if attempt.error is not None:
@@ -339,8 +338,7 @@ class LinkInitiator:
             raise
         finally:
             if link.session.failure is not None:
-                # shielded: the attempt is settled after this, and must leave nothing of its link
-                with anyio.CancelScope(shield=True, deadline=anyio.current_time() + DRAIN_TIMEOUT):
+                with anyio.CancelScope(shield=True, deadline=anyio.current_time() + DRAIN_TIMEOUT):  # no half is left
                     await link.wait_closed()
 
     async def _outlast(self, cluster_id: int, seconds: float) -> None:
