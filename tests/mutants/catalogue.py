@@ -702,7 +702,42 @@ MUTANTS = (
         'LoopDoor("RendezvousServer")\n',
         (f"{BOOTSTRAP}::test_the_kv_caches_loop_runs_while_the_servers_is_held",),
     ),
+    Mutant(
+        "life-without-a-door",
+        "a life that one thread opens while another closes the door is closed",
+        "aiodatadist/_adapters/loop_service.py",
+        "            with self._lock:\n                self._close()\n",
+        "            self._close()\n",
+        ("tests/adapters/test_loop_service.py",),
+    ),
+    Mutant(
+        "names-of-64-bits",
+        "a client cannot make two prefixes that have one name in a pool",
+        "aiodatadist/_adapters/vllm/context_scheduler.py",
+        "HASH_BYTES = 16\n",
+        "HASH_BYTES = 8\n",
+        ("tests/hostile/test_prefix_names.py",),
+    ),
     # ---- what a router carries, and what is shown of it ----
+    Mutant(
+        "parameters-of-any-type",
+        "kv_transfer_params that are no object are refused",
+        "aiodatadist/_adapters/vllm/offer.py",
+        "        if isinstance(params, dict):\n            return params\n",
+        "        if params is not None:\n            return params\n",
+        (OFFERS,),
+    ),
+    Mutant(
+        "text-for-a-card",
+        "an address with a text in place of a network card is dialled by nobody",
+        "aiodatadist/_adapters/peers.py",
+        """        return None
+    if "%" in host and not is_address(host):
+        return None
+""",
+        "        return None\n",
+        ("tests/adapters/test_peers.py",),
+    ),
     Mutant(
         "anyone-dialled",
         "a worker dials only peers",
