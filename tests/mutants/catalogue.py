@@ -729,7 +729,7 @@ MUTANTS = (
     ),
     Mutant(
         "text-for-a-card",
-        "an address with a text in place of a network card is dialled by nobody",
+        "no engine dials an address with a text in place of a network card",
         "aiodatadist/_adapters/peers.py",
         """        return None
     if "%" in host and not is_address(host):
