@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import itertools
 
 import anyio
 import pytest
@@ -12,7 +14,7 @@ from aiodatadist._link.data.channels import RENEWAL_TIMEOUT
 from aiodatadist._transport import Channel, ChannelOffer
 from aiodatadist._values import peer_budget
 from aiodatadist._values.peer_budget import OPENING_CHANNELS
-from aiodatadist._wire.messages import Broken, Renew, Renewed, Retire, Watch
+from aiodatadist._wire.messages import Broken, Outdated, Pong, Renew, Renewed, Retire, Watch
 from aiodatadist.testing import Cluster, inside, linked_pair, verify
 from tests.held import held_transfer, there_and_back, turns
 
@@ -117,3 +119,23 @@ async def test_a_cache_that_the_peer_watches_is_one_object(monkeypatch: pytest.M
         await there_and_back(decoder, prompt)
         liars.session.post(Watch(cache_id=501, on=True))
         assert "watches more than 500 caches" in str(await link.wait_closed())
+
+
+@pytest.mark.autojump
+async def test_a_server_that_asks_for_what_no_channel_reaches_is_served_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with linked_pair(DESC) as (prompt, decoder, _, _):
+        liar, loop = inside(prompt.datadist).links.current[0], asyncio.get_running_loop()
+        times = list[float]()
+
+        async def refuse(offer: ChannelOffer, seconds: float) -> Channel:
+            times.append(loop.time())
+            raise LinkTimeout("it cannot be opened")
+
+        monkeypatch.setattr(inside(decoder.datadist).transport, "open_channel", refuse)
+        for _ in range(8):
+            await liar.session.questions.ask(lambda call: Outdated(call=call, mine=2**32 - 1, yours=0), Pong)
+        pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert pauses == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0], abs=0.04)
+        assert liar.session.is_ready

@@ -47,6 +47,11 @@ MAX_OLD = 64
 
 Each keeps a file descriptor and mappings.
 """
+FIRST_PAUSE, MOST_PAUSE = 0.05, 1.0
+"""Seconds before the server gets another channel after one that did not reach what it asked for, doubled each time.
+
+Otherwise a server that asks for what no channel reaches keeps this end busy with opening and closing channels.
+"""
 MAX_OUTDATED = 65536
 """The most questions of the server's that wait for a further channel: one for each of its transfers that needs it."""
 
@@ -174,6 +179,7 @@ class Channels:
         self._following = 0
         self._turns = anyio.Semaphore(peer_budget.OPENING_CHANNELS)  # of renewals of the peer's
         self._outdated: list[tuple[int, int, int]] = []  # as _renew_for_peer says
+        self._pause = 0.0
         self._heard: deque[str] = deque(maxlen=2 * MAX_FOLLOWING)
         self._openings: dict[str, anyio.CancelScope] = {}
         self._failure = ""
@@ -465,12 +471,14 @@ class Channels:
         A failed attempt answers all questions that it was made for, and those that came meanwhile and need no more.
         """
         while self._outdated:
+            await anyio.sleep(self._pause)
             first, epoch, has_failed = self._outdated[0], self._transport.epoch, False
             try:
                 await self._renew(*first[1:])
             except LinkError as error:  # the peer needs it: Renewed tells it the reason, which it raises
                 has_failed = True
                 self._not_renewed("for the peer: %s", error)
+            self._pause = min(2 * self._pause or FIRST_PAUSE, MOST_PAUSE) if has_failed else 0.0
             asked, self._outdated = self._outdated, []
             for question in asked:
                 call, mine, theirs = question
