@@ -124,7 +124,9 @@ def hanging(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[st
     """Start a probe that hangs in step 3. Yield it and the process of the step."""
     asked = command("--json", str(folder / "report.json"), "--limit", "60", *arguments)
     env = environment(folder, SOFTNPU_FAULTS=HANG)
-    with children.Popen(asked, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+    with children.Popen(
+        asked, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, forks=True
+    ) as parent:
         try:
             assert parent.stdout is not None
             assert next(parent.stdout).split()[:2] == ["ok", "1"]  # step 1 is over, and its process gone
@@ -141,10 +143,10 @@ def child_of(pid: int) -> int:
     children, looks = Path(f"/proc/{pid}/task/{pid}/children"), 0
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
-        for child in map(int, children.read_text().split()):
-            looks = looks + 1 if is_asleep_in_a_library(child) else 0
-            if looks == 20:
-                return child
+        asleep = [child for child in map(int, children.read_text().split()) if is_asleep_in_a_library(child)]
+        looks = looks + 1 if asleep else 0
+        if looks == 20:
+            return asleep[0]
         time.sleep(0.05)
     raise AssertionError(f"no step of process {pid} hangs")
 
@@ -205,7 +207,12 @@ def test_two_ends_over_tcp(tmp_path: Path) -> None:
             other = tmp_path / "other"
             other.write_text("another")
             refused = children.run(
-                asked, env={**env, "AIODATADIST_AUTH_KEY_FILE": str(other)}, capture_output=True, text=True, check=False
+                asked,
+                env={**env, "AIODATADIST_AUTH_KEY_FILE": str(other)},
+                capture_output=True,
+                text=True,
+                check=False,
+                forks=True,
             )
             assert "the other end has another key" in " ".join(refused.stdout.split())
         finally:
@@ -225,7 +232,13 @@ def test_two_ends_over_tcp(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
     done = children.run(
-        command(*arguments), env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE, check=False
+        command(*arguments),
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        forks=True,
     )
     assert done.returncode == 2
     assert words in done.stderr
