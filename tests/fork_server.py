@@ -45,9 +45,11 @@ IMPORTED = (
     "aiodatadist._cli.demo.context_worker",
     "aiodatadist._cli.demo.command",
     "aiodatadist._cli.demo.decode",
-    "aiodatadist._cli.probe",
+    "aiodatadist._cli.demo.prefill",
+    "aiodatadist._cli.probe.child",
     "aiodatadist.context_caching.ems",
-    "aiodatadist.telemetry",
+    "aiodatadist.telemetry.otel",
+    "aiodatadist.telemetry.prometheus",
     "aiodatadist.testing",
 )
 """What programs of tests import, as far as it is installed.
