@@ -95,7 +95,10 @@ async def serving(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("end", ["unlink", "finalize"])
-async def test_a_requested_pull_does_not_end_before_its_owner_stopped_writing(end: str) -> None:
+async def test_a_requested_pull_does_not_end_before_its_owner_stopped_writing(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiodatadist._link.transfers.pull_requests.STOP_TIMEOUT", 0.3)
     async with linked_pair(DESC, enable_remote_cache_accessible=False) as (prompt, decoder, _, cache):
         with held_transfer(PUSH) as held:
             task = decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [1], [2])
