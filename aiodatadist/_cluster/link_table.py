@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LINKS = 512
-"""Links that exist, whichever end made them. Half-made links have their own limits (``HalfLinks``)."""
+"""The most links of a cluster, whichever end made them. Half-made links have their own limits (``HalfLinks``)."""
 PART_TIMEOUT = 2 * DRAIN_TIMEOUT
 """Seconds that links have to finish ending, before a caller that needs them gone is told that they are not."""
 

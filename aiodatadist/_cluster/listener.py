@@ -34,7 +34,7 @@ def _is_any_ipv6(host: str) -> bool:
     """Return True for ``::``, in any notation."""
     try:
         return ipaddress.ip_address(host) == ipaddress.IPv6Address(ANY_IPV6)
-    except ValueError:  # a name
+    except ValueError:  # a host name
         return False
 
 

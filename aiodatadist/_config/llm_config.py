@@ -220,7 +220,7 @@ class LLMConfig(BaseModel):
         if not self.listen_ip_info:
             return None
         host, port = parse_address(self.listen_ip_info, "listen_ip_info")
-        with suppress(ValueError):  # a name
+        with suppress(ValueError):  # a host name
             check_listening_on(self, ipaddress.ip_address(host))
         return host, port
 

@@ -45,7 +45,7 @@ class PrimaryKey:
         _check_part(self.attribute_key, "attribute_key")
         nbytes = _nbytes(self.distribute_key) + 1 + _nbytes(self.attribute_key)
         if nbytes > MAX_KEY:
-            raise EmsInvalidArgument(f"the key has {nbytes} bytes with its separator: it may have {MAX_KEY}")
+            raise EmsInvalidArgument(f"the key has {nbytes} bytes with its separator: must have at most {MAX_KEY}")
 
 
 def _check_part(part: Any, name: str) -> None:

@@ -94,7 +94,7 @@ class Responder:
         self._ended: list[OtherPulled] | None = None  # those of one message
         self._waiting_blocks = 0  # numbers in the requests that have a task, or stand in line
         self._digested = 0
-        self._summing = 0  # bytes, of all questions
+        self._summing = 0  # bytes that are being summed, for all questions
         self._to_sum = FairQueue()
 
     def find(self, message: Lookup) -> None:
