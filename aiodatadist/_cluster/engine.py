@@ -180,7 +180,7 @@ class Engine:
     def _end_all(self) -> None:
         """Refuse everything new from here on, and end what waits for it."""
         self._is_over = True
-        self._stopping.set()
+        self._stopping.set()  # also if the life ends by an error
         self.links.news.set()
         self.relinker.end()
         self.changes.close()

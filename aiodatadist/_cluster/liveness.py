@@ -123,7 +123,7 @@ class Heartbeats:
         try:
             while not (has_begun or why or link.is_closed):
                 await news.wait()
-            has_begun &= not why
+            has_begun &= not why  # lost in the same round: nothing was watched
             if has_begun:
                 task_status.started()
                 while not (why or link.is_closed):

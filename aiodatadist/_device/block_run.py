@@ -94,6 +94,7 @@ class BlockRun:
         """
         if self._is_spent or not self._stream.may_run_at_once:
             return None
+        # a copy, because C reads it later if it queues the program
         self._numbers[: len(numbers)] = numbers
         status = self._run(self._blocks, count)
         if status != ring.RING_RAN:

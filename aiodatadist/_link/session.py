@@ -165,7 +165,7 @@ class Session:
             await self._or_the_end(pending.sent)
         finally:
             if not pending.sent.is_set():
-                pending.drop()
+                pending.drop()  # later ones would wait for it
 
     async def _or_the_end(self, event: Signal) -> None:
         """Wait until the event is set. Raises what ended the link, if that comes first."""
@@ -270,6 +270,7 @@ class Session:
         """Tell the life of the link about an event that ends it. No transfer starts from here on."""
         if self.life.on(event, failure, cause):
             self.layer_events.stop_sending(self.copy_of_failure())
+            # what they wait for is an answer of the peer, which cannot come
             for scope in self._waiting:
                 scope.cancel()
             is_lost = self.life.state is LinkState.BROKEN

@@ -241,6 +241,7 @@ class BlockLease:
         self._is_first(claim.peer, claim.call)
         if why is LeaseEnd.TAKEN:
             self._taken += 1
+            # the others still read these blocks
             if self._taken < self._takers:
                 why = None
         if why is not None:

@@ -161,6 +161,7 @@ class Shortcuts:
     ) -> Shortcut | None:
         """Return a shortcut, or None if the channel does not move the bytes itself, as within a process."""
         running, channel = self._running, link_channel.channel
+        # a transfer that is stopped there must take the channel out of use, which a shortcut does not
         if channel.has_one_queue:
             return None
         stride = entry.stride
