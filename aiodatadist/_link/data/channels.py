@@ -175,8 +175,7 @@ class Channels:
         self._answers: dict[str, Renewed] = {}
         self._changed = Signal()
         self._renewal: _Renewal | None = None
-        self._expected: set[str] = set()
-        self._following = 0
+        self._expected: set[str] = set()  # names of channels that are being opened, or wait for their turn
         self._turns = anyio.Semaphore(peer_budget.OPENING_CHANNELS)  # of renewals of the peer's
         self._outdated: list[tuple[int, int, int]] = []  # as _renew_for_peer says
         self._pause = 0.0
@@ -290,7 +289,7 @@ class Channels:
         Our half of an earlier attempt may still be in a call that cannot be interrupted, and meet the client's new half. Then
         ask once more, when both have ended.
         """
-        is_last = self._following == 0
+        is_last = not self._expected
         await self._ask_for_one(mine, theirs)
         if self.find(mine, theirs) is None and not is_last:
             await self._ask_for_one(mine, theirs)
@@ -493,9 +492,8 @@ class Channels:
             raise ProtocolError("only the client says 'renew'")
         if message.channel in self._heard or self._named(message.channel) is not None:
             return  # a repeated message
-        if self._following >= MAX_FOLLOWING:
+        if len(self._expected) >= MAX_FOLLOWING:
             raise ProtocolError(f"the peer opens more than {MAX_FOLLOWING} channels at once")
-        self._following += 1
         self._heard.append(message.channel)
         self._expected.add(message.channel)
 
@@ -507,7 +505,6 @@ class Channels:
                 self._not_renewed("for the peer: %s", error)
             finally:
                 self._expected.discard(message.channel)
-                self._following -= 1
 
         self._spawn(follow)
 
