@@ -300,7 +300,7 @@ def test_a_byte_that_did_not_travel_is_told(
         (["--role", "decode"], "--role decode needs --peer"),
         (["--peer", "127.0.0.1:1"], "--peer is for --role decode"),
         (["--role", "decode", "--peer", "nowhere"], "'nowhere' is not HOST:PORT"),
-        (["--role", "decode", "--peer", "127.0.0.1:1", "--listen", "127.0.0.1:0"], "--listen is for prefill"),
+        (["--role", "decode", "--peer", "127.0.0.1:1", "--listen", "127.0.0.1:0"], "--listen is for --role prefill"),
         (["--role", "prefill", "--json", "report.json"], "--json has no effect with --role prefill"),
         (["--role", "prefill", "--op", "pull", "--seed", "0"], "--op, --seed have no effect with --role prefill"),
         (["--role", "prefill", "--no-check"], "--check has no effect with --role prefill"),
