@@ -22,6 +22,7 @@ HOST_NAMES = "tests/test_host_names.py"
 LOOK_UPS = "tests/hostile/test_look_ups.py"
 DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
 TRUST, ROTATED_KEYS = "tests/hostile/test_trust.py", "tests/hostile/test_rotated_keys.py"
+CHANNELS, ANSWERS, WITHDRAWN = (f"tests/hostile/test_{name}.py" for name in ("channels", "answers", "withdrawn_caches"))
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
 MUTANTS = (
@@ -143,6 +144,54 @@ MUTANTS = (
         "        if (count := message.count_blocks()) > 2 * MAX_INDEXES:\n",
         "        if (count := message.count_blocks()) > 2**63:\n",
         ("tests/test_requests_together.py",),
+    ),
+    Mutant(
+        "shortcuts-to-withdrawn-caches",
+        "nothing is kept of a cache that its peer took back",
+        "aiodatadist/_link/reactions.py",
+        "            self._transfers.withdrawn(remote)\n",
+        "            pass\n",
+        ("tests/test_served_shortcuts.py",),
+    ),
+    Mutant(
+        "early-questions-answered-at-once",
+        "questions about a cache that was taken back are answered a few at a time",
+        "aiodatadist/_link/transfers/responder.py",
+        "                await self._session.wire.flush()\n            await give_way()\n",
+        "                pass\n",
+        (WITHDRAWN,),
+    ),
+    Mutant(
+        "figures-of-lies",
+        "an answer reports no more bytes than were asked for",
+        "aiodatadist/_link/control/questions.py",
+        "            _check_figures(call, message)\n",
+        "            pass\n",
+        (ANSWERS,),
+    ),
+    Mutant(
+        "channels-opened-at-once",
+        "a peer makes this end open few channels at a time",
+        "aiodatadist/_link/data/channels.py",
+        "anyio.Semaphore(peer_budget.OPENING_CHANNELS)",
+        "anyio.Semaphore(MAX_FOLLOWING)",
+        (CHANNELS,),
+    ),
+    Mutant(
+        "renewals-without-a-pause",
+        "a server that no channel satisfies gets further ones less and less often",
+        "aiodatadist/_link/data/channels.py",
+        "            await anyio.sleep(self._pause)\n",
+        "",
+        (CHANNELS,),
+    ),
+    Mutant(
+        "pool-takes-its-callers-list",
+        "a pool of blocks gets back what was taken, whatever became of the list",
+        "aiodatadist/_cache_manager/block_pool.py",
+        "            self._pool._put_back(self._blocks)\n",
+        "            self._pool._put_back(self.blocks)\n",
+        ("tests/test_block_pool.py",),
     ),
     Mutant(
         "old-way-to-a-new-destination",
