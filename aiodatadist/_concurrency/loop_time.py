@@ -68,11 +68,12 @@ def loop_time(loop: asyncio.AbstractEventLoop) -> LoopTime:
     return found
 
 
-async def give_way() -> None:
-    """Suspend once if calls have held the loop too long. For awaitables that may end without a wait.
+async def give_way(rounds: int = 1) -> None:
+    """Suspend for some rounds of the loop if calls have held it too long. For awaitables that may end without a wait.
 
     Raises CancelledError if the task was cancelled in the meantime. A call whose caller must learn of its effect, such
     as an allocation, gives way before that effect.
     """
     if loop_time(asyncio.get_running_loop()).look():
-        await asyncio.sleep(0)
+        for _ in range(rounds):
+            await asyncio.sleep(0)

@@ -55,6 +55,12 @@ logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT = 5.0
 """Seconds that a peer has for ending its transfers when a link is closed in good order."""
+ROUNDS_OF_OTHERS = 4
+"""Rounds of the event loop for others after a peer's messages have held it for a millisecond.
+
+What another peer waits for often takes a few rounds, such as a question for checksums. A round that has nothing to do takes
+some hundredths of a millisecond.
+"""
 LAST_WORD_SECONDS = 1.0
 """Seconds for receiving what a peer sent before its connection broke."""
 
@@ -198,7 +204,7 @@ class Link:
                 react(self._reactions, message)
                 if self._wire.is_congested:
                     await self._wire.flush()
-                await give_way()  # many messages come in one piece
+                await give_way(ROUNDS_OF_OTHERS)  # many messages come in one piece
                 continue
             is_news = self.life.end is not End.LEAVING
             if not self.session.is_ready and isinstance(message, (Bye, Disconnect, Refuse)):

@@ -23,16 +23,18 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMStatusCode, Placement
 from aiodatadist._cache import digester as digesting
+from aiodatadist._concurrency import loop_time
 from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._counting import Totals
 from aiodatadist._device.checksums import add_checksums
 from aiodatadist._link.control.block_leases import BlockLeases, LeaseEnd
 from aiodatadist._link.control.layer_events import LayerEvents
 from aiodatadist._link.control.peer_claim import PeerClaim
+from aiodatadist._link.link import ROUNDS_OF_OTHERS
 from aiodatadist._values import peer_budget
 from aiodatadist._values.grid import Side
 from aiodatadist._values.lease_ticket import new_lease_name
-from aiodatadist._wire.messages import Digest, Digests, Watch
+from aiodatadist._wire.messages import Digest, Digests, Ping, Watch
 from aiodatadist.errors import TransferError
 from aiodatadist.testing import Cluster, inside, linked_pair, open_cluster
 
@@ -385,3 +387,29 @@ async def test_the_blocks_of_requests_that_wait_are_bounded_and_others_go_on(mon
         await pull_all()
         await pull_all()
         assert owner.datadist.figures().budget_refusals == {"request_blocks": 2}
+
+
+async def test_others_have_some_rounds_of_the_loop_after_each_slice_of_a_peers_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An answer to another peer takes a few rounds, and must not meet a slice of a flood in each of them."""
+    many, loop, rounds, handled = 20, asyncio.get_running_loop(), 0, list[int]()
+
+    def go_round() -> None:
+        nonlocal rounds
+        rounds += 1
+        if len(handled) < many:
+            loop.call_soon(go_round)
+
+    async with linked_pair(CacheDesc(1, (4, 64), DataType.DT_UINT8)) as (prompt, decoder, _, _):
+        flooded, liar = (inside(each.datadist).links.current[0] for each in (prompt, decoder))
+        monkeypatch.setattr(flooded.session, "post", lambda _: handled.append(rounds))
+        monkeypatch.setattr(loop_time, "HELD", 0)
+        with liar.session.wire.together():
+            for number in range(many):
+                liar.session.post(Ping(call=2**40 + number))
+        go_round()
+        while len(handled) < many:
+            await anyio.lowlevel.checkpoint()
+        assert handled[-1] - handled[0] >= ROUNDS_OF_OTHERS * (many // 2 - 1), "each slice is of two messages here"
+        monkeypatch.undo()
