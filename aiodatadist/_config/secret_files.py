@@ -29,7 +29,7 @@ def read_secret(path: Path, name: str, *, readable_by: int = stat.S_IRWXU | stat
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe without a writer would block
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise unreadable(path, name, error) from error
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -82,9 +82,10 @@ def check_writers(path: Path, name: str, status: os.stat_result) -> None:
     raise _wrong_mode(path, name, status, "group and others must not be able to write it", mode)
 
 
-def unreadable(path: Path, name: str, error: OSError) -> ParamInvalid:
-    """Return the error for a file that cannot be read."""
-    return ParamInvalid(f"{name} {str(path)!r} cannot be read: {explained(error)}")
+def unreadable(path: Path, name: str, error: OSError | ValueError) -> ParamInvalid:
+    """Return the error for a file that cannot be read, or for a path that can be no file's, as with a null byte."""
+    why = explained(error) if isinstance(error, OSError) else error
+    return ParamInvalid(f"{name} {str(path)!r} cannot be read: {why}")
 
 
 def _wrong_mode(path: Path, name: str, status: os.stat_result, rule: str, mode: str) -> ParamInvalid:

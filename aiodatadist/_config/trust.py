@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import ipaddress
 import os
 import re
@@ -53,7 +52,7 @@ class Credential(ABC):
 
     @abstractmethod
     def current(self) -> tuple[Key, ...]:
-        """Return the keys. A new link uses the first one; a client may prove any. None if nothing is proved.
+        """Return the keys. A new link uses the first one; a client may prove any. Return () if nothing is proved.
 
         Raises:
             ParamInvalid: if they cannot be used; the message names the file and the rule.
@@ -166,7 +165,7 @@ class TrustFolder(Credential):
         for path, name in ((self.path, "the folder of trust"), (self.path / KEYS, "the key file")):
             try:
                 status = path.stat()
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 raise unreadable(path, name, error) from error
             seen += status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         return tuple(seen)
@@ -222,7 +221,7 @@ def _secret(text: str) -> bytes | None:
         return bytes.fromhex(text)
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error:
+    except ValueError:  # also for characters beyond ASCII, for which there is no binascii.Error
         return None
 
 

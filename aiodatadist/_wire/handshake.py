@@ -59,7 +59,7 @@ class Handshake:
     """An end of a handshake. Feed it what arrives, and send what it returns; it raises if there can be no link.
 
     Args:
-        keys: a client proves the first one, a server accepts a proof of any. None if nothing is to be proved.
+        keys: a client proves the first one, a server accepts a proof of any. Empty if nothing is to be proved.
         expected: the cluster that must answer; None for any.
         before_asking: for the client: called with the peer's hello, which is proved if there is a key, before the
             client asks for the link. Raises LinkError if the client does not want it.

@@ -107,12 +107,17 @@ async def test_keys_that_cannot_be_used_any_longer_link_nothing_until_they_are_m
 
 
 @pytest.mark.autojump
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda keys: keys.chmod(0o602), lambda keys: keys.write_text(f"old {'ä' * 64}", encoding="utf-8")],
+    ids=["mode", "letters beyond ASCII"],
+)
 async def test_a_mistake_in_the_folder_is_logged_before_a_link_needs_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spoil: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = folder_of(tmp_path / "trust", OLD)
     async with open_cluster(1, trust=folder) as cluster:
-        (folder / "keys").chmod(0o602)
+        spoil(folder / "keys")
         await anyio.sleep(LOOK_SECONDS + 1)
         assert "cluster 1: no link can be made: " in caplog.text
         assert cluster.datadist.figures().incidents == {"keys_unusable": 1}

@@ -78,6 +78,10 @@ def _lines(*lines: str) -> Callable[[Path], object]:
     return lambda folder: folder_of(folder, *lines)
 
 
+def _encoded(line: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "keys").write_text(line, encoding="utf-8")
+
+
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "a folder that a group may write": (_writable, "mode 0770: group and others must not be able to write it"),
     "a folder that all may write": (_world_writable, "mode 1777: group and others must not be able to write it"),
@@ -96,6 +100,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "a wrong name": (_lines(f"a/b {HEX}"), "line 1 of .* is no key: must be a name"),
     "one name twice": (_lines(f"a {HEX}", f"a {OTHER_HEX}"), "line 2 of .*: another key has the name 'a'"),
     "no hexadecimal": (_lines("a *secret*"), "line 1 of .*: the secret must be in hexadecimal or base64"),
+    "letters beyond ASCII": (_encoded(f"a {'ä' * 64}"), "line 1 of .*: the secret must be in hexadecimal or base64"),
     "a certificate": (_with("tls.crt"), "tls.crt' is not supported yet"),
     "a private key": (_with("tls.key"), "tls.key' is not supported yet"),
     "an authority": (_with("ca.crt"), "ca.crt' is not supported yet"),
@@ -113,6 +118,14 @@ async def test_a_folder_that_breaks_a_rule_is_refused_before_anything_is_opened(
         await datadist.init()
     assert str(folder) in str(caught.value)
     assert "*secret*" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "\ud800"])
+async def test_a_path_that_can_be_no_files_is_refused(path: str) -> None:
+    with pytest.raises(ParamInvalid, match=r"the folder of trust .* cannot be read: "):
+        await LLMDataDist(LLMRole.MIX, 1, LLMConfig(trust=path)).init()
+    with pytest.raises(ParamInvalid, match=r"a key .* cannot be read: "):
+        secret_files.read_key(Path(path), "a key")
 
 
 async def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
