@@ -91,7 +91,8 @@ T = TypeVar("T")
 class LoopDoor(Generic[LifeT]):
     """The loop's thread, and the life there while it is open. Only :meth:`open` and :meth:`close` wait.
 
-    If one thread closes while another one opens, it waits until the life is open, and closes it.
+    If one thread closes while another one opens, it waits until the life is open, and closes it. If a signal handler of the
+    thread that opens closes, :meth:`open` closes the life as soon as it is open.
 
     Attributes:
         thread: the loop thread that the process shares, or a separate one.
@@ -102,6 +103,7 @@ class LoopDoor(Generic[LifeT]):
         """Keep the name for errors, for instance ``"ValueService"``; start a thread of this name if there is one."""
         self.opened: LifeT | None = None
         self._what = what
+        self._opening: LifeT | None = None
         self._is_closed = False
         self._lock = threading.RLock()  # reentrant: a signal handler of the thread that holds it may close, too
         if own_thread is None:
@@ -120,8 +122,14 @@ class LoopDoor(Generic[LifeT]):
         with self._lock:
             if self._is_closed or self.opened is not None:
                 raise self._refusal()
-            opened: T = self.thread.call(opening)
-            self.opened = life
+            self._opening = life
+            try:
+                opened: T = self.thread.call(opening)
+                self.opened = life
+            finally:
+                self._opening = None
+                if self._is_closed:
+                    self._end()  # type: ignore[unreachable]  # mypy knows no signal handlers
         return opened
 
     def open_or_close(self, life: LifeT, opening: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -158,6 +166,10 @@ class LoopDoor(Generic[LifeT]):
         if self._is_closed:
             return
         self._is_closed = True
+        if self._opening is None:  # otherwise a signal handler closes, and open() ends it
+            self._end()
+
+    def _end(self) -> None:
         life, self.opened = self.opened, None
         try:
             if life is not None:

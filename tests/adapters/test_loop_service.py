@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import anyio
 import anyio.to_thread
@@ -85,6 +86,35 @@ def test_a_life_that_one_thread_opens_while_another_closes_is_closed(
     assert opened.result(30) == "open"
     closed.result(30)
     assert (life.closes, door.opened) == (1, None)
+
+
+@pytest.mark.parametrize("own_thread", [None, "door"])
+@pytest.mark.parametrize("fails", [False, True], ids=["it opens", "it fails to open"])
+def test_a_life_is_closed_if_a_signal_handler_of_the_thread_that_opens_it_closes_the_door(
+    own_thread: str | None, fails: bool
+) -> None:
+    """The handler cannot wait for the life to open, as another thread would: its own thread opens it."""
+    door: LoopDoor[Life] = LoopDoor("Door", own_thread)
+    life = Life()
+
+    async def open_life() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        await life.open()
+        if fails:
+            raise LookupError
+
+    def close(*_: object) -> None:
+        life.let_open()
+        door.close()
+
+    before = signal.signal(signal.SIGUSR1, close)
+    try:
+        with pytest.raises(LookupError) if fails else nullcontext():
+            door.open(life, open_life)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (life.closes, door.opened) == (0 if fails else 1, None)
+    assert not {each.name for each in threading.enumerate()} & {"door", "aiodatadist loop"}  # the door was its only user
 
 
 def test_a_door_that_is_open_opens_no_second_life() -> None:
