@@ -114,7 +114,10 @@ def test_a_life_is_closed_if_a_signal_handler_of_the_thread_that_opens_it_closes
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert (life.closes, door.opened) == (0 if fails else 1, None)
-    assert not {each.name for each in threading.enumerate()} & {"door", "aiodatadist loop"}  # the door was its only user
+    assert not {each.name for each in threading.enumerate()} & {
+        "door",
+        "aiodatadist loop",
+    }  # the door was its only user
 
 
 def test_a_door_that_is_open_opens_no_second_life() -> None:
