@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import pytest
 
 from aiodatadist._cli.chaos import command
@@ -35,6 +37,28 @@ class Interrupted(LinkedRun):
 
 class Early(Interrupted):
     looks = 0
+
+
+class LeftEarly(Interrupted):
+    """A run whose first profile ends by itself, with a violation; Ctrl-C comes before the second one has looked."""
+
+    async def _rounds(self, group: anyio.abc.TaskGroup) -> None:
+        if self.profile.name == "request":
+            self.looks = 0
+            await super()._rounds(group)
+        self.result.looks = 3
+
+
+class LeftAtTheEnd(Interrupted):
+    """A run to which Ctrl-C comes while its processes end, before it is judged."""
+
+    async def _rounds(self, group: anyio.abc.TaskGroup) -> None:
+        self.result.looks = 3
+
+    async def _end(self) -> None:
+        self.result.violated("I3", "the owner did not end well")
+        os.kill(os.getpid(), signal.SIGINT)
+        await anyio.sleep_forever()
 
 
 def options(file: Path) -> ChaosOptions:
@@ -64,3 +88,48 @@ def test_an_interrupt_before_anything_was_looked_at_is_quiet(
         run_chaos(options(tmp_path / "report.json"))
     assert "violations" not in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_of_a_profile_that_has_just_begun_leaves_the_profiles_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "LinkedRun", LeftEarly)
+    monkeypatch.setattr(LeftEarly, "judge", lambda _: None)
+    with pytest.raises(CommandError, match="interrupted after 1 of 2 profiles"):
+        run_chaos(options(tmp_path / "report.json"))
+    assert "1 violations; seed 7" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [each["violated"] for each in report["profiles"]] == [1, 0]
+
+
+def test_an_interrupt_while_the_processes_end_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The place of the logs of a violation is told, too."""
+    monkeypatch.setattr(command, "LinkedRun", LeftAtTheEnd)
+    with pytest.raises(CommandError, match="interrupted after 0 of 2 profiles"):
+        run_chaos(options(tmp_path / "report.json"))
+    out = capsys.readouterr().out
+    assert "everything looked at 3 times, interrupted\n" in out
+    logs = Path(out.partition("what the processes logged is in ")[2].partition("\n")[0])
+    assert logs.is_dir()
+    logs.rmdir()
+
+
+def test_an_interrupt_between_two_profiles_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It comes while the server of the second one's pool starts."""
+
+    def start(_: str) -> AbstractContextManager[tuple[str, list[int]]]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return nullcontext(("", []))
+
+    monkeypatch.setattr(command, "LinkedRun", LeftEarly)
+    monkeypatch.setattr(LeftEarly, "judge", lambda _: None)
+    monkeypatch.setattr(LeftEarly, "_end", lambda _: anyio.lowlevel.checkpoint())
+    monkeypatch.setattr(command, "engine", start)
+    profiles = [PROFILES["one-sided"], next(each for each in PROFILES.values() if each.door == "context")]
+    with pytest.raises(CommandError, match="interrupted after 1 of 2 profiles"):
+        run_chaos(ChaosOptions(60, 7, profiles, ["kill"], tmp_path / "report.json"))
+    assert "0 violations" in capsys.readouterr().out

@@ -63,14 +63,13 @@ def run_chaos(options: ChaosOptions) -> int:
     if not quiet:
         print(f"seed {options.seed}; the same again: {options.replay}\n", flush=True)
     results: list[Result] = []
+    is_interrupted = False
     try:
         anyio.run(_run_all, options, not quiet, results)
     except KeyboardInterrupt:
-        if not results or not results[-1].looks:  # the processes are not even linked
+        if not any(result.looks for result in results):  # the processes are not even linked
             raise
-    is_interrupted = results[-1].is_interrupted
-    if is_interrupted and not quiet:
-        _tell(results[-1])
+        is_interrupted = True
     report = {"seed": options.seed, "replay": options.replay, **as_json(results)}
     write_report("--json", options.json, json.dumps(report, indent=1))
     broken = sum(result.broken for result in results)
@@ -81,29 +80,36 @@ def run_chaos(options: ChaosOptions) -> int:
             )
         )
     if is_interrupted:
-        done = len(results) - 1
+        done = sum(not result.is_interrupted for result in results)
         raise CommandError(f"interrupted after {done} of {len(options.profiles)} profiles", exit_code=130)
     return 1 if broken else 0
 
 
 async def _run_all(options: ChaosOptions, is_told: bool, results: list[Result]) -> None:
     """Add the result of each profile when the profile starts, so that an interrupt does not lose what was found."""
-    for profile in options.profiles:
+    for done, profile in enumerate(options.profiles):
         logs = Path(tempfile.mkdtemp(prefix=f"aiodatadist-chaos-{profile.name}-"))
         length = Length(options.seed, options.seconds / len(options.profiles), options.faults)
         try:
             await _run_one(profile, length, logs, results)
+        except anyio.get_cancelled_exc_class():
+            for result in results[done:]:  # also if its processes were just ending: it was not judged
+                result.is_interrupted = True
+            raise
         finally:
-            if not results or not results[-1].broken:
-                shutil.rmtree(logs)
-        if is_told:
-            _tell(results[-1])
-            print(f"what the processes logged is in {logs}\n" if results[-1].broken else "", flush=True)
+            _end_profile(results[done:], logs, is_told)
 
 
-def _tell(result: Result) -> None:
-    columns = shutil.get_terminal_size((80, 24)).columns
-    print("\n".join(lines(result, columns)), flush=True)
+def _end_profile(results: list[Result], logs: Path, is_told: bool) -> None:
+    """Tell the result of a profile, if there is one, and remove its logs unless they explain a violation."""
+    is_broken = any(result.broken for result in results)
+    if not is_broken:
+        shutil.rmtree(logs)
+    for result in results:
+        if is_told and (result.looks or is_broken):
+            columns = shutil.get_terminal_size((80, 24)).columns
+            print("\n".join(lines(result, columns)), flush=True)
+            print(f"what the processes logged is in {logs}\n" if is_broken else "", flush=True)
 
 
 async def _run_one(profile: Profile, length: Length, logs: Path, results: list[Result]) -> Result:
