@@ -119,7 +119,7 @@ def test_an_interrupt_while_the_processes_end_is_no_success(
 def test_an_interrupt_between_two_profiles_is_no_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It comes while the server of the second one's pool starts."""
+    """The server of the second one's pool is just starting."""
 
     def start(_: str) -> AbstractContextManager[tuple[str, list[int]]]:
         os.kill(os.getpid(), signal.SIGINT)
