@@ -69,15 +69,20 @@ def printable(value: object, limit: int = SHOWN) -> str:
 def shown(value: object, limit: int = SHOWN_VALUE) -> str:
     """Return a value from outside as an error shows it: printable ASCII of at most ``limit`` characters.
 
-    The time that this takes does not depend on the size of the value.
+    The time that this takes depends neither on the size of the value nor on its depth. A list in a list is not shown.
     """
     if isinstance(value, Mapping):
         return f"an object of {len(value)} names"
     if isinstance(value, (list, tuple)):
-        return printable("[" + ", ".join(shown(each, limit) for each in value[: limit // 2]) + "]", limit)
+        return printable("[" + ", ".join(_inside(each, limit) for each in value[: limit // 2]) + "]", limit)
     if isinstance(value, (str, bytes)):
         return printable(f"'{printable(value, limit)}'", limit)
     return printable(value, limit)
+
+
+def _inside(value: object, limit: int) -> str:
+    """Return an element of a list as an error shows it."""
+    return "[...]" if isinstance(value, (list, tuple)) else shown(value, limit)
 
 
 def first_complaint(error: ValidationError) -> str:

@@ -298,6 +298,28 @@ def test_a_value_is_shown_in_a_few_characters(value: object) -> None:
     assert all(" " <= char <= "~" for char in texts[0])
 
 
+@pytest.mark.parametrize(("depth", "width"), [(1000, 1), (8, 32), (3, 64)])
+def test_of_a_list_in_lists_only_the_outermost_is_shown(
+    depth: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client's JSON can nest as deeply as its parser allows, and a value that is shown was perhaps not scanned."""
+    value: object = 1
+    for _ in range(depth):
+        value = [value] * width
+    calls = 0
+
+    def counted(*arguments: Any) -> str:
+        nonlocal calls
+        calls += 1
+        return printable(*arguments)
+
+    monkeypatch.setattr(foreign, "printable", counted)
+    text = shown(value)
+    assert text == printable("[" + ", ".join(["[...]"] * min(width, 32)) + "]", 64)
+    assert calls == 1
+    assert shown([[], (1,), "a", 2.5, None]) == "[[...], [...], 'a', 2.5, None]"
+
+
 def test_a_mapping_is_counted_and_not_shown() -> None:
     class Odd(Mapping[str, int]):
         def __getitem__(self, name: str) -> int:
