@@ -26,10 +26,9 @@ from aiodatadist._adapters.ended import Ended
 from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
 from aiodatadist._cluster import dial, host_names
-from aiodatadist._counting import Incidents
 from aiodatadist._testing.views import call_on_loop
 from aiodatadist.testing import inside
-from tests.hostile.vllm_names import both_halves, sglang_manager
+from tests.hostile.vllm_names import asking_manager, both_halves, sglang_manager
 
 BLOCKS, BYTES = 8, 4096
 LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
@@ -507,15 +506,12 @@ def test_a_request_sends_no_engine_to_a_bootstrap_server_that_is_none_of_peers(
 ) -> None:
     asked: list[tuple[str, int]] = []
     with sglang_manager() as module:
-        manager = object.__new__(module.AioDataDistKVManager)
 
         def ask(host: str, port: int, *_: Any) -> Any:
             asked.append((host, port))
             raise ParamInvalid("not from a test")
 
-        manager._peers, manager._asks = Settings().allowed_peers(), SimpleNamespace(ask=ask)
-        manager.prefill_info_table = {}
-        manager.incidents = Incidents()
+        manager = asking_manager(module, Settings().allowed_peers(), SimpleNamespace(ask=ask))
         assert manager.try_ensure_parallel_info(address) is False
     assert bool(asked) == is_asked
     (line,) = caplog.messages

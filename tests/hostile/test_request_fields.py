@@ -17,9 +17,9 @@ import pytest
 from aiodatadist import new_lease_name
 from aiodatadist._adapters.block_service import Settings
 from aiodatadist._adapters.leased_blocks import WorkerAddress
+from aiodatadist._adapters.peers import PeerRule, Peers
 from aiodatadist._adapters.rendezvous_asks import RendezvousAsks
-from aiodatadist._counting import Incidents
-from tests.hostile.vllm_names import both_halves, sglang_manager
+from tests.hostile.vllm_names import asking_manager, both_halves, sglang_manager
 
 
 def nested(depth: int, width: int = 1) -> Any:
@@ -151,12 +151,30 @@ def test_no_text_of_a_request_ends_vllm_s_scheduler(vllm: SimpleNamespace, field
 
 
 def test_no_value_of_a_request_ends_sglang_s_scheduler() -> None:
-    """Nothing listens at these addresses. A question that is refused for its address, or has no answer, finds no ranks."""
+    """Find no ranks: nothing listens there, or the address is refused."""
     with sglang_manager() as module, closing(RendezvousAsks(None)) as asks:
-        manager = object.__new__(module.AioDataDistKVManager)
-        manager._peers, manager._asks = Settings(peers=("::1", "a.invalid")).allowed_peers(), asks
-        manager.prefill_info_table, manager.incidents = {}, Incidents()
+        manager = asking_manager(module, Peers([PeerRule(host="::1"), PeerRule(host="a.invalid")]), asks)
         for value in VALUES.values():
             with_limits = value if not isinstance(value, int) or value.bit_length() < 10_000 else 10**4000
             for address in (f"{with_limits}:1", f"::1:{with_limits}", f"[{with_limits}]:{with_limits}"):
                 assert manager.try_ensure_parallel_info(address) is False
+
+
+ROOMS = {name: value for name, value in VALUES.items() if type(value) in {int, bool, str}}
+
+
+@pytest.mark.parametrize("name", sorted(VALUES.keys() - ROOMS.keys()))
+def test_a_room_that_is_neither_a_number_nor_a_text_is_refused(name: str) -> None:
+    """A batch has lists of rooms, and requests without a room would share one name."""
+    with sglang_manager() as module, pytest.raises(ValueError, match=r"the room is .*: must be a number or a text"):
+        module.name_of_room(VALUES[name])
+
+
+def test_a_room_that_is_a_number_or_a_text_has_a_name_or_is_refused() -> None:
+    with sglang_manager() as module:
+        for value in ROOMS.values():
+            try:
+                room = module.name_of_room(value)
+            except ValueError:
+                continue
+            assert room == str(value)

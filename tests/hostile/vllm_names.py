@@ -15,6 +15,9 @@ from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from aiodatadist._adapters.peers import Peers
+from aiodatadist._counting import Incidents
+
 SGLANG, SGLANG_BASE = "aiodatadist._adapters.sglang", "sglang.srt.disaggregation.base.conn"
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
@@ -60,6 +63,14 @@ def sglang_manager() -> Iterator[ModuleType]:
         for name in set(sys.modules) - before:
             if name.startswith((SGLANG, "sglang.")):
                 del sys.modules[name]
+
+
+def asking_manager(module: ModuleType, peers: Peers, asks: Any) -> Any:
+    """Return a manager of this module that does nothing but ask bootstrap servers for ranks."""
+    manager = object.__new__(module.AioDataDistKVManager)
+    manager._peers, manager._asks = peers, asks
+    manager.prefill_info_table, manager.incidents = {}, Incidents()
+    return manager
 
 
 @contextmanager

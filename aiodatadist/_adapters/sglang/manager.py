@@ -49,8 +49,13 @@ def name_of_room(bootstrap_room: object) -> str:
     """Return a room's name, as a request gives it.
 
     Raises:
-        ValueError: if it cannot be pushed: it is too long, not printable, or a number that Python does not write.
+        ValueError: if it cannot be pushed: it is neither a number nor a text, too long, not printable, or a number that
+            Python does not write. Requests that have no room, or a list of rooms, would share one name.
     """
+    if not isinstance(bootstrap_room, (int, str)):
+        raise ValueError(  # noqa: TRY004  # as for any other room that a request may have
+            f"the room is {shown(bootstrap_room)}: must be a number or a text"
+        )
     name = str(bootstrap_room)
     if not 0 < len(name) <= MAX_NAME:
         raise ValueError(f"the room has {len(name)} characters: the limits are 1 and {MAX_NAME}")
