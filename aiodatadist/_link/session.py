@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -25,6 +26,7 @@ from aiodatadist._link.lifecycle import AWAIT_LINK, Cause, Event, Lifecycle, Lin
 from aiodatadist._values.digests import UNSAID, LeaseDigests
 from aiodatadist._wire.messages import Hello, Message, Ping, Pong, Unclaim
 from aiodatadist.errors import (
+    FeatureNotEnabled,
     LinkClosed,
     LinkError,
     LinkTimeout,
@@ -147,8 +149,13 @@ class Session:
 
         Raises LinkTimeout if there is no answer in time, or what ended the link.
         """
+
+        async def ask() -> None:
+            with suppress(FeatureNotEnabled):  # an answer, too: the peer says that it does not know the question
+                await self.questions.ask(lambda call: Ping(call=call), Pong)
+
         with anyio.move_on_after(seconds) as limit:
-            await self.while_it_lasts(lambda: self.questions.ask(lambda call: Ping(call=call), Pong))
+            await self.while_it_lasts(ask)
         if limit.cancelled_caught:
             raise LinkTimeout(f"cluster {self.cluster_id} did not answer within {seconds:g} s", peer=self.cluster_id)
 

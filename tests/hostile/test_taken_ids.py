@@ -14,8 +14,9 @@ import pytest
 from aiodatadist import BlocksCacheKey, LLMStatusCode
 from aiodatadist._cluster.link_table import RIVAL_SECONDS
 from aiodatadist._concurrency.signal import Signal
+from aiodatadist._link.reactions import REACTIONS, Reactions
 from aiodatadist._link.session import Session
-from aiodatadist._wire.messages import Accept, Refuse
+from aiodatadist._wire.messages import Accept, Ping, Refuse, Unsupported
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
 from tests.hostile.test_half_made import ask
 from tests.hostile.test_strangers import DESC, KEY, client_of, link
@@ -71,6 +72,21 @@ async def test_a_live_link_is_not_replaced_and_the_log_names_both_places(caplog:
                 assert [each.generation for each in cluster.datadist.statistics().links] == [1]
             await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
             verify(decoder.memory(cache), cache, moved(DESC, {0: 3}))
+
+
+async def test_a_process_that_claims_not_to_know_the_question_keeps_its_link(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown(here: Reactions, message: Ping) -> None:
+        here.session.post(Unsupported(kind=message.type, call=message.call))
+
+    async with open_cluster(1, auth_key=KEY) as prompt, open_cluster(2, device_id=1, auth_key=KEY) as decoder:
+        await link(decoder, prompt)
+        monkeypatch.setitem(REACTIONS, Ping, unknown)
+        async with another(2, device_id=2) as rival:
+            linked = await rival.datadist.link_clusters([cluster_info(prompt)], 60_000)
+            assert linked[1] == [LLMStatusCode.LLM_ALREADY_LINK]
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.autojump
