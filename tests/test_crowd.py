@@ -20,6 +20,7 @@ from aiodatadist import (
     LinkError,
     NotLinked,
     ParamInvalid,
+    ProtocolError,
     TransferPriority,
     TransferTimeout,
 )
@@ -473,7 +474,7 @@ async def test_a_peer_that_says_that_it_knows_no_requests_loses_its_link(
     monkeypatch.setattr(Responder, "begin", deny)
     monkeypatch.setattr(Responder, "stop", lambda *_: None)
     for task in pulls(decoder, cache, 3):
-        with pytest.raises(LinkError, match="did not stop writing"):
+        with pytest.raises(ProtocolError, match="knows no 'pull'"):
             await task
     with pytest.raises(NotLinked):
         await decoder.datadist.check_link_status(1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiodatadist import BlocksCacheKey, CacheDesc, CacheKey, DataType, ProtocolError
+from aiodatadist import BlocksCacheKey, CacheDesc, CacheKey, DataType, ProtocolError, TransferError
 from aiodatadist._wire.messages import Pull, Pulled
 from aiodatadist.testing import Cluster, inside, linked_pair
 
@@ -68,3 +68,20 @@ async def test_an_answer_took_no_longer_than_its_request(monkeypatch: pytest.Mon
         limit = inside(decoder.datadist).timeout
         assert flow.queue_seconds <= 2 * limit
         assert flow.seconds <= 2 * limit
+
+
+async def test_a_pull_that_its_owner_stopped_unasked_has_the_owners_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time limit has not passed."""
+    async with linked_pair(DESC, enable_remote_cache_accessible=False) as (prompt, decoder, _, target):
+        link = inside(prompt.datadist).links.find(2)
+
+        def answer(message: Pull) -> None:
+            said = Pulled(
+                call=message.call, stopped=True, status=int(TransferError.default_status), reason="it was stopped here"
+            )
+            link.session.post(said)
+
+        monkeypatch.setattr(link.transfers.responder, "begin_each", answer)
+        with pytest.raises(TransferError, match="it was stopped here") as raised:
+            await pull(decoder, target, slots=False)
+        assert "not done within" not in str(raised.value)

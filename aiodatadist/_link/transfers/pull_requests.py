@@ -278,13 +278,12 @@ class PullRequests:
     # ---- the answer ----
 
     def _answered(self, request: PullRequest) -> None:
-        question = request.question
-        if question is None or not isinstance(question.answer, Pulled):  # the peer's version knows no requests
-            self._stop_asking(request, Stage.STOPPING)
-            return
+        answer = None if request.question is None else request.question.answer
+        if not isinstance(answer, Pulled):
+            raise ProtocolError("the peer says that it knows no 'pull' messages, but all versions do")
         self._let_go(request)
         request.is_doubtful = False  # it was set if the link broke in the tick in which the answer came
-        request.attempt(partial(self._take, request, question.answer))
+        request.attempt(partial(self._take, request, answer))
 
     def _take(self, request: PullRequest, answer: Pulled) -> None:
         """End the request with the peer's answer.
@@ -313,7 +312,7 @@ class PullRequests:
                 request.finish(TransferState.DONE)
         elif request.scope.cancel_called and (answer.stopped or answer.is_unknown):
             request.finish(TransferState.CANCELLED)
-        elif answer.stopped or (answer.is_unknown and is_late):
+        elif is_late and (answer.stopped or answer.is_unknown):
             request.finish(TransferState.FAILED, _late_error(request))
         else:
             request.finish(TransferState.FAILED, self._refused(request, answer))
