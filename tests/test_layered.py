@@ -1007,6 +1007,39 @@ async def test_layers_by_address_are_numbered_as_at_the_destination() -> None:
         assert receiver.landed == [2, 3]
 
 
+async def test_layers_by_address_may_come_in_any_order_at_the_destination() -> None:
+    async with (
+        fan(one_sided=False) as made,
+        made.targets[0].datadist.cache_manager.receive_layers(1, made.dsts[0]) as receiver,
+    ):
+        to, synchronizer = made.dsts[0].tensor_addrs, AwaitableLayerSynchronizer(LAYERS)
+        config = TransferConfig(2, [*to[6:8], *to[0:2], *to[2:4]], range(3))
+        task = made.blocks(synchronizer, [config])
+        for layer, landed in enumerate(([3], [0, 3], [0, 1, 3])):
+            synchronizer.ready(layer)
+            await until(lambda: len(receiver.landed) == layer + 1)  # noqa: B023
+            assert receiver.landed == landed
+        await task
+
+
+async def test_layer_by_address_is_told_when_the_last_of_its_tensors_has_landed() -> None:
+    async with (
+        fan(one_sided=False) as made,
+        made.targets[0].datadist.cache_manager.receive_layers(1, made.dsts[0]) as receiver,
+    ):
+        to, synchronizer = made.dsts[0].tensor_addrs, AwaitableLayerSynchronizer(LAYERS)
+        config = TransferConfig(2, [to[0], to[2], to[1], to[5]], range(2))
+        task = made.blocks(synchronizer, [config])
+        synchronizer.ready(0)
+        await anext(task.progress())
+        await there_and_back(made.source, made.targets[0])
+        assert receiver.landed == []
+        synchronizer.ready(1)
+        await task
+        await there_and_back(made.source, made.targets[0])
+        assert receiver.landed == [0], "of the layers 1 and 2, each has one tensor only"
+
+
 @modes
 async def test_opened_late(one_sided: bool) -> None:
     async with fan(one_sided=one_sided) as made:

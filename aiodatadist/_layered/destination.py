@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from aiodatadist._cache.catalogue import RemoteCache
-from aiodatadist._cache.names import AddressKey
 from aiodatadist._cache.table import Entry
 from aiodatadist._concurrency.completion import too_late
 from aiodatadist._counting.callbacks import Raised, attempt
@@ -87,7 +86,7 @@ class Destination:
         self._news = news
         self._remote: RemoteCache | None = None
         self._grid: Grid | None = None
-        self._base = 0
+        self._named: Callable[[int, int], list[tuple[int, int]]] = lambda first, stop: []
         self._transfers: dict[StreamTransfer, int] = {}
         self._waits: dict[StreamTransfer, int] = {}
         self._wait_stream = ""
@@ -173,14 +172,10 @@ class Destination:
             self.fail(error)
 
     def _plan(self, remote: RemoteCache, slot: int) -> Grid:
-        self._base = self._first_layer(remote)
         self._remote = remote  # set first: a peer that watches it hears that it does not fit, too
-        return self._wanted.grid(self._entry, remote, slot)
-
-    def _first_layer(self, remote: RemoteCache) -> int:
-        if self._wanted.first is None and isinstance(self._wanted.key, AddressKey):
-            return remote.tensor_at(self._wanted.key.address) // self._wanted.tensors
-        return self._wanted.first or 0
+        grid = self._wanted.grid(self._entry, remote, slot)
+        self._named = self._wanted.numbering(remote)
+        return grid
 
     def _begin(self, remote: RemoteCache, grid: Grid) -> None:
         if self.progress.is_open:
@@ -477,14 +472,15 @@ class Destination:
     def _is_there(self, landed: int) -> None:
         first = self.progress.landed
         if self.progress.on(Event.LAND, landed) and self._remote is not None:
-            self.link.session.layer_events.tell(self._remote.cache_id, self._base + first, self._base + landed)
+            for named in self._named(first, landed):
+                self.link.session.layer_events.tell(self._remote.cache_id, *named)
             if self.progress.is_all_landed:
                 self._close(TransferState.DONE, None)
 
     def on_watched(self) -> list[tuple[int, int]]:
         told = self.progress.landed
         self.watch()
-        return [(self._base, self._base + told)] if told else []
+        return self._named(0, told) if told else []
 
     def on_link_ended(self, failure: LinkError) -> None:
         """Fail, unless all is on the device and waits for nothing: that may still succeed.

@@ -48,7 +48,7 @@ class Wanted:
     Attributes:
         link: the link to the peer; or one that is being re-established, for which it waits.
         layers: layers of the source.
-        first: destination layer of the first of them; None for the layer in which the key's address is.
+        first: destination layer of the first of them; None if the destination is given by addresses.
         selection: all layers at once.
         block_size: bytes of the destination's blocks; 0 if it is a slot.
         addresses: of the destination's tensors, if the caller gave them; otherwise the key's cache has them.
@@ -92,8 +92,49 @@ class Wanted:
             )
         return _Tensors(remote.cache_id, bool(self.selection.dst_blocks), pieces, stride, addresses)
 
+    def numbering(self, remote: RemoteCache) -> Callable[[int, int], list[tuple[int, int]]]:
+        """Return a function that names layers of the destination, as ranges.
+
+        It names those that become complete when the layers from ``first`` to ``stop``, counted from the first that is sent,
+        have landed in this order. Addresses may name the tensors of the destination in any order.
+        """
+        if self.addresses is None:
+            base = self.first or 0
+            return lambda first, stop: [(base + first, base + stop)]
+        completed = _completed(remote, self.addresses, self.tensors)
+        return lambda first, stop: _ranges(sorted(layer for some in completed[first:stop] for layer in some))
+
     def __str__(self) -> str:
         return f"{self.key}, {self.selection}"
+
+
+def _completed(remote: RemoteCache, addresses: array[int], tensors: int) -> list[list[int]]:
+    """Return, for each layer that is sent, the layers of the peer's cache to which it brings the last tensor.
+
+    A layer there has as many tensors as one that is sent touches: one if keys and values go into the same.
+    """
+    starts = {address: tensor for tensor, address in enumerate(remote.addresses)}
+    touched = [starts[a] if a in starts else remote.tensor_at(a) for a in addresses]
+    each = max(len(set(touched[at : at + tensors])) for at in range(0, len(touched), tensors))
+    last = {tensor: at // tensors for at, tensor in enumerate(touched)}
+    completed: list[list[int]] = [[] for _ in range(len(touched) // tensors)]
+    for layer in {tensor // each for tensor in last}:
+        parts = [last.get(tensor) for tensor in range(layer * each, (layer + 1) * each)]
+        known = [part for part in parts if part is not None]
+        if len(known) == each:
+            completed[max(known)].append(layer)
+    return completed
+
+
+def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return ascending numbers as ranges."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return found
 
 
 def check_apart(wanted: Sequence[Wanted]) -> None:
