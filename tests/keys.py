@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from aiodatadist._config.trust import AuthKey, Credential, Untrusted
+
 HEX = "ab" * 32
 """A secret of a folder of trust."""
 
@@ -12,6 +14,11 @@ HEX = "ab" * 32
 def proving(key: bytes | str | None) -> dict[str, Any]:
     """Return the options of a cluster with this key; of one to which any user may link if it is None."""
     return {"trust": "none"} if key is None else {"auth_key": key}
+
+
+def having(key: bytes | None) -> Credential:
+    """Return the credential of a key; the lack of one if it is None."""
+    return Untrusted() if key is None else AuthKey(key)
 
 
 def folder_of(path: Path, *lines: str, mode: int = 0o600) -> Path:

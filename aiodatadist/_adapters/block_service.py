@@ -43,7 +43,7 @@ from aiodatadist._cache_manager import CacheManager
 from aiodatadist._config.llm_config import LLMConfig, TransportName
 from aiodatadist._config.option_rules import MAX_PATH
 from aiodatadist._config.secret_files import read_key
-from aiodatadist._config.trust import TrustFolder, credential_of
+from aiodatadist._config.trust import Credential, TrustFolder, credential_of
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._datadist import LLMDataDist
 from aiodatadist._layered.synchronizers import AwaitableLayerSynchronizer
@@ -134,14 +134,12 @@ class Settings(BaseModel):
         """True if the workers have a key of their own, beside the user's."""
         return self.auth_key_file is not None or isinstance(credential_of(self.trust, None), TrustFolder)
 
-    def auth_key(self) -> bytes | None:
-        """Return the secret with which workers prove themselves to each other, or None.
+    def credential(self) -> Credential:
+        """Return the keys with which workers prove themselves to each other: those of their links.
 
-        Raises ParamInvalid if a file cannot be read, or others may read or write it.
+        Raises ParamInvalid if the key file cannot be read, or others may read or write it.
         """
-        credential = credential_of(self.trust, self._file_key())
-        keys = credential.current() if credential.is_given else ()
-        return keys[0].secret if keys else None
+        return credential_of(self.trust, self._file_key())
 
     def _file_key(self) -> bytes | None:
         return None if self.auth_key_file is None else read_key(self.auth_key_file, "auth_key_file")

@@ -1,7 +1,8 @@
 """The server at which the ranks of a prefill engine register their addresses, and decode engines ask for them.
 
-The server is for the members of a group: they seal their messages with the group's key, and it parses nothing else.
-Without a key it serves loopback addresses only. It has its own event loop, so its clients do not delay the KV cache's.
+The server is for the members of a group: they seal their messages with a key, and it parses nothing else. The keys are
+those of links: what is read when a link is made is read here for each question. Without keys of the group's own, the server
+serves loopback addresses only. It has its own event loop, so its clients do not delay the KV cache's.
 """
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ from aiodatadist._adapters.rendezvous_lines import (
     Register,
     Registered,
     Unsealed,
+    opened,
+    parsed,
     read,
     written,
 )
 from aiodatadist._cluster.client_slots import MAX_CLIENTS_OF_ONE, ClientSlots
+from aiodatadist._cluster.key_ring import KeyRing
 from aiodatadist._cluster.listener import Listener
+from aiodatadist._config.trust import Credential
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.addresses import host_port, is_address, is_host_name
 from aiodatadist._values.foreign import Unreadable, printable
@@ -64,7 +69,7 @@ PROBES = 64
 """Addresses that are tried at the same time."""
 RECEIVE = 4096
 """Bytes received at a time: a line of the usual length."""
-KEY_HINT = "all engines need the same auth_key_file"
+KEY_HINT = "all engines need the same trust or auth_key_file; without these, all must be processes of one user"
 
 Clock = Callable[[], float]
 
@@ -75,7 +80,8 @@ class RendezvousServer:
     """A server that listens until it is closed. Construction and :meth:`close` wait.
 
     Args:
-        key: the group's. Without it ``host`` must be a loopback address, and so must the addresses of ranks.
+        credential: the keys of the group. Unless they are the group's own, ``host`` must be a loopback address, and so
+            must the addresses of ranks.
         clock: seconds since 1970.
 
     Attributes:
@@ -84,14 +90,17 @@ class RendezvousServer:
 
     Raises:
         OSError: if it cannot listen there.
-        ParamInvalid: if ``host`` is neither an address nor a name, or no loopback address and there is no key.
+        ParamInvalid: if ``host`` is neither an address nor a name, the keys cannot be used, or ``host`` is no loopback
+            address and they are too weak for that.
     """
 
-    def __init__(self, host: str, port: int, key: bytes | None = None, clock: Clock = time.time) -> None:
-        _check_host(host, key)
-        self._door: LoopDoor[_Life] = LoopDoor("RendezvousServer", own_thread="aiodatadist rendezvous")
+    def __init__(self, host: str, port: int, credential: Credential, clock: Clock = time.time) -> None:
+        _check_host(host, credential)
         self.incidents = Incidents()
-        life = _Life(key, clock, self.incidents)
+        keys = KeyRing(credential, "the rendezvous", self.incidents)
+        keys.check()
+        self._door: LoopDoor[_Life] = LoopDoor("RendezvousServer", own_thread="aiodatadist rendezvous")
+        life = _Life(keys, clock, self.incidents)
         self.port = self._door.open_or_close(life, lambda: life.open(host, port))
 
     def close(self) -> None:
@@ -102,8 +111,8 @@ class RendezvousServer:
 class _Life:
     """The part on the server's loop: a listener, and a task for each client."""
 
-    def __init__(self, key: bytes | None, clock: Clock, incidents: Incidents) -> None:
-        self._key = key
+    def __init__(self, keys: KeyRing, clock: Clock, incidents: Incidents) -> None:
+        self._keys = keys
         self._clock = clock
         self._ranks = EngineRanks(clock())
         self._slots = ClientSlots(MAX_CLIENTS_OF_ONE)
@@ -123,6 +132,8 @@ class _Life:
 
         await self._service.open(enter)
         self._service.group.start_soon(listener.serve, self._serve, self._service.group, self._incidents)
+        if self._keys.may_change:
+            self._service.group.start_soon(self._keys.watch)
         return listener.address[1]
 
     async def _serve(self, client: socket.socket, _: Listener) -> None:
@@ -151,30 +162,35 @@ class _Life:
 
     async def _answer(self, line: bytes, host: str) -> bytes:
         try:
-            question: Register | Ask = read(self._key, line, QUESTION, MAX_QUESTION)
+            key, content = opened(self._keys.for_client(self._keys.keys), line)
+        except AuthError as error:  # which names no file
+            return written(None, Refused(reason=str(error.args[0])))
         except Unsealed as error:
             self._refused(host, error)
             return written(None, Refused(reason=f"{error}; {KEY_HINT}"))
+        try:
+            question: Register | Ask = parsed(content, QUESTION, MAX_QUESTION)
         except Unreadable as error:
             self._refused(host, error)
-            return written(self._key, Refused(reason=str(error)), line)
-        why = await self._why_not(question)
+            return written(key, Refused(reason=str(error)), line)
+        why = await self._why_not(question, is_proved=key is not None)
         if why:
             self._refused(host, why)
-        return written(self._key, Refused(reason=printable(why)) if why else self._ranks.told(), line)
+        return written(key, Refused(reason=printable(why)) if why else self._ranks.told(), line)
 
-    async def _why_not(self, question: Register | Ask) -> str:
+    async def _why_not(self, question: Register | Ask, *, is_proved: bool) -> str:
         """Return why this is refused, or an empty text: then a rank is registered, or may ask."""
         if isinstance(question, Ask):
             return self._ranks.why_stale(None, question.at, self._clock())
         worker = question.worker
-        if self._key is None and not is_loopback(worker.address.host):
-            return f"{printable(worker.address.host)} is not a loopback address, which it must be without a key"
+        rule = _why_no_place(worker.address.host, self._keys.why_not)
+        if rule:
+            return f"{printable(worker.address.host)} is not a loopback address: any other one {rule}"
         while True:  # again, because others may register while an address is tried
             stale = self._ranks.why_stale(worker.rank, question.at, self._clock())
             if stale:
                 return stale
-            if self._key is not None:  # without a key, a stranger could claim that
+            if is_proved:  # without a key, a stranger could claim that
                 self._ranks.forget_ended(worker)
                 self._ranks.forget_replayed(worker, question.at)
             others = self._ranks.contradicting(worker)
@@ -223,22 +239,29 @@ async def is_answering(address: PeerAddress) -> bool:
     return False
 
 
-def _check_host(host: str, key: bytes | None) -> None:
+def _why_no_place(host: str, rule: Callable[[str], str]) -> str:
+    """Return the rule that keeps a member with these keys from a host, or an empty text. ``localhost`` is no address."""
+    return "" if is_loopback(host) else rule(host)
+
+
+def _check_host(host: str, credential: Credential) -> None:
     if not is_address(host) and not is_host_name(host):
         raise ParamInvalid(f"the rendezvous is at {printable(host)}: must be an IP address or the name of a host")
-    if key is None and not is_loopback(host):
+    rule = _why_no_place(host, credential.why_not)
+    if rule:
         raise ParamInvalid(
-            f"the rendezvous is at {printable(host)}: without a key it must be at a loopback address", hint=KEY_HINT
+            f"the rendezvous is at {printable(host)}: what is not a loopback address {rule}", hint=KEY_HINT
         )
 
 
 # ---- the other end ----
 
 
-async def _tell(host: str, port: int, question: Register | Ask, key: bytes | None) -> Ranks:
-    _check_host(host, key)
+async def _tell(host: str, port: int, question: Register | Ask, credential: Credential) -> Ranks:
+    _check_host(host, credential)
     if not 0 < port < 1 << 16:
         raise ParamInvalid(f"the rendezvous is at port {printable(port)}: must be from 1 to 65535")
+    key = next((each.secret for each in credential.current()), None)
     place, line = host_port(printable(host), port), written(key, question)
     try:
         with anyio.fail_after(SECONDS):
@@ -254,8 +277,10 @@ async def _tell(host: str, port: int, question: Register | Ask, key: bytes | Non
         with suppress(ValueError):
             unproved = read(None, said, ANSWER, MAX_QUESTION)
             if isinstance(unproved, Refused):
-                raise AuthError(f"an unproved rendezvous at {place} refused: {printable(unproved.reason)}") from None
-        raise AuthError(f"the answer of the rendezvous at {place} is not used: {error}", hint=KEY_HINT) from None
+                raise AuthError(
+                    f"an unproved rendezvous at {place} refused: {printable(unproved.reason)}", hint=credential.hint
+                ) from None
+        raise AuthError(f"the answer of the rendezvous at {place} is not used: {error}", hint=credential.hint) from None
     except Unreadable as error:
         raise ProtocolError(f"{place} is not a rendezvous of aiodatadist: {error}") from None
     if isinstance(answer, Refused):
@@ -263,25 +288,24 @@ async def _tell(host: str, port: int, question: Register | Ask, key: bytes | Non
     return answer
 
 
-async def register(
-    host: str, port: int, worker: Registered, key: bytes | None = None, clock: Clock = time.time
-) -> None:
+async def register(host: str, port: int, worker: Registered, credential: Credential, clock: Clock = time.time) -> None:
     """Register where a rank listens, in place of what it registered before.
 
     Raises:
         LinkTimeout, ProtocolError: if no rendezvous answers there.
         AuthError: if the rendezvous has another key, or only one of the two ends has one.
         LinkError: if the rendezvous refuses the rank; the message says why.
-        ParamInvalid: if ``host`` is neither an address nor a name, or no loopback address and there is no key.
+        ParamInvalid: if ``host`` is neither an address nor a name, the keys cannot be used, or ``host`` is no loopback
+            address and they are too weak for that.
     """
-    await _tell(host, port, Register(at=clock(), worker=worker), key)
+    await _tell(host, port, Register(at=clock(), worker=worker), credential)
 
 
-async def ask(host: str, port: int, key: bytes | None = None, clock: Clock = time.time) -> Ranks | None:
+async def ask(host: str, port: int, credential: Credential, clock: Clock = time.time) -> Ranks | None:
     """Return the addresses of all ranks of the engine there, or None if not all have registered.
 
     Raises:
         As :func:`register`.
     """
-    told = await _tell(host, port, Ask(at=clock(), nonce=secrets.token_hex(16)), key)
+    told = await _tell(host, port, Ask(at=clock(), nonce=secrets.token_hex(16)), credential)
     return told if told.addresses else None

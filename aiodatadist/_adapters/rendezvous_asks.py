@@ -12,6 +12,7 @@ from aiodatadist._adapters.loop_service import LoopDoor, LoopService
 from aiodatadist._adapters.rendezvous_lines import Ranks
 from aiodatadist._concurrency.scope import Scope
 from aiodatadist._concurrency.spawner import Spawner
+from aiodatadist._config.trust import Credential
 
 MAX_ASKS = 64
 """Most servers that are being asked, or whose answers were not taken."""
@@ -43,8 +44,8 @@ class _Question:
 class RendezvousAsks:
     """The questions of one thread. Construction and :meth:`close` wait."""
 
-    def __init__(self, key: bytes | None) -> None:
-        self._key = key
+    def __init__(self, credential: Credential) -> None:
+        self._credential = credential
         self._asked: dict[tuple[str, int], _Question] = {}
         self._service = LoopService("rendezvous question")
         self._door: LoopDoor[LoopService] = LoopDoor("RendezvousAsks")
@@ -84,7 +85,7 @@ class RendezvousAsks:
     async def _ask(self, place: tuple[str, int], question: _Question) -> None:
         with question.scope:
             try:
-                ranks = await rendezvous.ask(*place, self._key)
+                ranks = await rendezvous.ask(*place, self._credential)
             except Exception as error:
                 question.answered_at = monotonic()
                 question.answer.set_exception(error)

@@ -6,13 +6,14 @@ A question and its answer::
                     <-   ranks | refused
 
 With a key a line is ``SEAL JSON``. The seal is an HMAC-SHA256 over the JSON, and in an answer over its question, too. A
-line is parsed only if its seal fits, so a process without the key reaches no parser. Without a key a line is the JSON
-alone.
+line is parsed only if its seal fits, so a process without the key reaches no parser. A question may have the seal of any
+key of the group's; its answer has one of the same key. Without a key a line is the JSON alone.
 """
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -92,7 +93,7 @@ ANSWER: TypeAdapter[Ranks | Refused] = TypeAdapter(Annotated[Ranks | Refused, Fi
 
 
 class Unsealed(ValueError):
-    """A line has no seal, or one of another key."""
+    """A line has no seal, or one of a key that this end does not have."""
 
 
 def written(key: bytes | None, said: _Line, question: bytes | None = None) -> bytes:
@@ -108,15 +109,35 @@ def read(key: bytes | None, line: bytes, kind: TypeAdapter[Any], limit: int, que
         Unsealed: if its seal is not of this key; it was not parsed.
         Unreadable: if it is no such line.
     """
-    if key is not None:
-        seal, _, content = line.partition(b" ")
-        if len(seal) != _SEAL or not hmac.compare_digest(seal, seal_of(key, content, question)):
-            is_plain = line.startswith(b"{")
-            raise Unsealed("it has no seal: only this end has a key" if is_plain else "its seal is of another key")
-        line = content
-    elif not line.startswith(b"{") and line[_SEAL : _SEAL + 1] == b" ":
-        raise Unsealed("it has a seal: only the other end has a key")
-    return read_foreign(line, kind, limit_bytes=limit, limit_chars=max(MAX_TEXT, SHOWN))
+    _, content = opened(() if key is None else (key,), line, question)
+    return parsed(content, kind, limit)
+
+
+def opened(keys: Sequence[bytes], line: bytes, question: bytes | None = None) -> tuple[bytes | None, bytes]:
+    """Return the key that sealed a line, and the content, which is not parsed. Without keys both ends have none.
+
+    Raises:
+        Unsealed: if the seal is of none of the keys.
+    """
+    if not keys:
+        if not line.startswith(b"{") and line[_SEAL : _SEAL + 1] == b" ":
+            raise Unsealed("it has a seal: only the other end has a key")
+        return None, line
+    seal, _, content = line.partition(b" ")
+    for key in keys if len(seal) == _SEAL else ():
+        if hmac.compare_digest(seal, seal_of(key, content, question)):
+            return key, content
+    is_plain = line.startswith(b"{")
+    raise Unsealed("it has no seal: only this end has a key" if is_plain else "its seal is of another key")
+
+
+def parsed(content: bytes, kind: TypeAdapter[Any], limit: int) -> Any:
+    """Return the message in a line that was opened.
+
+    Raises:
+        Unreadable: if there is none.
+    """
+    return read_foreign(content, kind, limit_bytes=limit, limit_chars=max(MAX_TEXT, SHOWN))
 
 
 def seal_of(key: bytes, content: bytes, question: bytes | None) -> bytes:

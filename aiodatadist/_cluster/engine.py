@@ -110,7 +110,7 @@ class Engine:
         self.local_copies: LocalCopies
         self.notification_inbox: NotificationInbox = NotificationInbox(resident.check_here)
         self.totals: Totals = owner.totals
-        self.key_ring: KeyRing = KeyRing(credential_for(config), owner.cluster_id, owner.totals.incidents)
+        self.key_ring: KeyRing = KeyRing(credential_for(config), f"cluster {owner.cluster_id}", owner.totals.incidents)
         self.observer: Observer | None = owner.observer
         self.block_leases: BlockLeases = BlockLeases(self.totals, resident.check_here)
         self.changes: ChangeFeed = ChangeFeed(self.totals, resident.check_here)

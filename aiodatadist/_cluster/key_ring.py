@@ -1,4 +1,4 @@
-"""The keys of one cluster, as its links use them: read when a link is made, and looked at now and then."""
+"""The keys of one cluster, or of one server: read when a peer must be proved, and looked at now and then."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ Keys = Callable[[], Sequence[bytes]]
 
 
 class KeyRing:
-    """The keys of one cluster.
+    """The keys of one cluster, or of one server.
+
+    Args:
+        owner: names it in the log, for instance ``cluster 7``.
 
     Attributes:
         why_not: returns the rule that keeps a cluster with these keys from an address; empty if there is none.
         are_given: True if the keys were chosen for this cluster. Only then members on other machines can have them.
     """
 
-    def __init__(self, credential: Credential, cluster_id: int, incidents: Incidents) -> None:
+    def __init__(self, credential: Credential, owner: str, incidents: Incidents) -> None:
         self.why_not: Callable[[str], str] = credential.why_not
         self.are_given: bool = credential.is_given
         self._credential = credential
-        self._cluster_id = cluster_id
+        self._owner = owner
         self._incidents = incidents
         self._names: tuple[str, ...] | None = None
 
@@ -61,7 +64,7 @@ class KeyRing:
             raise AuthError(str(error.args[0]), hint=error.hint) from error
         names = tuple(key.name for key in keys)
         if self._names not in (names, None):
-            told = "cluster %d: new links use key %s of %s", self._cluster_id, names[0], ", ".join(names)
+            told = "%s: new proofs use key %s of %s", self._owner, names[0], ", ".join(names)
             self._incidents.add(Incident.KEYS_CHANGED, logger, *told, level=logging.INFO)
         self._names = names
         return tuple(key.secret for key in keys)
@@ -74,9 +77,9 @@ class KeyRing:
         try:
             return keys()
         except AuthError as error:
-            told = "cluster %d: no link can be made: %s", self._cluster_id, error
+            told = "%s: no peer can be proved: %s", self._owner, error
             self._incidents.add(Incident.KEYS_UNUSABLE, logger, *told, level=logging.ERROR)
-            raise AuthError(f"cluster {self._cluster_id} cannot use its keys now") from error
+            raise AuthError(f"{self._owner} cannot use its keys now") from error
 
     async def watch(self) -> None:
         """Look at the keys now and then, so that a mistake in them is logged before a link needs them."""

@@ -336,7 +336,7 @@ def test_the_key_is_that_of_the_settings(
         with pytest.raises(LLMException, match="its seal is of another key"):
             Rank(3, "prefill", pair.server.port)
     monkeypatch.setenv("AIODATADIST_SGLANG", "{}")
-    with pytest.raises(ParamInvalid, match="without a key it must be at a loopback address"):
+    with pytest.raises(ParamInvalid, match="what is not a loopback address needs auth_key or trust"):
         sglang.ours.AioDataDistKVBootstrapServer("0.0.0.0", 0)
 
 

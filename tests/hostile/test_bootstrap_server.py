@@ -39,6 +39,7 @@ from aiodatadist._cluster import client_slots
 from aiodatadist._cluster.client_slots import MAX_CLIENTS, MAX_CLIENTS_OF_ONE, ClientSlots
 from aiodatadist._testing.views import thread_of
 from aiodatadist._values.foreign import Unreadable
+from tests.keys import having
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 LAYOUT: dict[str, str | int] = {"page_size": 16, "kv_layout": "NHD"}
@@ -77,7 +78,7 @@ def other_door() -> Iterator[Door]:
 @pytest.fixture(params=[None, KEY], ids=["without a key", "with a key"])
 def either(request: pytest.FixtureRequest) -> Iterator[tuple[RendezvousServer, bytes | None]]:
     """Open a server, with and without a key. Yield it and its key."""
-    with closing(RendezvousServer(HOST, 0, request.param, lambda: NOW)) as made:
+    with closing(RendezvousServer(HOST, 0, having(request.param), lambda: NOW)) as made:
         yield made, request.param
 
 
@@ -85,20 +86,20 @@ def either(request: pytest.FixtureRequest) -> Iterator[tuple[RendezvousServer, b
 def server() -> Iterator[RendezvousServer]:
     """Open a server that has listened for a minute."""
     times = iter([NOW - 60])
-    with closing(RendezvousServer(HOST, 0, KEY, lambda: next(times, NOW))) as made:
+    with closing(RendezvousServer(HOST, 0, having(KEY), lambda: next(times, NOW))) as made:
         yield made
 
 
 @pytest.fixture
 def fresh() -> Iterator[RendezvousServer]:
     """Open a server that has just begun to listen."""
-    with closing(RendezvousServer(HOST, 0, KEY, lambda: NOW)) as made:
+    with closing(RendezvousServer(HOST, 0, having(KEY), lambda: NOW)) as made:
         yield made
 
 
 @pytest.fixture
 def keyless() -> Iterator[RendezvousServer]:
-    with closing(RendezvousServer(HOST, 0, clock=lambda: NOW)) as made:
+    with closing(RendezvousServer(HOST, 0, having(None), lambda: NOW)) as made:
         yield made
 
 
@@ -115,12 +116,12 @@ def registration(port: int = 9, at: float = NOW, cluster_id: int = 666) -> Regis
 
 
 async def ranks(server: RendezvousServer, key: bytes | None = KEY) -> list[PeerAddress]:
-    told = await ask(HOST, server.port, key, lambda: NOW)
+    told = await ask(HOST, server.port, having(key), lambda: NOW)
     return [] if told is None else told.addresses
 
 
 async def enrol(server: RendezvousServer, rank: Registered, at: float = NOW, key: bytes | None = KEY) -> None:
-    await register(HOST, server.port, rank, key, lambda: at)
+    await register(HOST, server.port, rank, having(key), lambda: at)
 
 
 # ---- who may register ----
@@ -460,7 +461,7 @@ async def test_the_kv_caches_loop_runs_while_the_servers_is_held(
         held.wait(60)
         raise Unreadable("it was held")
 
-    monkeypatch.setattr(rendezvous, "read", hold)
+    monkeypatch.setattr(rendezvous, "parsed", hold)
     kv_loop = shared_loop.acquire()
     try:
         assert kv_loop is not thread_of(keyless)
@@ -502,10 +503,10 @@ def test_an_answer_has_one_layout_and_can_be_read_with_as_many_ranks_as_there_ma
 
 async def test_without_a_key_all_is_on_loopback_addresses(keyless: RendezvousServer) -> None:
     for host in ("0.0.0.0", "10.0.0.7", "::", "prefill-0"):
-        with pytest.raises(ParamInvalid, match="without a key it must be at a loopback address"):
-            RendezvousServer(host, 0)  # before it waits for anything
-        with pytest.raises(ParamInvalid, match="without a key it must be at a loopback address"):
-            await ask(host, 8998)
+        with pytest.raises(ParamInvalid, match="what is not a loopback address needs auth_key or trust"):
+            RendezvousServer(host, 0, having(None))  # before it waits for anything
+        with pytest.raises(ParamInvalid, match="what is not a loopback address needs auth_key or trust"):
+            await ask(host, 8998, having(None))
     elsewhere = PeerAddress(cluster_id=7, host="10.0.0.7", port=5000)
     with pytest.raises(LinkError, match=r"10\.0\.0\.7 is not a loopback address"):
         await enrol(keyless, Registered(rank=0, ranks=1, address=elsewhere, layout=LAYOUT), key=None)
@@ -513,7 +514,7 @@ async def test_without_a_key_all_is_on_loopback_addresses(keyless: RendezvousSer
 
 
 def test_with_a_key_it_may_be_on_any_address() -> None:
-    RendezvousServer("0.0.0.0", 0, KEY).close()
+    RendezvousServer("0.0.0.0", 0, having(KEY)).close()
 
 
 async def test_both_ends_need_the_same_key(server: RendezvousServer, keyless: RendezvousServer) -> None:
@@ -563,10 +564,10 @@ async def test_a_server_without_the_key_is_not_believed(
 ) -> None:
     async with answering(answer) as port:
         with pytest.raises(error, match=words):
-            await ask(HOST, port, KEY)
+            await ask(HOST, port, having(KEY))
 
 
 async def test_a_server_that_says_something_else_is_none() -> None:
     async with answering(lambda _: b"HTTP/1.1 400 Bad Request\r\n") as port:
         with pytest.raises(ProtocolError, match="is not a rendezvous"):
-            await ask(HOST, port)
+            await ask(HOST, port, having(None))

@@ -64,7 +64,7 @@ async def test_a_key_that_was_removed_links_no_longer(tmp_path: Path, caplog: py
         folder_of(ours, NEW)
         for client, server in ((decoder, prompt), (prompt, decoder)):
             assert isinstance(await link(client, server), AuthError)
-    assert "cluster 1: new links use key new of new" in caplog.text
+    assert "cluster 1: new proofs use key new of new" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ async def test_a_mistake_in_the_folder_is_logged_before_a_link_needs_it(
     async with open_cluster(1, trust=folder) as cluster:
         spoil(folder / "keys")
         await anyio.sleep(LOOK_SECONDS + 1)
-        assert "cluster 1: no link can be made: " in caplog.text
+        assert "cluster 1: no peer can be proved: " in caplog.text
         assert cluster.datadist.figures().incidents == {"keys_unusable": 1}
 
 

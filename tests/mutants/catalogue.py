@@ -12,6 +12,7 @@ FINALIZED = "tests/faults/test_finalized_under_a_copy.py"
 LOST_WORDS = "tests/faults/test_lost_words.py"
 LEASES = "tests/faults/test_leases.py"
 BOOTSTRAP = "tests/hostile/test_bootstrap_server.py"
+BOOTSTRAP_KEYS = "tests/hostile/test_bootstrap_keys.py"
 LOG_LINES = "tests/hostile/test_log_lines.py"
 STRANGERS = "tests/hostile/test_strangers.py"
 HALF_MADE = "tests/hostile/test_half_made.py"
@@ -571,9 +572,25 @@ MUTANTS = (
         "seal-not-compared",
         "the bootstrap server parses nothing of a process without the key",
         "aiodatadist/_adapters/rendezvous_lines.py",
-        "if len(seal) != _SEAL or not hmac.compare_digest(seal, seal_of(key, content, question)):",
-        "if len(seal) != _SEAL:",
+        "        if hmac.compare_digest(seal, seal_of(key, content, question)):\n",
+        "        if True:\n",
         (BOOTSTRAP,),
+    ),
+    Mutant(
+        "bootstrap-server-open-to-other-users",
+        "without settings, a process of another user learns nothing from the bootstrap server",
+        "aiodatadist/_adapters/rendezvous.py",
+        "opened(self._keys.for_client(self._keys.keys), line)",
+        "opened(self._keys.for_client(self._keys.keys) if self._keys.are_given else (), line)",
+        (BOOTSTRAP_KEYS,),
+    ),
+    Mutant(
+        "bootstrap-server-reads-keys-once",
+        "the bootstrap server uses keys that replaced those of its start, and no removed one",
+        "aiodatadist/_adapters/rendezvous.py",
+        "opened(self._keys.for_client(self._keys.keys), line)",
+        'opened(vars(self).setdefault("once", self._keys.for_client(self._keys.keys)), line)',
+        (BOOTSTRAP_KEYS,),
     ),
     Mutant(
         "overheard-line-counts",
@@ -731,7 +748,7 @@ MUTANTS = (
         "anyone-ends-an-engine",
         "without a key, a rank is not replaced while its address answers",
         "aiodatadist/_adapters/rendezvous.py",
-        "            if self._key is not None:  # without a key, a stranger could claim that\n",
+        "            if is_proved:  # without a key, a stranger could claim that\n",
         "            if True:\n",
         (BOOTSTRAP,),
     ),

@@ -13,12 +13,12 @@ class AioDataDistKVBootstrapServer(BaseKVBootstrapServer):  # type: ignore[misc]
 
     Raises:
         OSError: if it cannot listen there.
-        ParamInvalid: if ``host`` is no loopback address and the settings have no key, or others may read or write it.
+        ParamInvalid: if the keys of the settings cannot be used, or ``host`` is no loopback address and there are none.
         ValueError: if a setting is wrong.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self._server = RendezvousServer(host, port, from_environment().auth_key())
+        self._server = RendezvousServer(host, port, from_environment().credential())
         self.port: int = self._server.port
 
     def close(self) -> None:

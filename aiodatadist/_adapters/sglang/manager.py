@@ -84,7 +84,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         self._ranks = int(getattr(server_args, "tp_size", 1))
         self._layout = {**layout_of(args, self._ranks), **meaning_of(args, server_args, self.settings.model_id)}
         self._peers = self.settings.allowed_peers()
-        self._key = self.settings.auth_key()
+        self._credential = self.settings.credential()
         self.prefill_info_table: dict[str, PrefillInfo] = {}
         self._wanted: set[str] = set()
         self._followed: set[str] = set()
@@ -93,7 +93,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         self.service: BlockService = BlockService(self.settings, self.rank, self._ranks)
         with ExitStack() as opened:
             opened.callback(self.service.close)
-            self._asks = RendezvousAsks(self._key)
+            self._asks = RendezvousAsks(self._credential)
             opened.callback(self._asks.close)
             self.address: PeerAddress = self.service.open_groups(
                 groups_of("kv_data_ptrs", args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens),
@@ -110,7 +110,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         """Register this rank at the bootstrap server. Waits."""
         host, port = self.server_args.host, int(self.server_args.disaggregation_bootstrap_port)
         worker = Registered(rank=self.rank, ranks=self._ranks, address=self.address, layout=self._layout)
-        _wait(lambda: rendezvous.register(host, port, worker, self._key))
+        _wait(lambda: rendezvous.register(host, port, worker, self._credential))
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
         """Return True if the ranks of that engine are known, and they fit.
