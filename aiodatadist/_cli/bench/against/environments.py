@@ -50,6 +50,6 @@ async def _run(name: str, command: Sequence[str]) -> None:
     if done.returncode != 0:
         words = " ".join((done.stderr or done.stdout).decode(errors="replace").split())[-_LAST_WORDS:]
         raise CommandError(
-            f"--against {name}: {' '.join(REQUIREMENTS[name])} cannot be installed into {_cache()}; this needs a way to a "
-            f"package index: {words}"
+            f"--against {name}: {' '.join(REQUIREMENTS[name])} cannot be installed into {_cache()}; this needs access "
+            f"to a package index: {words}"
         )
