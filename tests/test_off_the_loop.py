@@ -318,8 +318,8 @@ TRANSFER: Table = {
 FACTS: dict[type, frozenset[str]] = {
     ContextCache: frozenset({"open", "observer", "figures", "statistics"}),
     Transfer: frozenset(
-        {"add_done_callback", "done", "cancelled", "is_stuck", "error", "outcome", "result", "finish", "what", "state",
-         "is_done", "is_cancelled", "quiesce_seconds", "holds_loop", "join", "started", "late", "send", "throw", "close"}
+        {"add_done_callback", "done", "cancelled", "error", "outcome", "result", "what", "state",
+         "is_done", "is_cancelled", "quiesce_seconds", "join", "started", "late", "send", "throw", "close"}
     ),
 }  # fmt: skip
 

@@ -71,7 +71,7 @@ class CacheTask(StartedCoroutine[TransferReport]):
         self._is_told = True
         if self._transfer.state is TransferState.PENDING:
             yield from self._transfer.wait().__await__()
-        elif self._transfer.holds_loop():
+        elif self._transfer._holds_loop():
             yield
         return self.result()
 
@@ -137,7 +137,7 @@ class CacheTask(StartedCoroutine[TransferReport]):
         if not self.done():
             with anyio.move_on_after(seconds):
                 await self._wait_quietly()
-        elif self._transfer.holds_loop():
+        elif self._transfer._holds_loop():
             await asyncio.sleep(0)
         if not self.done():
             return [LLMStatusCode.LLM_TIMEOUT] * len(self._transfer.results())

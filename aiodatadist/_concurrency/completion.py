@@ -110,7 +110,7 @@ class Completion(ABC):
         """
         return not self.is_done and self._cancel()
 
-    def holds_loop(self) -> bool:
+    def _holds_loop(self) -> bool:
         """Return True if calls have held the event loop so long that awaiting this must suspend, although it has ended."""
         return loop_time(asyncio.get_running_loop()).look()
 
@@ -223,7 +223,7 @@ class TransferCompletion(Completion):
         """
         if self.state is TransferState.PENDING:
             await self.join()
-        elif self.holds_loop():
+        elif self._holds_loop():
             await asyncio.sleep(0)
         if self.error is not None:
             raise self.error

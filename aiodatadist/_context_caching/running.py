@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio.abc
 
+from aiodatadist._concurrency.completion import TransferState
 from aiodatadist._concurrency.resident import Misuse, Resident
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._context_caching import checks as rules
@@ -102,13 +103,13 @@ class RunningTransfers:
 
         def ended(done: BlockTransfer) -> None:
             self.transfers.discard(done)
-            if not done.is_stuck:
+            if done.state is not TransferState.STUCK:
                 self.in_slots.discard(done)
                 call.memory.give()
 
         transfer = BlockTransfer(f"{what} of {call.total} keys", seconds)
         if not self._guard.is_open:
-            transfer.finish(CcResult.of([CcStatus.SKIPPED] * call.total), None)
+            transfer._finish(CcResult.of([CcStatus.SKIPPED] * call.total), None)
             self._records.follow(what, call.total, transfer)
             return transfer
         call.memory.take(writes="load" in what)
@@ -126,8 +127,8 @@ class RunningTransfers:
         error: EmsException | None = None
         task = current_task()
         try:
-            transfer.scope.deadline = call.copying + LATE_TOLERANCE
-            with transfer.scope:
+            transfer._scope.deadline = call.copying + LATE_TOLERANCE
+            with transfer._scope:
                 await self._start_limiter.wait()
                 if not transfer.is_asked_to_stop:
                     await work(call)
@@ -152,7 +153,7 @@ class RunningTransfers:
                 error = EmsInternalError("the device did not release the memory", partial=call.result())
             elif result is None and error is None and not transfer.is_asked_to_stop:
                 error = self.failure(call.result())
-            transfer.finish(result, error, is_stuck=call.is_stuck)
+            transfer._finish(result, error, is_stuck=call.is_stuck)
             # the error's traceback would keep both alive, and a failure that no caller asks for be reported late
             del transfer, error
 
@@ -174,4 +175,4 @@ class RunningTransfers:
     def end(self) -> None:
         """End transfers whose task never started, once the group has ended."""
         for transfer in list(self.transfers):
-            transfer.finish(None, self.failure())
+            transfer._finish(None, self.failure())

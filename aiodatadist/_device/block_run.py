@@ -124,7 +124,7 @@ class RanAtOnce(TransferCompletion):
         self.nbytes, self.ranges, self.queue_seconds, self.transfer_seconds = report
         self._loop_time = loop_time
 
-    def holds_loop(self) -> bool:
+    def _holds_loop(self) -> bool:
         return self._loop_time.is_over
 
     @property

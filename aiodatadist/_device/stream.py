@@ -138,7 +138,7 @@ class StreamTransfer(TransferCompletion):
     def quiesce_seconds(self) -> float:
         return self._stream.limits.quiesce + (0.0 if self._clean is None else CLEAN_SECONDS)
 
-    def holds_loop(self) -> bool:
+    def _holds_loop(self) -> bool:
         return self._stream.loop_time.is_over
 
     def _cancel(self) -> bool:

@@ -37,7 +37,6 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
 
     Attributes:
         seconds: time limit that the caller gave, infinite without one.
-        scope: cancel scope of the task that carries it out.
         is_asked_to_stop: True if it was cancelled.
         what: the call that started it, for the log.
     """
@@ -50,7 +49,7 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
         self._origin = Origin()
         super().__init__()
         self.seconds = seconds
-        self.scope: Scope = Scope()
+        self._scope = Scope()  # of the task that carries it out
         self.is_asked_to_stop: bool = False
         self.what = what
         self._loop = asyncio.get_running_loop()
@@ -75,15 +74,10 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
         """Return True if it ended by cancellation."""
         return self.is_cancelled
 
-    @property
-    def is_stuck(self) -> bool:
-        """True if it has ended, but the device does not release its memory."""
-        return self.state is TransferState.STUCK
-
     def _cancel(self) -> bool:
         self._check_loop()
         self.is_asked_to_stop = True
-        self.scope.cancel()
+        self._scope.cancel()
         return True
 
     @property
@@ -121,7 +115,7 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
         """
         self._check_loop()
         await (anyio.lowlevel.checkpoint() if self.is_done else self._settled())
-        if self.is_stuck:
+        if self.state is TransferState.STUCK:
             raise EmsInternalError(f"{self.what}: the device did not release the memory")
 
     def _check_loop(self) -> None:
@@ -139,7 +133,7 @@ class BlockTransfer(Completion, StartedCoroutine[CcResult]):
         else:
             super().add_done_callback(callback)
 
-    def finish(self, result: CcResult | None, error: EmsException | None, *, is_stuck: bool = False) -> None:
+    def _finish(self, result: CcResult | None, error: EmsException | None, *, is_stuck: bool = False) -> None:
         """End the transfer, once. Neither result nor error means that it was cancelled."""
         if self.is_done:
             return
