@@ -132,11 +132,11 @@ class Handle:
 
     # ---- on the loop ----
 
-    def begin(self) -> None:
-        """Start the transfer, in the context of its caller."""
-        self._context.run(self._begin)
-
     def _begin(self) -> None:
+        """Start the transfer, in the context of its caller."""
+        self._context.run(self._begin_here)
+
+    def _begin_here(self) -> None:
         start, self._start = self._start, None
         if start is None:  # cancelled or abandoned meanwhile
             self._finish(HandleState.CANCELLED)
@@ -241,7 +241,7 @@ class Submissions:
                 )
             self._undrained += 1
             self._under_way.add(handle)
-            self.post(handle.begin)
+            self.post(handle._begin)
 
     def drain(self, max_items: int | None = None) -> list[Handle]:
         """Return handles that have ended since the last call, oldest first, at most ``max_items``; each once.
