@@ -342,6 +342,54 @@ def test_an_offer_of_a_peer_is_taken_and_released_if_it_is_not_needed(vllm: Simp
     assert scheduler.log.getvalue() == ""
 
 
+@pytest.fixture
+def read(vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return the list of what the scheduler's half has read."""
+    found: list[object] = []
+    original = vllm.offer.read_foreign
+
+    def counted(data: object, *arguments: Any, **limits: Any) -> Any:
+        found.append(data)
+        return original(data, *arguments, **limits)
+
+    monkeypatch.setattr(vllm.offer, "read_foreign", counted)
+    return found
+
+
+@pytest.mark.parametrize("made", [offer, pushed])
+def test_an_offer_is_read_once_however_long_its_request_waits(
+    vllm: SimpleNamespace, read: list[object], made: Callable[[], dict[str, Any]]
+) -> None:
+    scheduler = Scheduler(vllm)
+    params = made()
+    assert scheduler.go_through(params) == (32, True)
+    assert read == [params]
+    assert scheduler.go_through(made()) == (32, True), "another request of the same name"
+    assert len(read) == 2
+    params["do_remote_prefill"] = True
+    assert scheduler.go_through(params) == (32, True), "the first one has ended"
+    assert len(read) == 3
+
+
+def test_another_offer_or_prompt_under_the_same_name_is_read(vllm: SimpleNamespace, read: list[object]) -> None:
+    offers, true = vllm.offer.Offers(1, Settings().allowed_peers(), 64), offer()
+    for params, tokens, count in ((true, 32, 1), (true, 32, 1), (offer(), 32, 2), (true, 32, 3), (true, 16, 4)):
+        found = offers.offer_of("r", params, tokens)
+        assert (found is None) == (tokens == 16), "it has more blocks than a prompt of 16 tokens"
+        assert len(read) == count
+
+
+def test_of_the_offers_that_wait_a_few_are_kept(vllm: SimpleNamespace, read: list[object]) -> None:
+    offers = vllm.offer.Offers(1, Settings().allowed_peers(), 64)
+    params = [offer() for _ in range(vllm.offer.MAX_WAITING + 1)]
+    for number, each in enumerate(params):
+        assert offers.offer_of(f"r{number}", each, 32) is not None
+    offers.offer_of("r1", params[1], 32)
+    assert len(read) == len(params), "it was kept"
+    offers.offer_of("r0", params[0], 32)
+    assert len(read) == len(params) + 1, "it made room for the last one"
+
+
 def test_an_engine_on_the_network_dials_no_address_that_it_was_not_given(vllm: SimpleNamespace) -> None:
     for settings, found in (
         ({"host": "10.0.0.7"}, (0, False)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter
 
@@ -31,6 +31,8 @@ MAX_OFFER_TEXT = 256
 """Most characters of each text in it."""
 MAX_WORKERS = 1024
 """Upper limit of :attr:`Settings.max_offer_workers`."""
+MAX_WAITING = 64
+"""Most offers that are kept as they were read. Of the requests that wait, a scheduler tries the first one again and again."""
 
 
 class _Params(BaseModel):
@@ -114,6 +116,14 @@ class PushOffer(_Params):
         return PeerAddress(cluster_id=rank0.cluster_id + rank, host=rank0.host, port=rank0.port + rank)
 
 
+class _Known(NamedTuple):
+    """An offer, and what it was read from."""
+
+    params: Mapping[str, Any]
+    prompt_tokens: int
+    offer: Offer | PushOffer
+
+
 class Offers:
     """A reader of what a router sends to one engine. Each refusal is at most one line in the log.
 
@@ -132,6 +142,7 @@ class Offers:
         self._peers = peers
         self._max_workers = max_workers
         self._incidents = incidents or Incidents()
+        self._waiting: dict[str, _Known] = {}
 
     def params_of(self, request: Any) -> dict[str, Any]:
         """Return the parameters of one of vLLM's requests; empty if it has none, or something else, which is refused.
@@ -153,10 +164,29 @@ class Offers:
     ) -> Offer | PushOffer | None:
         """Return the offer of a request, or None if it brings no blocks, or they are refused, which is logged.
 
-        It is refused once: from then on the request has no offer.
+        It is refused once: from then on the request has no offer. An accepted offer is kept until :meth:`forget`: to read
+        it again at each step in which its request waits for blocks would take milliseconds of each.
         """
         if not params or not params.get("do_remote_prefill"):
             return None
+        known = self._waiting.get(request_id)
+        if known is not None and known.params is params and known.prompt_tokens == prompt_tokens:
+            return known.offer
+        offer = self._accepted(request_id, params, prompt_tokens)
+        if offer is not None:
+            self._waiting[request_id] = _Known(params, prompt_tokens, offer)
+            if len(self._waiting) > MAX_WAITING:
+                del self._waiting[next(iter(self._waiting))]
+        elif isinstance(params, dict):
+            params["do_remote_prefill"] = False
+        return offer
+
+    def forget(self, request_id: str) -> None:
+        """Forget the offer of a request that got its blocks, or has ended."""
+        self._waiting.pop(request_id, None)
+
+    def _accepted(self, request_id: str, params: Mapping[str, Any], prompt_tokens: int) -> Offer | PushOffer | None:
+        """Return the offer, or None if it is refused, which is logged."""
         try:
             offer = self._read(params)
             if isinstance(offer, Offer) and (excess := offer.why_too_long(prompt_tokens)):
@@ -171,8 +201,6 @@ class Offers:
                     break
             else:
                 return offer
-        if isinstance(params, dict):
-            params["do_remote_prefill"] = False
         return None
 
     def _read(self, params: Mapping[str, Any]) -> Offer | PushOffer:

@@ -82,6 +82,7 @@ class SchedulerSide:
         if offer is None:
             return
         request.kv_transfer_params["do_remote_prefill"] = False
+        self._offers.forget(request.request_id)
         if not external_tokens:  # this engine has all of it already
             self._refuse(request, offer)
             return
@@ -133,6 +134,7 @@ class SchedulerSide:
         """End a request; return True if its blocks are kept, and the parameters for the next engine."""
         request_id, params = request.request_id, self._offers.params_of(request)
         offer = self._offer_of(request)
+        self._offers.forget(request_id)
         if offer is not None:  # it was never scheduled here
             self._refuse(request, offer)
         if request_id in self._loading:
