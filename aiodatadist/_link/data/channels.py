@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from aiodatadist._concurrency.loop_time import give_way
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._link.control.questions import PendingQuestions
@@ -177,7 +178,7 @@ class Channels:
         self._renewal: _Renewal | None = None
         self._expected: set[str] = set()  # names of channels that are being opened, or wait for their turn
         self._turns = anyio.Semaphore(peer_budget.OPENING_CHANNELS)  # of renewals of the peer's
-        self._outdated: list[tuple[int, int, int]] = []  # as _renew_for_peer says
+        self._outdated: deque[tuple[int, int, int]] = deque()  # as _renew_for_peer says
         self._pause = 0.0
         self._heard: deque[str] = deque(maxlen=2 * MAX_FOLLOWING)
         self._openings: dict[str, anyio.CancelScope] = {}
@@ -467,7 +468,8 @@ class Channels:
     async def _renew_for_peer(self) -> None:
         """Answer the server's questions, in one task for all of them: each is its number, and the epochs to be reached.
 
-        A failed attempt answers all questions that it was made for, and those that came meanwhile and need no more.
+        A failed attempt answers all questions that it was made for, and those that came meanwhile and need no more. The
+        loop goes round between answers: a peer may have asked thousands of questions.
         """
         while self._outdated:
             await anyio.sleep(self._pause)
@@ -478,12 +480,15 @@ class Channels:
                 has_failed = True
                 self._not_renewed("for the peer: %s", error)
             self._pause = min(2 * self._pause or FIRST_PAUSE, MOST_PAUSE) if has_failed else 0.0
-            asked, self._outdated = self._outdated, []
-            for question in asked:
+            for _ in range(len(self._outdated)):
+                await give_way()
+                question = self._outdated[0]  # which stays there until it is answered: an empty queue has no task
                 call, mine, theirs = question
-                if question is first or (has_failed and mine <= epoch) or self.find(mine, theirs) is not None:
+                is_over = question is first or (has_failed and mine <= epoch) or self.find(mine, theirs) is not None
+                if is_over:
                     self._post(Pong(call=call))
-                else:
+                self._outdated.popleft()
+                if not is_over:
                     self._outdated.append(question)
 
     def on_renew(self, message: Renew) -> None:

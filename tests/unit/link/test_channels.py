@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
+from aiodatadist._concurrency import loop_time
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._counting import Incidents
@@ -64,7 +66,9 @@ class Said:
         self._more.wake()
 
     async def wait_for(self, message: Message) -> None:
-        while message not in self.all:
+        looked_at = 0
+        while message not in self.all[looked_at:]:
+            looked_at = len(self.all)
             await self._more.wait()
 
 
@@ -142,6 +146,40 @@ async def test_a_peer_that_asks_for_a_channel_all_the_time_has_one_task() -> Non
         await said.wait_for(Pong(call=MAX_OUTDATED))
         assert [message.call for message in said.all if isinstance(message, Pong)] == list(range(1, MAX_OUTDATED + 1))
         assert sum(isinstance(message, Renew) for message in said.all) == 1
+
+
+async def test_a_peer_that_asked_for_a_channel_all_the_time_is_answered_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Answers to thousands of questions hold the event loop no longer than other calls may. What comes meanwhile waits."""
+    async with client() as (channels, transport, said):
+        many, answered, rounds = 500, Counter[int](), 0
+        post, loop, before = said.post, asyncio.get_running_loop(), len(asyncio.all_tasks())
+
+        def go_round() -> None:
+            nonlocal rounds
+            rounds += 1
+            if answered.total() < many + 1:
+                loop.call_soon(go_round)
+
+        def counted(message: Message) -> None:
+            if isinstance(message, Pong):
+                answered[rounds] += 1
+                if message.call == many:  # the last one: the answers to all others are out
+                    channels.on_outdated(Outdated(call=many + 1, mine=2, yours=1))
+                    assert len(asyncio.all_tasks()) <= before + 2
+            post(message)
+
+        monkeypatch.setattr(channels, "_post", counted)
+        monkeypatch.setattr(loop_time, "HELD", 0)
+        for call in range(1, many + 1):
+            channels.on_outdated(Outdated(call=call, mine=2, yours=1))
+        await said.wait_for(Renewed(channel="channel_2", epoch=1))
+        go_round()
+        channels.on_renewed(Renewed(channel="channel_2", epoch=2))
+        await said.wait_for(Pong(call=many + 1))
+        assert max(answered.values()) <= 10
+        assert len(transport.opened) == 2
 
 
 async def test_a_channel_that_cannot_be_opened_is_tried_once_for_all_who_asked_for_it() -> None:
