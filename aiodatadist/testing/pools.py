@@ -66,8 +66,9 @@ async def fetch(pool: KVPool, keys: Sequence[PoolKey], sizes: Sequence[int]) -> 
         if isinstance(value, GetStatus):
             found.append(value)
         else:
-            assert ctypes.string_at(value.address, value.nbytes) == value.view()
-            found.append(bytes(value.view()))
+            data = bytes(value.view())
+            assert ctypes.string_at(value.address, value.nbytes) == data
+            found.append(data)
             value.release()
     return found
 
@@ -295,7 +296,7 @@ class PoolContract:
                     stage.view()[:] = mark
                 assert await fetch(pool, keys[:2], [MIB] * 2) == values[:2]
                 for stage, mark in marks:
-                    assert stage.view() == mark
+                    assert bytes(stage.view()) == mark
                     stage.release()
             assert late or pool.capabilities.in_process, "no deadline was short enough: this shows nothing"
             await self.all_is_back(pool)

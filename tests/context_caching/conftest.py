@@ -28,7 +28,7 @@ from tests.context_caching.servers import (
 
 __all__ = ["mooncake_master", "redis_server", "redis_servers"]
 
-SMALL = 48 * MIB
+SMALL = 24 * MIB
 """Bytes that an engine's small store has for values."""
 
 
@@ -167,8 +167,8 @@ STORES: dict[str, Callable[[pytest.FixtureRequest], OpenStore]] = {
 async def _small_redis(nbytes: int) -> AsyncIterator[Store]:
     """Open a small Redis pool, in which several requests under way count towards the memory as well."""
     need_redis()
-    with running(server := RedisServer(nbytes + 16 * MIB)):
-        async with _served(f"{server.url}?memory={16 * MIB}") as store:
+    with running(server := RedisServer(nbytes + 8 * MIB)):
+        async with _served(f"{server.url}?memory={8 * MIB}") as store:
             yield store
 
 
@@ -176,7 +176,7 @@ async def _small_redis(nbytes: int) -> AsyncIterator[Store]:
 async def _small_cluster(nbytes: int) -> AsyncIterator[Store]:
     need_redis()
     with redis_cluster(nbytes // 3 + 8 * MIB) as servers:
-        async with _served(f"{servers[0].url}?memory={16 * MIB}") as store:
+        async with _served(f"{servers[0].url}?memory={8 * MIB}") as store:
             yield store
 
 
@@ -185,7 +185,7 @@ async def _small_mooncake(nbytes: int) -> AsyncIterator[Store]:
     need_mooncake()
     master = MooncakeMaster()
     with running(master, *(MooncakeLender(master, nbytes // 2) for _ in range(2))):
-        async with _served(f"{master.url}&memory={24 * MIB}") as store:
+        async with _served(f"{master.url}&memory={16 * MIB}") as store:
             yield store
 
 
@@ -194,7 +194,7 @@ SMALL_STORES = {
     "foreign": SmallStore(_foreign, 32 << 10, is_exact=True),
     "redis": SmallStore(_small_redis, SMALL),
     "cluster": SmallStore(_small_cluster, SMALL),
-    "mooncake": SmallStore(_small_mooncake, SMALL, rejects=True),
+    "mooncake": SmallStore(_small_mooncake, 32 * MIB, rejects=True),
 }
 
 

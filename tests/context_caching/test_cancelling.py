@@ -29,13 +29,14 @@ from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.context_caching.fakes import Foreign
 from tests.context_caching.kit import Kv, block_slots, by_slots, kv_in, opened
 
-LARGE: dict[str, Any] = {"rows": [[(4096,), (4096,)]] * 2, "blocks": 64}  # 8 MiB: more than runs in the submitting call
+LARGE: dict[str, Any] = {"rows": [[(2048,), (2048,)]] * 2, "blocks": 64}
+"""4 MiB. Of this, and of an eighth of it, more is copied than runs in the submitting call."""
 HASHES = list(range(64))
 
 
 @pytest.mark.parametrize("how", ["task", "handle"])
 @pytest.mark.parametrize("what", ["save", "load"])
-@pytest.mark.parametrize("wave", [8 << 20, 3 << 20, 1 << 20], ids=["in one wave", "in three", "in eight"])
+@pytest.mark.parametrize("wave", [4 << 20, 3 << 19, 1 << 19], ids=["in one wave", "in three", "in eight"])
 @pytest.mark.parametrize("is_here", [False, True], ids=["foreign", "embedded"])
 async def test_a_call_cancelled_at_any_await_has_let_go_and_can_be_made_again(
     is_here: bool, wave: int, what: str, how: str, monkeypatch: pytest.MonkeyPatch
@@ -43,11 +44,11 @@ async def test_a_call_cancelled_at_any_await_has_let_go_and_can_be_made_again(
     monkeypatch.setattr("aiodatadist._context_caching.transfer.pipeline.FOREIGN_WAVE", wave)
     monkeypatch.setattr("aiodatadist._context_caching.transfer.pipeline.WAVE", wave)
     kv = Kv(**LARGE)
-    async with await MemoryPool.open(64 << 20) as inner:
+    async with await MemoryPool.open(32 << 20) as inner:
         pool = Foreign(inner)
         for call in ("exists_many", "stage", "put_many", "get_many"):
             pool.misdeeds[call] = anyio.lowlevel.checkpoint
-        async with opened(inner if is_here else pool, kv, read_cache_bytes=1 << 20) as cache:
+        async with opened(inner if is_here else pool, kv, read_cache_bytes=1 << 19) as cache:
             if what == "load":
                 await cache.save(HASHES, **by_slots(HASHES), write_rcache=False)
             k = 1

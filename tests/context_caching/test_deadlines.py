@@ -17,7 +17,7 @@ from tests.context_caching.kit import ROOM, Kv, by_slots, opened
 from tests.held import let_pass
 from tests.stopwatch import lasting
 
-LIMIT = 0.2
+LIMIT = 0.05
 SLACK = 0.1
 
 Call = Callable[[ContextCache, float], Awaitable[CcResult]]

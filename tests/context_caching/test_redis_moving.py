@@ -57,7 +57,7 @@ async def assert_whole(pool: KVPool, keys: list[PoolKey], values: list[bytes]) -
     found = await pool.get_many(keys, [MIB] * len(keys), deadline=soon())
     for value, wanted in zip(found, values, strict=True):
         assert not isinstance(value, GetStatus), value
-        assert value.view() == wanted
+        assert bytes(value.view()) == wanted
         value.release()
 
 
