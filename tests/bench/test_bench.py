@@ -36,7 +36,7 @@ from tests import children
 from tests.profiles import at_night
 from tests.strict.marks import any_memory
 
-SHORT = ("--layers", "2", "--batch", "4", "--seconds", "0.05", "--warmup", "0", "--windows", "2", "--block")
+SHORT = ("--layers", "2", "--batch", "4", "--seconds", "0.01", "--warmup", "0", "--windows", "2", "--block")
 MANY = ("4KiB:512KiB", "--memory", "pool,user,host", "--seconds", "0.25")
 """24 cases, which take several seconds: what comes after the first of them comes before the last."""
 PATIENCE = 60.0

@@ -56,6 +56,11 @@ class Demo:
         for pidfd in self._pidfds:
             assert select.select([pidfd], [], [], PATIENCE)[0], "a worker outlived the demo"
 
+    def running(self) -> list[str]:
+        """Return the workers that have not ended."""
+        pairs = zip(self.pids, self._pidfds, strict=True)
+        return [name for name, pidfd in pairs if not select.select([pidfd], [], [], 0)[0]]
+
     def output(self) -> str:
         """Return the rest of stdout."""
         assert self.process.stdout is not None

@@ -2,76 +2,84 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
+from tests import children
+
+from .process import Demo
+
 SIGPIPE = 141
 """The exit code that a shell gives to what a closed pipe has ended."""
+WITHOUT = """
+import os, runpy, sys
 
-
-def those_with(mark: str) -> list[int]:
-    """Return the processes started with this in their environment. Workers have their own sessions and process groups."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):  # it has ended meanwhile, or is another user's
-                if mark.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-    return found
+os.close({number})
+sys.{name} = sys.__{name}__ = None
+runpy.run_module("aiodatadist", run_name="__main__", alter_sys=True)
+"""
+"""Runs the command as an interpreter does that was started with a file descriptor closed."""
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["doctor"],
-        ["demo"],
-        ["demo", "--context-cache"],
-        pytest.param(["demo", "--layered"], marks=pytest.mark.nightly),
-        pytest.param(["demo", "--v1"], marks=pytest.mark.nightly),
+        [],
+        pytest.param(["--layered"], marks=pytest.mark.nightly),
+        pytest.param(["--v1"], marks=pytest.mark.nightly),
     ],
     ids=" ".join,
 )
-def test_a_reader_that_leaves_is_no_error(words: list[str], tmp_path: Path) -> None:
-    if "demo" in words:
-        (tmp_path / "prompt").write_text("a prompt of more than one block of tokens")
-        words = [*words, "--prompt", str(tmp_path / "prompt")]
-    command = [sys.executable, "-m", "aiodatadist", *words]
-    mark = str(uuid4())
-    environment = {**os.environ, "AIODATADIST_TEST_MARK": mark}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+def test_a_demo_whose_reader_leaves_ends_its_workers_first(words: list[str], prompt: str) -> None:
+    with closing(Demo.real("--prompt", prompt, *words)) as demo:
+        demo.wait_until_started()
+        assert demo.process.stdout is not None
+        demo.process.stdout.close()
+        assert demo.errors() == ""
+        assert demo.process.wait() in {0, SIGPIPE}
+        assert demo.running() == [], "the command ends after its workers"
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["demo", "--context-cache"]], ids=" ".join)
+def test_a_reader_that_leaves_is_no_error(words: list[str], prompt: str) -> None:
+    command = [sys.executable, "-m", "aiodatadist", *words, *(["--prompt", prompt] if "demo" in words else [])]
+    with children.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
-        assert process.pid in those_with(mark)
         process.stdout.close()
-        assert process.stderr.read() == b""
+        assert process.stderr.read() == ""
     assert process.returncode in {0, SIGPIPE}
-    assert those_with(mark) == [], "the command ends after its workers"
 
 
-@pytest.mark.parametrize(
-    "words", [["doctor"], ["demo", "--tokens", "1"], ["demo", "--tokens", "1", "--context-cache"]], ids=" ".join
-)
-def test_a_closed_output_is_no_error(words: list[str], tmp_path: Path) -> None:
-    if "demo" in words:
-        (tmp_path / "prompt").write_text("a prompt of more than one block of tokens")
-        words = [*words, "--prompt", str(tmp_path / "prompt")]
-    ended = without("1", words)
+@pytest.fixture
+def prompt(tmp_path: Path) -> str:
+    (tmp_path / "prompt").write_text("a prompt of more than one block of tokens")
+    return str(tmp_path / "prompt")
+
+
+def test_a_closed_output_is_no_error() -> None:
+    command = [sys.executable, "-W", "error", "-m", "aiodatadist", "doctor"]
+    ended = subprocess.run(["sh", "-c", 'exec "$@" 1>&-', "sh", *command], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("", "", 0)
+
+
+@pytest.mark.parametrize("more", [[], ["--context-cache"]], ids=" ".join)
+def test_a_demo_with_a_closed_output_is_no_error(more: list[str], prompt: str) -> None:
+    ended = without(1, "stdout", "demo", "--tokens", "1", "--prompt", prompt, *more)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("", "", 0)
 
 
 def test_a_complaint_does_not_go_to_the_output() -> None:
-    ended = without("2", ["demo", "--tokens", "x"])
+    ended = without(2, "stderr", "demo", "--tokens", "x")
     assert (ended.stdout, ended.returncode) == ("", 2)
 
 
-def without(stream: str, words: list[str]) -> subprocess.CompletedProcess[str]:
+def without(number: int, name: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the command with this file descriptor closed."""
-    command = ["sh", "-c", f'exec "$@" {stream}>&-', "sh", sys.executable, "-W", "error", "-m", "aiodatadist", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-W", "error", "-c", WITHOUT.format(number=number, name=name), *words]
+    return children.run(command, capture_output=True, text=True, forks=True)

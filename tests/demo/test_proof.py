@@ -84,15 +84,18 @@ async def run_both(meddle: Meddle = lambda ready: ready) -> Finished:
     return finished
 
 
-async def test_moved_cache_gives_the_same_tokens_and_bytes() -> None:
-    finished = await run_both()
+async def test_moved_cache_gives_the_same_tokens_and_bytes_and_every_byte_is_pulled_once_in_several_pulls() -> None:
+    seen: list[list[int]] = []
+
+    def look(ready: Prefilled) -> Prefilled:
+        seen.append(ready.blocks)
+        return ready
+
+    finished = await run_both(look)
     assert finished.text == finished.reference
     assert len(finished.text) == JOB.tokens
     assert finished.kv_equal
-
-
-async def test_every_byte_of_the_prompt_is_pulled_once_in_several_pulls() -> None:
-    finished = await run_both()
+    assert sorted(seen[0]) != seen[0], "both sides scatter the sequence differently"
     assert [pull.blocks for pull in finished.pulls] == [len(portion) for portion in portions_of(BLOCKS)]
     assert sum(pull.bytes for pull in finished.pulls) == BLOCKS * 16 * 16384
     assert all(pull.seconds > 0 and pull.memcpy_seconds > 0 for pull in finished.pulls)
@@ -124,17 +127,6 @@ async def test_the_cache_is_not_adopted_and_given_back_with_its_last_array() -> 
     del kv, cluster  # which keeps what was registered
     await anyio.to_thread.run_sync(gc.collect)  # the thread that allocated may have kept its arguments until now
     assert soft_counters()["device_bytes"] == before["device_bytes"]
-
-
-async def test_both_sides_scatter_the_sequence_differently() -> None:
-    seen: list[list[int]] = []
-
-    def look(ready: Prefilled) -> Prefilled:
-        seen.append(ready.blocks)
-        return ready
-
-    await run_both(look)
-    assert sorted(seen[0]) != seen[0]
 
 
 async def test_block_beyond_the_cache_is_refused() -> None:

@@ -33,7 +33,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.mark.parametrize(("length", "nbytes"), [(17, 2 * 16 * 16384), at_night(1000, 63 * 16 * 16384)])
 def test_v1_demo_ends_with_equal_bytes_and_tokens(start: Start, length: int, nbytes: int) -> None:
-    """17 bytes are too few for a shared prefix of a whole block. The next test has 1000."""
+    """17 bytes are too few for a shared prefix of a whole block. The next test has 330."""
     out, errors = start(length, "--tokens", "8", "--json").process.communicate(timeout=PATIENCE)
     assert errors == ""
     result = json.loads(out)
@@ -43,11 +43,11 @@ def test_v1_demo_ends_with_equal_bytes_and_tokens(start: Start, length: int, nby
 
 
 def test_v1_demo_shows_what_it_did(start: Start) -> None:
-    out, errors = start(1000, "--tokens", "8").process.communicate(timeout=PATIENCE)
+    out, errors = start(330, "--tokens", "8").process.communicate(timeout=PATIENCE)
     assert errors == ""
     lines = out.splitlines()
     assert lines[-2:] == ["KV bytes equal: yes", "tokens equal: yes"]
-    assert any(line.startswith("bytes           15.8 MiB of KV cache in one pull_kv") for line in lines)
+    assert any(line.startswith("bytes           5.2 MiB of KV cache in one pull_kv") for line in lines)
 
 
 @pytest.mark.parametrize("victim", [at_night("prefill"), "decode"])

@@ -129,30 +129,31 @@ def test_a_full_disk_is_said_in_one_line() -> None:
 # ---- the vendor's libraries ----
 
 
-def doctor_with(folder: Path, names: tuple[str, ...], runtime: str) -> list[dict[str, str]]:
+def doctor_with(names: tuple[str, ...], runtime: str) -> list[dict[str, str]]:
     """Return the findings of a process that has these libraries, which are softnpu."""
-    vendor_names.install(folder, names)
-    environment = {**vendor_names.environment(folder), "AIODATADIST_RUNTIME": runtime}
-    command = [sys.executable, "-m", "aiodatadist", "doctor", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    with vendor_names.shared_folder() as folder:
+        vendor_names.install(folder, names)
+        environment = {**vendor_names.environment(folder), "AIODATADIST_RUNTIME": runtime}
+        command = [sys.executable, "-m", "aiodatadist", "doctor", "--json"]
+        done = children.run(command, env=environment, capture_output=True, text=True, timeout=60)
     found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
     return found
 
 
-def test_acl_without_hccl_is_said(tmp_path: Path) -> None:
-    first = doctor_with(tmp_path, ("libacl_rt.so",), "ascend")[0]
+def test_acl_without_hccl_is_said() -> None:
+    first = doctor_with(("libacl_rt.so",), "ascend")[0]
     assert (first["name"], first["mark"]) == ("runtime", "fail")
     assert "libacl_rt.so loads, so ACL is installed, but without HCCL" in first["meaning"]
 
 
-def test_acl_without_hccl_is_a_warning_where_softnpu_does_the_work(tmp_path: Path) -> None:
-    first = doctor_with(tmp_path, ("libacl_rt.so",), "auto")[0]
+def test_acl_without_hccl_is_a_warning_where_softnpu_does_the_work() -> None:
+    first = doctor_with(("libacl_rt.so",), "auto")[0]
     assert (first["value"], first["mark"]) == ("soft (AIODATADIST_RUNTIME=auto)", "warn")
     assert "libacl_rt.so loads, but HCCL does not: neither libhcomm.so nor libhccl.so" in first["meaning"]
 
 
-def test_with_the_vendors_runtime_nothing_is_said_of_softnpu(tmp_path: Path) -> None:
-    found = doctor_with(tmp_path, vendor_names.NEW, "ascend")
+def test_with_the_vendors_runtime_nothing_is_said_of_softnpu() -> None:
+    found = doctor_with(vendor_names.NEW, "ascend")
     assert found[0]["value"] == "ascend (AIODATADIST_RUNTIME=ascend)"
     assert [finding for finding in found if "software NPU" in finding["meaning"]] == []
 
