@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkTimeout, Placement
-from aiodatadist._link.data.channels import RENEWAL_TIMEOUT
+from aiodatadist._link.data import channels
+from aiodatadist._link.data.channels import MAX_FOLLOWING, RENEWAL_TIMEOUT
 from aiodatadist._transport import Channel, ChannelOffer
 from aiodatadist._values import peer_budget
 from aiodatadist._values.peer_budget import OPENING_CHANNELS
@@ -80,6 +81,7 @@ async def test_channels_that_the_peer_asks_for_are_opened_a_few_at_a_time(monkey
     """Each has a thread and a socket until the peer comes, or its time is over."""
     async with linked_pair(DESC) as (prompt, decoder, _, _):
         liars, openings = inside(decoder.datadist).links.current[0], Openings(prompt, monkeypatch)
+        monkeypatch.setattr(channels, "MOST_PAUSE", 0.0)
         told = list[str]()
         monkeypatch.setattr(liars.session.channels, "on_renewed", lambda message: told.append(message.channel))
         names = [f"channel{number}" for number in range(20)]
@@ -138,4 +140,32 @@ async def test_a_server_that_asks_for_what_no_channel_reaches_is_served_less_and
             await liar.session.questions.ask(lambda call: Outdated(call=call, mine=2**32 - 1, yours=0), Pong)
         pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
         assert pauses == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0], abs=0.04)
+        assert liar.session.is_ready
+
+
+async def test_a_client_that_gives_up_what_it_asks_for_costs_few_openings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each opening is a thread and a socket. A client that gives up waits for no pause, however many it has earned."""
+    async with linked_pair(DESC) as (prompt, decoder, _, _):
+        liar, opened, given_up, told = inside(decoder.datadist).links.current[0], 0, 0, list[str]()
+
+        async def wait_for_the_peer(offer: ChannelOffer, seconds: float) -> Channel:
+            nonlocal opened, given_up
+            opened += 1
+            try:
+                await anyio.sleep_forever()
+            finally:
+                given_up += 1
+            raise AssertionError
+
+        monkeypatch.setattr(inside(prompt.datadist).transport, "open_channel", wait_for_the_peer)
+        monkeypatch.setattr(liar.session.channels, "on_renewed", lambda message: told.append(message.channel))
+        monkeypatch.setattr(channels, "FIRST_PAUSE", 3600.0)
+        monkeypatch.setattr(channels, "MOST_PAUSE", 3600.0)
+        for number in range(2 * MAX_FOLLOWING):
+            liar.session.post(Renew(channel=f"channel{number}", seconds=20.0))
+            await there_and_back(decoder, prompt)
+            liar.session.post(Renewed(channel=f"channel{number}", epoch=0, reason="it failed here"))
+            while len(told) <= number:
+                await turns()
+        assert (opened, given_up) == (1, 1)
         assert liar.session.is_ready

@@ -1491,6 +1491,14 @@ MUTANTS = (
         "self._keys[:1]",
         (ROTATED_KEYS,),
     ),
+    Mutant(
+        "channels-without-a-pause",
+        "a client that gives up the channels that it asks for makes this end open few",
+        "aiodatadist/_link/data/channels.py",
+        "                    await anyio.sleep(pause)\n",
+        "",
+        ("tests/hostile/test_channels.py",),
+    ),
     # ---- one process for each cluster id ----
     Mutant(
         "another-instance-replaces-a-live-link",

@@ -49,9 +49,10 @@ MAX_OLD = 64
 Each keeps a file descriptor and mappings.
 """
 FIRST_PAUSE, MOST_PAUSE = 0.05, 1.0
-"""Seconds before the server gets another channel after one that did not reach what it asked for, doubled each time.
+"""Seconds before another channel is opened for the peer after one that failed, doubled each time.
 
-Otherwise a server that asks for what no channel reaches keeps this end busy with opening and closing channels.
+Otherwise a server that asks for what no channel reaches, or a client that gives up what it asked for, keeps this end busy.
+A client that gives up meanwhile does not wait, and nothing is opened for it.
 """
 MAX_OUTDATED = 65536
 """The most questions of the server's that wait for a further channel: one for each of its transfers that needs it."""
@@ -337,17 +338,16 @@ class Channels:
             renewal.over.set()
             self._wake()
 
-    async def _open_further(self, name: str, seconds: float) -> LinkChannel:
-        """Open our half, wait for the peer's, and use the channel once both are open."""
+    async def _open_further(self, name: str, seconds: float, pause: float = 0.0) -> LinkChannel:
+        """Open our half after a pause, wait for the peer's, and use the channel once both are open."""
         if self._ends is None:
             raise NotLinked("the link has no channel yet")
         epoch = self._transport.epoch
         try:
             if len(self._old) >= MAX_OLD:
                 raise LinkError(f"{len(self._old)} channels that were replaced are still open: the limit is {MAX_OLD}")
-            channel = await self._open_unless_refused(
-                ChannelOffer(name, self._rank, self._ends), min(seconds, MAX_OPEN_SECONDS)
-            )
+            offer = ChannelOffer(name, self._rank, self._ends)
+            channel = await self._open_unless_refused(offer, min(seconds, MAX_OPEN_SECONDS), pause)
             self._post(Renewed(channel=name, epoch=epoch))
             link_channel = self._old[name] = LinkChannel(
                 name, channel, epoch, 0
@@ -368,13 +368,14 @@ class Channels:
             self._answers.pop(name, None)
             self._wake()
 
-    async def _open_unless_refused(self, offer: ChannelOffer, seconds: float) -> Channel:
-        """Open our half; stop waiting if the peer says that it cannot open its half."""
+    async def _open_unless_refused(self, offer: ChannelOffer, seconds: float, pause: float) -> Channel:
+        """Open our half after a pause; stop waiting if the peer says that it cannot open its half."""
         with anyio.CancelScope() as scope:
             self._openings[offer.name] = scope
             try:
                 answer = self._answers.get(offer.name)
                 if answer is None or not answer.reason:  # otherwise it said so while our half waited for its turn
+                    await anyio.sleep(pause)
                     return await self._transport.open_channel(offer, seconds)
             finally:
                 del self._openings[offer.name]
@@ -505,8 +506,10 @@ class Channels:
         async def follow() -> None:
             try:
                 async with self._turns:
-                    await self._open_further(message.channel, min(message.seconds, RENEWAL_TIMEOUT))
+                    await self._open_further(message.channel, min(message.seconds, RENEWAL_TIMEOUT), self._pause)
+                self._pause = 0.0
             except LinkError as error:  # the same holds here
+                self._pause = min(2 * self._pause or FIRST_PAUSE, MOST_PAUSE)
                 self._not_renewed("for the peer: %s", error)
             finally:
                 self._expected.discard(message.channel)
