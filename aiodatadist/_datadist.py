@@ -331,7 +331,7 @@ class LLMDataDist:
             LLMException: with ``LLM_EXIST_LINK`` if there are links: unlink everything first. With ``LLM_FAILED`` if
                 the cluster cannot listen on the port. With ``LLM_FEATURE_NOT_ENABLED`` if the address changes and
                 ``transfer_backend`` is ``"hixl"``.
-            TypeError, ParamInvalid: if an argument is wrong, or a host name is not found.
+            TypeError, ParamInvalid: if an argument is wrong, a host name is not found, or the keys for links cannot be used.
 
         After failure, role and address are as they were.
         """

@@ -281,8 +281,10 @@ class Engine:
     async def listen_elsewhere(self, address: tuple[str, int] | None) -> None:
         """Listen on this address from now on; None: stop listening.
 
-        Raises LLMException if the port cannot be used; the old listener then continues.
+        Raises LLMException if the port or the keys cannot be used; the old listener then continues.
         """
+        if address is not None:
+            self.key_ring.check()
         self._replace_listener(
             None if address is None else await Listener.open(*address, self.key_ring.keys, "switch_role")
         )

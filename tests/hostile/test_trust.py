@@ -358,6 +358,21 @@ async def test_a_home_in_which_nothing_can_be_created_is_an_error_with_a_hint(
         assert "key cannot be kept as" in str(linked.errors[0])
 
 
+async def test_a_cluster_whose_key_cannot_be_used_does_not_begin_to_listen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would listen, and refuse each client."""
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    async with open_cluster(1, listen_ip_info=None) as cluster:
+        with pytest.raises(ParamInvalid, match="key cannot be kept as"):
+            await cluster.datadist.switch_role(LLMRole.PROMPT, {"llm.listenIpInfo": "127.0.0.1:0"})
+        assert inside(cluster.datadist).listen_address is None
+        assert cluster.datadist.role is LLMRole.MIX
+
+
 def _silent_place() -> LLMClusterInfo:
     info = LLMClusterInfo(2)
     info.append_remote_ip_info("127.0.0.1", 9)
