@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from aiodatadist import AwaitableLayerSynchronizer, EventLayerSynchronizer, LLMStatusCode, ParamInvalid
+from aiodatadist._layered.synchronizers import marks_of
 from tests.test_layered import LAYERS, OK, computing_stream, fan, modes
 
 
@@ -77,13 +78,15 @@ async def test_what_a_thread_says_wrongly_is_refused_there() -> None:
 
 def test_after_the_end_of_the_loop_a_thread_is_not_disturbed() -> None:
     synchronizer = AwaitableLayerSynchronizer(LAYERS)
+    marks = marks_of(synchronizer)
+    assert marks is not None
 
     async def listen() -> None:
-        synchronizer.listen(lambda: None)
+        marks.listen(lambda: None)
 
     asyncio.run(listen())
     synchronizer.ready(1)
-    assert synchronizer.said(1)
+    assert marks.said(1)
 
 
 async def test_gates_are_opened_by_the_loop_alone() -> None:

@@ -61,33 +61,17 @@ class GatedByEvent(Protocol):
         """
 
 
-class AwaitableLayerSynchronizer(LayerSynchronizer):
-    """A synchronizer that model code tells which layer is ready, on the event loop or in any thread.
+class LayerMarks:
+    """The layers that were marked as ready or failed, in any thread, and who waits for them on an event loop."""
 
-    Args:
-        num_layers: layers of the source cache.
-    """
-
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._said: dict[int, bool] = {}
         self._listeners: list[Callable[[], None]] = []
-        self.num_layers: int = checks.integer(num_layers, "num_layers", checks.UINT32)
         self._events: dict[int, anyio.Event] = {}
 
-    def ready(self, layer_index: int) -> None:
-        """Mark the layer as final. In a thread this returns at once; the event loop is notified in its next round.
-
-        Raises ParamInvalid if there is no such layer.
-        """
-        self._say(layer_index, True)
-
-    def fail(self, layer_index: int) -> None:
-        """Mark the layer as one that will not come. For threads and errors see :meth:`ready`."""
-        self._say(layer_index, False)
-
-    def _say(self, layer_index: int, what: bool) -> None:
-        self._check(layer_index)
+    def say(self, layer_index: int, what: bool) -> None:
+        """Mark a layer, once: later marks have no effect."""
         # Set before the loop is read: a transfer that listens sets the loop first, and then looks for what was said.
         self._said.setdefault(layer_index, what)
         loop = self._loop
@@ -103,12 +87,6 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
         for listener in list(self._listeners):
             listener()
 
-    @property
-    def is_plain(self) -> bool:
-        """True if no subclass replaces ``synchronize_layer``, so that answers can be read without waiting."""
-        is_ours = type(self).synchronize_layer is AwaitableLayerSynchronizer.synchronize_layer
-        return is_ours and "synchronize_layer" not in vars(self)
-
     def said(self, layer_index: int) -> bool | None:
         """Return True if the layer is final, False if it will not come, None if neither was said so far."""
         return self._said.get(layer_index)
@@ -123,18 +101,58 @@ class AwaitableLayerSynchronizer(LayerSynchronizer):
         if listener in self._listeners:
             self._listeners.remove(listener)
 
-    def _check(self, layer_index: int) -> None:
-        if not 0 <= layer_index < self.num_layers:
-            raise ParamInvalid(f"layer_index is {layer_index}: there are {self.num_layers} layers")
-
-    async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None = None) -> bool:
-        self._check(layer_index)
+    async def wait(self, layer_index: int, timeout_in_millis: int | None) -> bool:
+        """Wait until the layer is marked; return False also if it was not marked in time."""
         self._loop = asyncio.get_running_loop()
         if layer_index not in self._said:
             event = self._events.setdefault(layer_index, anyio.Event())
             with anyio.move_on_after(None if timeout_in_millis is None else timeout_in_millis / 1000):
                 await event.wait()
         return self._said.get(layer_index, False)
+
+
+class AwaitableLayerSynchronizer(LayerSynchronizer):
+    """A synchronizer that model code tells which layer is ready, on the event loop or in any thread.
+
+    Args:
+        num_layers: layers of the source cache.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        self._marks = LayerMarks()
+        self.num_layers: int = checks.integer(num_layers, "num_layers", checks.UINT32)
+
+    def ready(self, layer_index: int) -> None:
+        """Mark the layer as final. In a thread this returns at once; the event loop is notified in its next round.
+
+        Raises ParamInvalid if there is no such layer.
+        """
+        self._check(layer_index)
+        self._marks.say(layer_index, True)
+
+    def fail(self, layer_index: int) -> None:
+        """Mark the layer as one that will not come. For threads and errors see :meth:`ready`."""
+        self._check(layer_index)
+        self._marks.say(layer_index, False)
+
+    def _check(self, layer_index: int) -> None:
+        if not 0 <= layer_index < self.num_layers:
+            raise ParamInvalid(f"layer_index is {layer_index}: there are {self.num_layers} layers")
+
+    async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None = None) -> bool:
+        self._check(layer_index)
+        return await self._marks.wait(layer_index, timeout_in_millis)
+
+
+def marks_of(synchronizer: object) -> LayerMarks | None:
+    """Return the marks of a synchronizer, which can be read without waiting; None if its answers must be awaited.
+
+    They must be awaited if it is of another kind, and if a subclass replaces ``synchronize_layer``.
+    """
+    if not isinstance(synchronizer, AwaitableLayerSynchronizer) or "synchronize_layer" in vars(synchronizer):
+        return None
+    is_ours = type(synchronizer).synchronize_layer is AwaitableLayerSynchronizer.synchronize_layer
+    return synchronizer._marks if is_ours else None
 
 
 def _torch_captures() -> bool:

@@ -21,7 +21,7 @@ from aiodatadist._device import CLEAN_SECONDS, TransferCompletion, TransferState
 from aiodatadist._layered.destination import Destination
 from aiodatadist._layered.progress import Event, Stage
 from aiodatadist._layered.request import Wanted
-from aiodatadist._layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer
+from aiodatadist._layered.synchronizers import EventLayerSynchronizer, marks_of
 from aiodatadist._values.transfer_priority import TransferPriority
 from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
 
@@ -52,7 +52,7 @@ class LayeredTransfer(TransferCompletion):
     A destination that fails, or is slow to be found, affects no other.
     """
 
-    __slots__ = ("_changed", "_entry", "_has_concluded", "_has_waited", "_landed", "_listener", "_ready_seconds", "_scopes",
+    __slots__ = ("_changed", "_entry", "_has_concluded", "_has_waited", "_landed", "_marks", "_ready_seconds", "_scopes",
                  "_spawn", "_started", "_synchronizer", "_verdicts", "parts")  # fmt: skip
 
     def __init__(
@@ -68,11 +68,7 @@ class LayeredTransfer(TransferCompletion):
         super().__init__()
         self._entry = entry
         self._synchronizer = synchronizer
-        self._listener: AwaitableLayerSynchronizer | None = (
-            None  # the synchronizer, if it notifies the transfer of layers
-        )
-        if isinstance(synchronizer, AwaitableLayerSynchronizer) and synchronizer.is_plain:
-            self._listener = synchronizer
+        self._marks = marks_of(synchronizer)  # None if it does not notify the transfer of layers
         self._scopes: set[Scope] = set()  # one for each of its tasks
         self._spawn: Spawn | None = None
         self._changed: Signal | None = None
@@ -132,9 +128,9 @@ class LayeredTransfer(TransferCompletion):
         for part in awaited:
             self._has_waited = True
             part.wait_for_link(self._linked)
-        if self._listener is not None and not self.is_done:
+        if self._marks is not None and not self.is_done:
             self._ready_seconds.clear()  # layers that were ready before say nothing about compute
-            self._listener.listen(self._offer_ready)
+            self._marks.listen(self._offer_ready)
             self._offer_ready()  # for layers that a thread has marked since the destinations began
         if (unknown or self._walks) and not self.is_done:
             self._start_task(unknown, walks=self._walks)
@@ -159,7 +155,7 @@ class LayeredTransfer(TransferCompletion):
     @property
     def _walks(self) -> bool:
         """True if a task must wait for the layers."""
-        return self._listener is None and not isinstance(self._synchronizer, EventLayerSynchronizer)
+        return self._marks is None and not isinstance(self._synchronizer, EventLayerSynchronizer)
 
     async def _run(self, scope: Scope, unknown: Sequence[Destination], walks: bool) -> None:
         """Find destinations, and wait for layers, in a task of the engine's."""
@@ -229,8 +225,8 @@ class LayeredTransfer(TransferCompletion):
 
     def _is_judged(self, layer: int) -> bool:
         """Return True if it is known whether the layer is ready or never will be. Look at what the synchronizer was told."""
-        if layer not in self._verdicts and self._listener is not None:
-            said = self._listener.said(layer)
+        if layer not in self._verdicts and self._marks is not None:
+            said = self._marks.said(layer)
             if said is not None:
                 self._judge(layer, None if said else _given_up(layer))
         return layer in self._verdicts
@@ -317,8 +313,8 @@ class LayeredTransfer(TransferCompletion):
     def _conclude(self) -> None:
         for part in self.parts:
             part.give_back_gate()
-        if self._listener is not None:
-            self._listener.unlisten(self._offer_ready)
+        if self._marks is not None:
+            self._marks.unlisten(self._offer_ready)
         self.nbytes: int = sum(part.nbytes for part in self.parts)
         self.ranges: int = sum(part.ranges for part in self.parts)
         self.transfer_seconds: float = max((part.transfer_seconds for part in self.parts), default=0.0)
