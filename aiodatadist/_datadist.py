@@ -90,7 +90,7 @@ class LLMDataDist:
         self._starting = anyio.Lock()
         self._suspected: set[str] = set()
         self._observer: Observer | None = None
-        self.totals: Totals = Totals()  # kept here because figures() needs them after the engine has ended
+        self._totals = Totals()  # kept here because figures() needs them after the engine has ended
 
     def __repr__(self) -> str:
         engine = self._engine
@@ -131,7 +131,7 @@ class LLMDataDist:
                 self._config = options
             self._first_config = self._config.model_copy(deep=True)
             config = self._engine_config()
-            engine = Engine(self, config, resident, self._serving_a_request)
+            engine = Engine(self, self._totals, config, resident, self._serving_a_request)
             claim_id(self._cluster_id, resident)
             try:
                 await resident.start(engine.run)
@@ -284,7 +284,7 @@ class LLMDataDist:
         It can be called from any thread and at any time. Before :meth:`init` and after :meth:`finalize` there are no
         links, caches and pools.
         """
-        engine, totals = self._engine, self.totals
+        engine, totals = self._engine, self._totals
         is_there = engine is not None and not engine.resident.has_ended
         pools = engine.registry.pool_usage() if engine is not None and is_there else {}
         return Figures(
@@ -622,7 +622,7 @@ class LLMDataDist:
                 except LLMException as error:
                     is_named = any(f"cluster {peer}{mark}" in str(error) for mark in " :,;")
                     told = self._cluster_id, "" if is_named else f"cluster {peer}: ", error
-                    self.totals.incidents.add(Incident.LINK_FAILED, logger, "cluster %d: %s%s", *told)
+                    self._totals.incidents.add(Incident.LINK_FAILED, logger, "cluster %d: %s%s", *told)
                     errors[index] = error
 
         async with anyio.create_task_group() as group:

@@ -196,7 +196,8 @@ async def test_figures_may_be_read_while_a_collection_of_garbage_lets_other_thre
     """In Python 3.11 it begins wherever an object is made, also in the middle of a step that is C's."""
     async with linked_pair(DESC, mem_pool_cfg=POOL) as (_, decoder, _, cache):
         await pulled(decoder, cache)
-        totals, engine = decoder.datadist.totals, inside(decoder.datadist)
+        engine = inside(decoder.datadist)
+        totals = engine.totals
         link, table = engine.links.find(1), engine.links._links
         seen: list[str] = []
         for number in range(50):

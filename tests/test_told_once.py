@@ -22,7 +22,7 @@ from aiodatadist import (
     TransferWithCacheKeyConfig,
 )
 from aiodatadist._cache_manager import CacheManager
-from aiodatadist.testing import Cluster, linked_pair, open_cluster, soft_fault, soft_faults_cleared
+from aiodatadist.testing import Cluster, inside, linked_pair, open_cluster, soft_fault, soft_faults_cleared
 
 DESC = CacheDesc(4, [8, 1 << 12], DataType.DT_UINT8)
 KEY = 7
@@ -131,7 +131,7 @@ async def test_links_that_fail_have_a_line_each(
     info = LLMClusterInfo(1)
     info.append_remote_ip_info("127.0.0.1", 1)
     async with open_cluster(2) as cluster:
-        cluster.datadist.totals.incidents.clock = count(0.0, 1.0).__next__
+        inside(cluster.datadist).totals.incidents.clock = count(0.0, 1.0).__next__
         status, _ = await cluster.datadist.link_clusters([info], 5000)
         assert status is LLMStatusCode.LLM_LINK_FAILED
         assert len(lines(caplog)) == 1

@@ -412,7 +412,7 @@ class _Life:
         self._layout: dict[str, str | int] = {}
         self._shape: BlockShape | None = None
         self._tasks: OrderTasks
-        self.incidents = self._datadist.totals.incidents
+        self.incidents = self._datadist._totals.incidents
         self._links: PeerLinks
         self.broken: LLMException | None = None
         self.leased: LeasedBlocks

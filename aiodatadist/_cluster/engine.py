@@ -73,8 +73,6 @@ class EngineHost(Protocol):
     @property
     def instance(self) -> str: ...
     @property
-    def totals(self) -> Totals: ...
-    @property
     def observer(self) -> Observer | None: ...
 
 
@@ -97,6 +95,7 @@ class Engine:
     def __init__(
         self,
         owner: EngineHost,
+        totals: Totals,
         config: LLMConfig,
         resident: Resident,
         serving_a_request: Callable[[int], AbstractContextManager[None] | None],
@@ -109,8 +108,8 @@ class Engine:
         self.digester: Digester
         self.local_copies: LocalCopies
         self.notification_inbox: NotificationInbox = NotificationInbox(resident.check_here)
-        self.totals: Totals = owner.totals
-        self.key_ring: KeyRing = KeyRing(credential_for(config), f"cluster {owner.cluster_id}", owner.totals.incidents)
+        self.totals: Totals = totals
+        self.key_ring: KeyRing = KeyRing(credential_for(config), f"cluster {owner.cluster_id}", totals.incidents)
         self.observer: Observer | None = owner.observer
         self.block_leases: BlockLeases = BlockLeases(self.totals, resident.check_here)
         self.changes: ChangeFeed = ChangeFeed(self.totals, resident.check_here)

@@ -155,7 +155,7 @@ def until_sent(end: End, request: str) -> None:
 
 async def test_links_that_are_made_and_broken(lines: Lines) -> None:
     async with linked_pair(DESC) as (prompt, decoder, _, _):
-        both = [each.datadist.totals.incidents for each in (prompt, decoder)]
+        both = [inside(each.datadist).totals.incidents for each in (prompt, decoder)]
         clock = Clock(lines, *both)
         for number in range(MANY + 1):
             clock.now += number == MANY
@@ -176,8 +176,8 @@ async def broken_and_made(one: Cluster, other: Cluster) -> None:
 
 async def test_clusters_that_cannot_be_linked(lines: Lines) -> None:
     async with linked_pair(DESC) as (prompt, decoder, _, _):
-        mine = decoder.datadist.totals.incidents
-        clock = Clock(lines, prompt.datadist.totals.incidents, mine)
+        mine = inside(decoder.datadist).totals.incidents
+        clock = Clock(lines, inside(prompt.datadist).totals.incidents, mine)
         info = cluster_info(prompt)
         info.remote_cluster_id = 77  # the address is another cluster's
         for number in range(MANY + 1):

@@ -134,7 +134,7 @@ async def test_many_strangers_are_one_line_a_second(log: Log) -> None:
     async with open_cluster(1, auth_key=KEY) as cluster:
         address = cluster.datadist.listen_address
         assert address is not None
-        incidents, now = cluster.datadist.totals.incidents, 0.0
+        incidents, now = inside(cluster.datadist).totals.incidents, 0.0
         incidents.clock = lambda: now
         for _ in range(50):
             await told(address[1], frame(b"{}"))
