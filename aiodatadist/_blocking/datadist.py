@@ -122,7 +122,7 @@ class LLMDataDist:
         if wanted.enable_cache_manager:
             return CacheManager(thread, self._inner.cache_manager, submissions)
         manager = self._inner.kv_cache_manager
-        manager.watch = submissions.counters.watch
+        manager._v1_engine.watch = submissions.counters.watch
         return KvCacheManager(thread, manager)
 
     def finalize(self) -> None:

@@ -32,9 +32,9 @@ class KvCacheManager:
         return self._thread.pid == os.getpid() and self._inner.is_initialized()
 
     @property
-    def place(self) -> tuple[asyncio.AbstractEventLoop, CacheRegistry]:
+    def _place(self) -> tuple[asyncio.AbstractEventLoop, CacheRegistry]:
         """The event loop and the registry that release caches."""
-        return self._inner.place
+        return self._inner._place
 
     allocate_cache: Final = blocking(awaitable.KvCacheManager.allocate_cache)
     allocate_blocks_cache: Final = blocking(awaitable.KvCacheManager.allocate_blocks_cache)

@@ -121,7 +121,7 @@ class LLMDataDist(datadist.LLMDataDist):
     def _serving_a_request(self, cluster_id: int) -> AbstractContextManager[None] | None:
         if self._manager is None:
             return None
-        return self._manager.link_locks.hold(cluster_id, "a pull that it asked for")
+        return self._manager._v1_engine.link_locks.hold(cluster_id, "a pull that it asked for")
 
     def _v2(self, what: str) -> None:
         self._running()
@@ -172,7 +172,7 @@ class LLMDataDist(datadist.LLMDataDist):
                 raise ParamInvalid("switch_options has no llm.listenIpInfo: PROMPT must listen")
         await super().switch_role(role, switch_options)
         if self._manager is not None:
-            self._manager.switch_role(role)
+            self._manager._v1_engine.role = role
 
     # ---- links ----
 
@@ -195,7 +195,7 @@ class LLMDataDist(datadist.LLMDataDist):
         self._running_here()
         if not self._is_v1:
             return await super().link_clusters(clusters, timeout)
-        self._v1("link_clusters").want_role(LLMRole.DECODER, "link_clusters")
+        self._v1("link_clusters")._v1_engine.want_role(LLMRole.DECODER, "link_clusters")
         refusal = _check(clusters)
         _check_local(clusters)
         if refusal is not None:
@@ -254,9 +254,9 @@ class LLMDataDist(datadist.LLMDataDist):
             await super().check_link_status(remote_cluster_id)
             return
         manager = self._v1("check_link_status")
-        manager.want_role(LLMRole.DECODER, "check_link_status")
+        manager._v1_engine.want_role(LLMRole.DECODER, "check_link_status")
         checks.integer(remote_cluster_id, "remote_cluster_id", checks.UINT64)
-        with manager.link_locks.hold(remote_cluster_id, "check_link_status"), v1_errors():
+        with manager._v1_engine.link_locks.hold(remote_cluster_id, "check_link_status"), v1_errors():
             await super().check_link_status(remote_cluster_id)
 
     async def link_to(
@@ -269,7 +269,7 @@ class LLMDataDist(datadist.LLMDataDist):
         self._running_here()
         if not self._is_v1:
             return await super().link_to(peer, address, timeout=timeout)
-        self._v1("link_to").want_role(LLMRole.DECODER, "link_to")
+        self._v1("link_to")._v1_engine.want_role(LLMRole.DECODER, "link_to")
         async with self._alone(check_seconds(timeout, "timeout")) as is_alone:
             if not is_alone:
                 raise _not_alone("link_to")
@@ -304,7 +304,7 @@ class LLMDataDist(datadist.LLMDataDist):
         if force:
             return (await self._unlink_each([info], seconds, True)).errors[0]
         try:
-            with self._v1("unlink_clusters").link_locks.hold(cluster_id, "unlink_clusters"):
+            with self._v1("unlink_clusters")._v1_engine.link_locks.hold(cluster_id, "unlink_clusters"):
                 (error,) = (await self._unlink_each([info], seconds, False)).errors
                 if error is None:
                     return None
@@ -373,7 +373,9 @@ class LLMDataDist(datadist.LLMDataDist):
             raise FeatureNotEnabled("there is no built-in runner", hint="give add_model a ModelRunner")
         checks.instance(model_runner, "model_runner", ModelRunner)
         async with self._adding:
-            model = LLMModel(manager, self._calls, self.cluster_id, len(self._models), layout, model_runner)
+            model = LLMModel(
+                manager, manager._v1_engine, self._calls, self.cluster_id, len(self._models), layout, model_runner
+            )
             with self._calls.open("add_model"):
                 await model.open(self._role)
             self._models.append(model)
@@ -396,7 +398,7 @@ class LLMDataDist(datadist.LLMDataDist):
         if llm_req.is_idle:
             return
         for key in [model.complete(llm_req) for model in self._models]:
-            if self._role is LLMRole.PROMPT and manager.registry.table.is_bound(key):
+            if self._role is LLMRole.PROMPT and manager._v1_engine.registry.table.is_bound(key):
                 await manager.remove_cache_key(key)
 
     def check_capacity(self, seq_len: int) -> CapacityState:
@@ -408,7 +410,7 @@ class LLMDataDist(datadist.LLMDataDist):
             TypeError, ValueError, ParamInvalid: if the argument or the role is wrong, or there is no such model.
         """
         manager = self._v1("check_capacity")
-        manager.want_role(LLMRole.PROMPT, "check_capacity")
+        manager._v1_engine.want_role(LLMRole.PROMPT, "check_capacity")
         if checks.integer(seq_len, "seq_len", checks.INT64) < 1:
             raise ParamInvalid(f"seq_len is {seq_len}: must be above 0")
         if not self._models:

@@ -20,7 +20,7 @@ class Manager(Protocol):
     """A ``KvCacheManager``, awaitable or not."""
 
     @property
-    def place(self) -> tuple[asyncio.AbstractEventLoop, CacheRegistry]: ...
+    def _place(self) -> tuple[asyncio.AbstractEventLoop, CacheRegistry]: ...
 
 
 class KvCache(Cache):
@@ -47,7 +47,7 @@ class KvCache(Cache):
         super().__init__(cache_id, cache_desc, first, is_blocks_cache)
         self._per_device = [list(addresses) for addresses in per_device_tensor_addrs]
         if kv_cache_manager is not None:
-            loop, registry = kv_cache_manager.place
+            loop, registry = kv_cache_manager._place
             self._home = registry.home
             cache = Cache(cache_id, cache_desc, first, is_blocks_cache, registry.home)
             weakref.finalize(self, _dropped, loop, registry, cache).atexit = False

@@ -16,9 +16,9 @@ from aiodatadist._cache.table import Entry
 from aiodatadist._cache.task import CacheTask
 from aiodatadist._cache_manager import CacheManager
 from aiodatadist._legacy.kv_cache import KvCache, want_device
-from aiodatadist._legacy.link_locks import LinkLocks
 from aiodatadist._legacy.statuses import KvTask, v1_errors
 from aiodatadist._legacy.tensor import Tensor, TensorDesc
+from aiodatadist._legacy.v1_engine import V1Engine
 from aiodatadist._values import checks
 from aiodatadist._values.descriptors import (
     BlocksCacheKey,
@@ -37,8 +37,6 @@ from aiodatadist.errors import LLMException, ParamInvalid, TransferTimeout
 if TYPE_CHECKING:
     from aiodatadist._cluster.engine import Engine
 
-GIVE_BACK: Final = 10.0
-"""Seconds that :meth:`KvCacheManager.give_up` waits for peers. After that the memory is released later."""
 MAX_BLOCK: Final = 2**31
 """Limit of the bytes of a block that is pulled; it must be below."""
 
@@ -57,11 +55,8 @@ class KvCacheManager:
 
     def __init__(self, llm_engine: Engine, role: LLMRole) -> None:
         self._engine = llm_engine
-        self._role = role
+        self._v1_engine = V1Engine(llm_engine, role)
         self._manager = CacheManager(llm_engine, llm_engine.timeout)
-        self.link_locks: LinkLocks = LinkLocks()
-        self.watch: Callable[[CacheTask], object] = lambda _: None
-        """A hook of the LLMDataDist, called with each transfer that starts here, whichever end asked for it."""
 
     def is_initialized(self) -> bool:
         """Return False once its LLMDataDist is being finalized: then nothing else works."""
@@ -71,38 +66,10 @@ class KvCacheManager:
             return False
         return True
 
-    def switch_role(self, role: LLMRole) -> None:
-        """Take another role. For the LLMDataDist."""
-        self._role = role
-
     @property
-    def place(self) -> tuple[asyncio.AbstractEventLoop, CacheRegistry]:
+    def _place(self) -> tuple[asyncio.AbstractEventLoop, CacheRegistry]:
         """The event loop and the registry that release caches."""
-        return self._engine.resident.loop, self.registry
-
-    @property
-    def registry(self) -> CacheRegistry:
-        """The caches of the running engine. Raises LLMException if it does not run."""
-        self._engine.check_running()
-        return self._engine.registry
-
-    @property
-    def role(self) -> LLMRole:
-        """The current role."""
-        return self._role
-
-    def room_for(self, nbytes: int) -> int:
-        """Return how many tensors of this size the pool has room for now."""
-        return self.registry.room_for(Placement.DEVICE, nbytes)
-
-    def check_here(self) -> None:
-        """Raise ForkError or LLMException if the caller is not on the LLMDataDist's event loop."""
-        self._engine.check_here()
-
-    def want_role(self, role: LLMRole, what: str) -> None:
-        """Raise ParamInvalid unless this cluster has the role."""
-        if self._role is not role:
-            raise ParamInvalid(f"{what} is for {role}: this cluster is {self._role}")
+        return self._engine.resident.loop, self._v1_engine.registry
 
     # ---- making caches ----
 
@@ -121,7 +88,7 @@ class KvCacheManager:
         """
         want_device(cache_desc)
         if checks.sequence(cache_keys, "cache_keys", CacheKey):
-            self.want_role(LLMRole.PROMPT, "cache_keys")
+            self._v1_engine.want_role(LLMRole.PROMPT, "cache_keys")
         with v1_errors():
             return self._shown(await self._manager.allocate_cache(cache_desc, cache_keys))
 
@@ -136,8 +103,8 @@ class KvCacheManager:
             blocks_cache_key: not for DECODER. Without one peers cannot pull from the cache.
         """
         want_device(cache_desc)
-        if blocks_cache_key is not None and self._role is LLMRole.DECODER:
-            raise ParamInvalid(f"blocks_cache_key is {blocks_cache_key}: {self._role} has no keys")
+        if blocks_cache_key is not None and self._v1_engine.role is LLMRole.DECODER:
+            raise ParamInvalid(f"blocks_cache_key is {blocks_cache_key}: {self._v1_engine.role} has no keys")
         with v1_errors():
             return self._shown(await self._manager.allocate_blocks_cache(cache_desc, blocks_cache_key))
 
@@ -166,28 +133,18 @@ class KvCacheManager:
         async with self._in_time("deallocate_cache"):
             await give_back(cache)
 
-    async def give_up(self, cache: KvCache) -> None:
-        """Deallocate a cache without raising, also if arrays over it are alive.
-
-        While an array is alive, or if a peer uses the memory for more than ``GIVE_BACK`` seconds, it is released later.
-        """
-        self.registry.drop(cache)
-        # shielded: this cleans up after cancelled calls, too
-        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + GIVE_BACK):
-            await self.registry.wait_given_back(cache.cache_id)
-
     async def remove_cache_key(self, cache_key: CacheKey) -> None:
         """Unbind a key from its slot. For PROMPT. Unknown keys are ignored.
 
         Waits and raises like :meth:`deallocate_cache`.
         """
-        self.want_role(LLMRole.PROMPT, "remove_cache_key")
+        self._v1_engine.want_role(LLMRole.PROMPT, "remove_cache_key")
         async with self._in_time("remove_cache_key"):
             await self._manager.remove_cache_key(cache_key)
 
     @asynccontextmanager
     async def _in_time(self, what: str) -> AsyncIterator[None]:
-        self.check_here()
+        self._v1_engine.check_here()
         with anyio.move_on_after(self._engine.timeout) as limit, v1_errors():
             yield
         if limit.cancelled_caught:
@@ -232,7 +189,7 @@ class KvCacheManager:
         cancellation the contents of the destination slot are undefined, and the key is as before; but a pull that is
         cancelled once everything has arrived has consumed the key.
         """
-        self.want_role(LLMRole.DECODER, "pull_cache")
+        self._v1_engine.want_role(LLMRole.DECODER, "pull_cache")
         checks.instance(cache_key, "cache_key", (CacheKey, CacheKeyByIdAndIndex))
         checks.instance(kv_cache, "kv_cache", KvCache)
         return self._exclusive(
@@ -267,7 +224,7 @@ class KvCacheManager:
         Both are non-empty lists of the same length. A block has fewer than 2**31 bytes. Everything else is as in
         :meth:`pull_cache`.
         """
-        self.want_role(LLMRole.DECODER, "pull_blocks")
+        self._v1_engine.want_role(LLMRole.DECODER, "pull_blocks")
         checks.instance(prompt_cache_key, "prompt_cache_key", BlocksCacheKey)
         checks.instance(decoder_kv_cache, "decoder_kv_cache", KvCache)
         for blocks, name in ((prompt_blocks, "prompt_blocks"), (decoder_blocks, "decoder_blocks")):
@@ -291,19 +248,19 @@ class KvCacheManager:
 
     def _exclusive(self, what: str, cluster_ids: Sequence[int], start: Callable[[], CacheTask]) -> KvTask:
         """Start a transfer that has these links to itself until it ends."""
-        self.check_here()
-        self.link_locks.take(cluster_ids, what)
+        self._v1_engine.check_here()
+        self._v1_engine.link_locks.take(cluster_ids, what)
         try:
             with v1_errors():
                 task = start()
         except BaseException:
-            self.link_locks.give_back(cluster_ids)
+            self._v1_engine.link_locks.give_back(cluster_ids)
             raise
-        return self._begun(task, lambda: self.link_locks.give_back(cluster_ids))
+        return self._begun(task, lambda: self._v1_engine.link_locks.give_back(cluster_ids))
 
     def _begun(self, task: CacheTask, ended: Callable[[], object] | None = None) -> KvTask:
         made = KvTask(task, ended)
-        self.watch(made)
+        self._v1_engine.watch(made)
         return made
 
     # ---- layer by layer ----
@@ -322,7 +279,7 @@ class KvCacheManager:
         Slots go to slots, and blocks to blocks. It works like :meth:`aiodatadist.CacheManager.transfer_cache_async` in
         request/response mode, and raises ``LLM_LINK_BUSY`` if one of the links is in use.
         """
-        self.want_role(LLMRole.PROMPT, "transfer_cache_async")
+        self._v1_engine.want_role(LLMRole.PROMPT, "transfer_cache_async")
         checks.instance(src_cache, "src_cache", KvCache)
         configs = checks.sequence(transfer_configs, "transfer_configs", TransferConfig)
         if dst_block_indices and not src_cache.is_blocks_cache:
@@ -398,8 +355,8 @@ class KvCacheManager:
         """
         checks.instance(cache, "cache", KvCache)
         checks.integer(tensor_index, "tensor_index", checks.INT32)
-        self.check_here()
-        entry = self.registry.local(cache, "cache")
+        self._v1_engine.check_here()
+        entry = self._v1_engine.registry.local(cache, "cache")
         if not 0 <= tensor_index < len(entry.addresses):
             raise ParamInvalid(f"tensor_index is {tensor_index}: the cache has {len(entry.addresses)} tensors")
         desc = cache.cache_desc

@@ -16,6 +16,7 @@ from aiodatadist._legacy.model_config import Layout
 from aiodatadist._legacy.requests import CapacityState, LLMReq, check_requests
 from aiodatadist._legacy.runner import ModelRunner, call
 from aiodatadist._legacy.running_models import RunningModels
+from aiodatadist._legacy.v1_engine import V1Engine
 from aiodatadist._values import checks
 from aiodatadist._values.descriptors import UNSET, BlocksCacheKey, CacheDesc, CacheKey, LLMRole
 from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, LLMException, LLMStatusCode, OutOfMemory, ParamInvalid
@@ -46,6 +47,7 @@ class LLMModel:
     def __init__(
         self,
         manager: KvCacheManager,
+        engine: V1Engine,
         calls: RunningModels,
         cluster_id: int,
         model_id: int,
@@ -53,6 +55,7 @@ class LLMModel:
         runner: ModelRunner,
     ) -> None:
         self._manager = manager
+        self._v1_engine = engine
         self._calls = calls
         self._cluster_id = cluster_id
         self._model_id = model_id
@@ -120,9 +123,9 @@ class LLMModel:
         self._cache = self._staging = self._staged = None
         self._prefixes.clear()
         for cache in mine:
-            self._manager.registry.drop(cache)
+            self._v1_engine.registry.drop(cache)
         for cache in mine:
-            await self._manager.give_up(cache)
+            await self._v1_engine.give_up(cache)
 
     # ---- both roles ----
 
@@ -151,7 +154,7 @@ class LLMModel:
         cancellation is delivered once the runner has returned. On DECODER the contents of the slots are then up to the
         runner.
         """
-        self._manager.check_here()
+        self._v1_engine.check_here()
         requests = check_requests(llm_req)
         if not requests:
             raise ParamInvalid("llm_req is empty: there is no request to predict for")
@@ -223,7 +226,7 @@ class LLMModel:
     def _check_new(self, req_ids: set[int], keys: list[CacheKey]) -> None:
         for req_id in sorted(req_ids & self._scheduled):
             raise _repeated(req_id, "it is being predicted")
-        table = self._manager.registry.table
+        table = self._v1_engine.registry.table
         for key in keys:
             if not key.is_placeholder and table.is_bound(key):
                 raise _repeated(key.req_id, "it has a cache that was not pulled yet")
@@ -242,11 +245,11 @@ class LLMModel:
         try:
             yield cache
         finally:
-            await self._manager.give_up(cache)
+            await self._v1_engine.give_up(cache)
 
     def _leave(self, cache: KvCache, desc: CacheDesc, keys: list[CacheKey]) -> None:
         """Bind the keys, so that peers find the cache."""
-        registry = self._manager.registry
+        registry = self._v1_engine.registry
         registry.bind(cache, lambda: registry.table.check_slots(desc, keys))
 
     def _prefix(self, request: LLMReq) -> KvCache:
@@ -313,7 +316,7 @@ class LLMModel:
             await call(self._runner.run_model, cache, inputs, **kwargs)
             self._leave(cache, desc, [self._prefix_key(prefix_id)])
         except BaseException:
-            await self._manager.give_up(cache)
+            await self._v1_engine.give_up(cache)
             raise
         return cache
 
@@ -321,8 +324,8 @@ class LLMModel:
         return CacheKey(self._cluster_id, UNSET, self._model_id, prefix_id)
 
     def _want_prefixes(self, what: str, llm_req: LLMReq) -> None:
-        self._manager.check_here()
-        self._manager.want_role(LLMRole.PROMPT, what)
+        self._v1_engine.check_here()
+        self._v1_engine.want_role(LLMRole.PROMPT, what)
         checks.instance(llm_req, "llm_req", LLMReq)
         if not self._layout.has_prefixes or self._layout.has_paged_attention:
             raise FeatureNotEnabled(
@@ -345,7 +348,7 @@ class LLMModel:
         if cache is None:
             raise _no_prefix(llm_req.prefix_id)
         del self._prefixes[llm_req.prefix_id]
-        self._manager.registry.drop(cache)
+        self._v1_engine.registry.drop(cache)
         await self._manager.remove_cache_key(self._prefix_key(llm_req.prefix_id))
 
     # ---- DECODER ----
@@ -399,8 +402,8 @@ class LLMModel:
             self._moves.remove(move)
 
     def _staged_key(self, what: str, llm_req: LLMReq) -> CacheKey:
-        self._manager.check_here()
-        self._manager.want_role(LLMRole.DECODER, what)
+        self._v1_engine.check_here()
+        self._v1_engine.want_role(LLMRole.DECODER, what)
         checks.instance(llm_req, "llm_req", LLMReq)
         if llm_req.is_idle:
             raise ParamInvalid("req_id is 2**64-1: an idle slot has no cache")
@@ -458,8 +461,8 @@ class LLMModel:
         Errors as in :meth:`KvCacheManager.pull_blocks`. If this raises or is cancelled, the contents of these blocks
         are undefined.
         """
-        self._manager.check_here()
-        self._manager.want_role(LLMRole.DECODER, "pull_blocks")
+        self._v1_engine.check_here()
+        self._v1_engine.want_role(LLMRole.DECODER, "pull_blocks")
         checks.instance(llm_req, "llm_req", LLMReq)
         if not self._layout.has_paged_attention:
             raise ParamInvalid("pull_blocks without paged attention: use pull_kv and merge_kv")
@@ -484,7 +487,7 @@ class LLMModel:
         return CapacityState(is_available, free, total)
 
     def _is_room_for(self, tokens: int) -> bool:
-        return self._manager.room_for(tokens * self._layout.token_bytes) >= self._layout.num_tensors
+        return self._v1_engine.room_for(tokens * self._layout.token_bytes) >= self._layout.num_tensors
 
 
 def _repeated(req_id: int, why: str) -> LLMException:

@@ -42,7 +42,7 @@ from aiodatadist.blocking import (
     TransferConfig,
 )
 from aiodatadist.errors import ForkError
-from aiodatadist.testing import soft_fault, soft_faults_cleared
+from aiodatadist.testing import inside, soft_fault, soft_faults_cleared
 from tests.blocking.v1_pairs import OK, Models, Writer, cluster, fill, filled, free, held, info_of, linked_pair, models
 from tests.blocking.v1_pairs import request as req
 from tests.legacy import pairs as awaitable_pairs
@@ -187,7 +187,7 @@ def test_a_cache_without_a_reference_left_is_given_back_in_whatever_thread_it_is
         before = free(datadist)
         caches = [manager.allocate_cache(SLOTS)]
         caches.append(KvCache(caches[0].cache_id, SLOTS, [caches[0].tensor_addrs], manager))
-        registry, cache_id = inner_of(manager).registry, caches[0].cache_id
+        registry, cache_id = inside(datadist).registry, caches[0].cache_id
         assert free(datadist) < before
         cycle: dict[str, Any] = {"caches": caches}
         cycle["self"] = cycle

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from aiodatadist import CacheDesc, CacheKey, DataType, LLMClusterInfo, LLMRole, LLMStatusCode
+from aiodatadist._legacy.link_locks import LinkLocks
 from aiodatadist.legacy import KvCache, KvCacheManager, LLMConfig, LLMDataDist, LLMModel, ModelConfig, ModelRunner
 
 OK = LLMStatusCode.LLM_SUCCESS
@@ -66,9 +67,14 @@ async def pair(**options: Any) -> AsyncIterator[Pair]:
         yield Pair(prompt, decoder)
 
 
+def locks_of(manager: KvCacheManager) -> LinkLocks:
+    """Return the manager's links that are in use."""
+    return manager._v1_engine.link_locks
+
+
 def uses_of(manager: KvCacheManager) -> dict[int, str]:
     """Return what each link is used for just now."""
-    return manager.link_locks._uses
+    return locks_of(manager)._uses
 
 
 def value(tensor: int, piece: int) -> int:

@@ -14,7 +14,7 @@ from aiodatadist import CacheKey, FeatureNotEnabled, LLMClusterInfo, LLMRole, LL
 from aiodatadist._testing.views import cut_link
 from aiodatadist.legacy import KvCacheManager, LLMConfig, LLMDataDist, LLMReq, ModelRunner
 from aiodatadist.testing import inside
-from tests.legacy.pairs import OK, POOL, SLOTS, filled, info_of, open_one, options, pair
+from tests.legacy.pairs import OK, POOL, SLOTS, filled, info_of, locks_of, open_one, options, pair
 from tests.legacy.test_kv_cache_manager import refused
 
 S = LLMStatusCode
@@ -229,7 +229,7 @@ async def test_a_peer_that_is_not_told_of_the_end_of_its_link_is_reported() -> N
 
 async def test_a_link_is_ended_by_force_whatever_is_under_way() -> None:
     async with pair() as p:
-        p.puller.link_locks.take([1], "something")
+        locks_of(p.puller).take([1], "something")
         assert await p.decoder.unlink_clusters([info_of(p.prompt)], force=True) == (OK, [OK])
         with pytest.raises(TypeError):
             await p.decoder.unlink_clusters([info_of(p.prompt)], force=1)  # type: ignore[arg-type]

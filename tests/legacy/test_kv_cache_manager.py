@@ -395,12 +395,13 @@ async def test_copies_and_deallocations_have_a_time_limit() -> None:
             soft_fault("aclrtMemcpyAsync:hang@*")
             await refused(lambda: manager.copy_cache(one, other), S.LLM_WAIT_PROCESS_TIMEOUT)
             await refused(lambda: manager.get_cache_tensors(one), S.LLM_WAIT_PROCESS_TIMEOUT)
-        manager.registry.local(one, "one").lease()
+        registry = inside(decoder).registry
+        registry.local(one, "one").lease()
         await refused(lambda: manager.deallocate_cache(one), S.LLM_WAIT_PROCESS_TIMEOUT, "deallocate_cache")
         assert manager.pool_usage() != free
-        entry = next(iter(manager.registry._deallocations.values())).entry
+        entry = next(iter(registry._deallocations.values())).entry
         entry.release()
-        await manager.registry.wait_given_back(one.cache_id)
+        await registry.wait_given_back(one.cache_id)
         await manager.deallocate_cache(other)
         usage = manager.pool_usage()
         assert usage is not None
@@ -429,7 +430,7 @@ async def test_a_cache_without_a_reference_left_is_deallocated() -> None:
         gc.collect()
         for _ in range(3):  # told on the loop, and by a task of its own
             await asyncio.sleep(0)
-        await p.puller.registry.wait_given_back(cache_id)
+        await inside(p.decoder).registry.wait_given_back(cache_id)
         assert p.free() == free
         assert cache is None
 

@@ -10,7 +10,7 @@ import pytest
 
 from aiodatadist import CacheKey, FeatureNotEnabled, LLMRole, LLMStatusCode, ParamInvalid
 from aiodatadist.legacy import LLMReq, ModelConfig, ModelRunner
-from aiodatadist.testing import soft_fault, soft_faults_cleared, soft_hold
+from aiodatadist.testing import inside, soft_fault, soft_faults_cleared, soft_hold
 from tests.faults.test_cancellation import cancelled_at, hows
 from tests.held import PUSH, each_held, turns
 from tests.legacy.pairs import (
@@ -443,7 +443,7 @@ async def test_predict_cancelled_at_any_await_leaves_nothing(how: str, kind: typ
     async with models(kind=kind) as m:
         await m.prompt.preload_prompt_prefix(request(UNSET, 0, 5), [wrote(0, [1])])
         free, k, is_cancelled = m.pair.free(), 1, True
-        registry = m.pair.owner.registry
+        registry = inside(m.pair.prompt).registry
         while is_cancelled:
 
             async def predict() -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from tests.unit.test_public_types import CLASSES, body_of, names_in
 
-INTERNAL = {
-    "aiodatadist._legacy.kv_cache_manager.KvCacheManager": {"link_locks", "watch"},
+INTERNAL: dict[str, set[str]] = {
 }
 """Attributes that only the package uses, and that are visible all the same. This list may only become shorter."""
 

@@ -168,7 +168,7 @@ class LegacyDoor(Door):
         return True
 
     async def usable(self, cache: Cache) -> None:
-        await self.manager.registry.wait_usable(cache)
+        await self.datadist._running().registry.wait_usable(cache)
 
 
 class BlockingDoor(Door):
