@@ -1,4 +1,4 @@
-"""Each member that users see on a public class is described: by its docstring, or in that of the class."""
+"""Each member that users see on a public class is on a list, and described: by its docstring, or in that of the class."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.public_members import MEMBERS
 from tests.unit.test_public_types import CLASSES, body_of, names_in
-
-INTERNAL: dict[str, set[str]] = {
-}
-"""Attributes that only the package uses, and that are visible all the same. This list may only become shorter."""
 
 
 def members(cls: type) -> dict[str, Any]:
@@ -34,6 +31,12 @@ def attributes(cls: type) -> set[str]:
     return {name for target in targets for name in names_in(target, of_self=True)}
 
 
+def visible(cls: type) -> set[str]:
+    """Return the names of all public members that the class itself has, without tests of a contract."""
+    typed = {name for name in inspect.get_annotations(cls) if not name.startswith("_")}
+    return {name for name in {*members(cls), *attributes(cls), *typed} if not name.startswith("test_")}
+
+
 def described(cls: type) -> str:
     return "\n".join(base.__doc__ or "" for base in cls.__mro__ if base is not object)
 
@@ -44,4 +47,13 @@ def test_what_a_public_class_has_is_described(name: str) -> None:
     silent = {each for each in members(cls) if not inspect.getdoc(getattr(cls, each)) and not each.startswith("test_")}
     others = attributes(cls) - set(dir(cls))
     undescribed = {each for each in silent | others if not re.search(rf"\b{each}\b", described(cls))}
-    assert undescribed == INTERNAL.get(name, set())
+    assert undescribed == set()
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_a_public_class_has_the_members_of_the_list(name: str) -> None:
+    assert visible(CLASSES[name]) == set(MEMBERS.get(name, "").split())
+
+
+def test_the_list_names_public_classes_alone() -> None:
+    assert MEMBERS.keys() - CLASSES.keys() == set()
