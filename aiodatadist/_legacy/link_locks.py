@@ -9,22 +9,26 @@ from aiodatadist._legacy.statuses import busy
 
 
 class LinkLocks:
-    """The current use of each link, by cluster id."""
+    """The links that are in use.
+
+    Attributes:
+        uses: the current use of each of them, by cluster id.
+    """
 
     def __init__(self) -> None:
-        self._uses: dict[int, str] = {}
+        self.uses: dict[int, str] = {}
 
     def take(self, cluster_ids: Sequence[int], what: str) -> None:
         """Lock the links. Raises LLMException with ``LLM_LINK_BUSY`` if one of them is in use; then none is locked."""
         for cluster_id in cluster_ids:
-            if cluster_id in self._uses:
-                raise busy(what, self._uses[cluster_id], cluster_id)
-        self._uses.update(dict.fromkeys(cluster_ids, what))
+            if cluster_id in self.uses:
+                raise busy(what, self.uses[cluster_id], cluster_id)
+        self.uses.update(dict.fromkeys(cluster_ids, what))
 
     def give_back(self, cluster_ids: Sequence[int]) -> None:
         """Unlock the links."""
         for cluster_id in cluster_ids:
-            self._uses.pop(cluster_id, None)
+            self.uses.pop(cluster_id, None)
 
     @contextmanager
     def hold(self, cluster_id: int, what: str) -> Iterator[None]:

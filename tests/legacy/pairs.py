@@ -74,7 +74,7 @@ def locks_of(manager: KvCacheManager) -> LinkLocks:
 
 def uses_of(manager: KvCacheManager) -> dict[int, str]:
     """Return what each link is used for just now."""
-    return locks_of(manager)._uses
+    return locks_of(manager).uses
 
 
 def value(tensor: int, piece: int) -> int:
