@@ -7,14 +7,9 @@ from aiodatadist._values.foreign import printable, shown
 
 
 class EngineRanks:
-    """The registrations at a bootstrap server. Ranks agree on their number and on one layout.
+    """The registrations at a bootstrap server. Ranks agree on their number and on one layout."""
 
-    Args:
-        began: when the server began to listen.
-    """
-
-    def __init__(self, began: float) -> None:
-        self._began = began
+    def __init__(self) -> None:
         self._known: dict[int, Registered] = {}
         self._said_at: dict[int, float] = {}
 
@@ -57,15 +52,6 @@ class EngineRanks:
                 self._known.clear()
                 return
             if other.address.cluster_id != worker.address.cluster_id:
-                self.forget(other)
-
-    def forget_replayed(self, worker: Registered, at: float) -> None:
-        """Forget what contradicts this rank, was sent before it, and before the server began to listen.
-
-        A stranger may have recorded it, and replay it. A true rank whose clock is late gives way, too.
-        """
-        for other in self.contradicting(worker):
-            if self._said_at[other.rank] < min(self._began, at):
                 self.forget(other)
 
     def forget(self, gone: Registered) -> None:

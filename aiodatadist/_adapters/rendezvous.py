@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from typing import TypeVar
 
 import anyio
 import anyio.abc
@@ -28,7 +29,11 @@ from aiodatadist._adapters.rendezvous_lines import (
     MAX_ANSWER,
     MAX_QUESTION,
     QUESTION,
+    Answer,
     Ask,
+    Greet,
+    Greeted,
+    Question,
     Ranks,
     Refused,
     Register,
@@ -72,6 +77,7 @@ RECEIVE = 4096
 KEY_HINT = "all engines need the same trust or auth_key_file; without these, all must be processes of one user"
 
 Clock = Callable[[], float]
+AnswerT = TypeVar("AnswerT", Greeted, Ranks)
 
 _NO_ANSWER = (anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, anyio.DelimiterNotFound)
 
@@ -114,7 +120,8 @@ class _Life:
     def __init__(self, keys: KeyRing, clock: Clock, incidents: Incidents) -> None:
         self._keys = keys
         self._clock = clock
-        self._ranks = EngineRanks(clock())
+        self._id = secrets.token_hex(16)
+        self._ranks = EngineRanks()
         self._slots = ClientSlots(MAX_CLIENTS_OF_ONE)
         self._incidents = incidents
         self._service = LoopService("rendezvous")
@@ -169,19 +176,22 @@ class _Life:
             self._refused(host, error)
             return written(None, Refused(reason=f"{error}; {KEY_HINT}"))
         try:
-            question: Register | Ask = parsed(content, QUESTION, MAX_QUESTION)
+            question: Question = parsed(content, QUESTION, MAX_QUESTION)
         except Unreadable as error:
             self._refused(host, error)
             return written(key, Refused(reason=str(error)), line)
         why = await self._why_not(question, is_proved=key is not None)
         if why:
             self._refused(host, why)
-        return written(key, Refused(reason=printable(why)) if why else self._ranks.told(), line)
+            return written(key, Refused(reason=printable(why)), line)
+        return written(key, Greeted(server=self._id) if isinstance(question, Greet) else self._ranks.told(), line)
 
-    async def _why_not(self, question: Register | Ask, *, is_proved: bool) -> str:
+    async def _why_not(self, question: Question, *, is_proved: bool) -> str:
         """Return why this is refused, or an empty text: then a rank is registered, or may ask."""
-        if isinstance(question, Ask):
+        if not isinstance(question, Register):
             return self._ranks.why_stale(None, question.at, self._clock())
+        if question.server != self._id:
+            return "it is for another bootstrap server, or for one that has ended"
         worker = question.worker
         rule = _why_no_place(worker.address.host, self._keys.why_not)
         if rule:
@@ -192,7 +202,6 @@ class _Life:
                 return stale
             if is_proved:  # without a key, a stranger could claim that
                 self._ranks.forget_ended(worker)
-                self._ranks.forget_replayed(worker, question.at)
             others = self._ranks.contradicting(worker)
             if not others:
                 self._ranks.add(worker, question.at)
@@ -257,7 +266,7 @@ def _check_host(host: str, credential: Credential) -> None:
 # ---- the other end ----
 
 
-async def _tell(host: str, port: int, question: Register | Ask, credential: Credential) -> Ranks:
+async def _tell(host: str, port: int, question: Question, credential: Credential, expected: type[AnswerT]) -> AnswerT:
     _check_host(host, credential)
     if not 0 < port < 1 << 16:
         raise ParamInvalid(f"the rendezvous is at port {printable(port)}: must be from 1 to 65535")
@@ -272,7 +281,7 @@ async def _tell(host: str, port: int, question: Register | Ask, credential: Cred
         why = printable(repr(error))
         raise LinkTimeout(f"the rendezvous at {place} does not answer: {why}") from error
     try:
-        answer: Ranks | Refused = read(key, said, ANSWER, MAX_ANSWER, line)
+        answer: Answer = read(key, said, ANSWER, MAX_ANSWER, line)
     except Unsealed as error:
         with suppress(ValueError):
             unproved = read(None, said, ANSWER, MAX_QUESTION)
@@ -285,6 +294,8 @@ async def _tell(host: str, port: int, question: Register | Ask, credential: Cred
         raise ProtocolError(f"{place} is not a rendezvous of aiodatadist: {error}") from None
     if isinstance(answer, Refused):
         raise LinkError(f"the rendezvous at {place} refused: {printable(answer.reason)}")
+    if not isinstance(answer, expected):
+        raise ProtocolError(f"the rendezvous at {place} answered {question.type} with {answer.type}")
     return answer
 
 
@@ -298,7 +309,8 @@ async def register(host: str, port: int, worker: Registered, credential: Credent
         ParamInvalid: if ``host`` is neither an address nor a name, the keys cannot be used, or ``host`` is no loopback
             address and they are too weak for that.
     """
-    await _tell(host, port, Register(at=clock(), worker=worker), credential)
+    greeted = await _tell(host, port, Greet(at=clock(), nonce=secrets.token_hex(16)), credential, Greeted)
+    await _tell(host, port, Register(at=clock(), server=greeted.server, worker=worker), credential, Ranks)
 
 
 async def ask(host: str, port: int, credential: Credential, clock: Clock = time.time) -> Ranks | None:
@@ -307,5 +319,5 @@ async def ask(host: str, port: int, credential: Credential, clock: Clock = time.
     Raises:
         As :func:`register`.
     """
-    told = await _tell(host, port, Ask(at=clock(), nonce=secrets.token_hex(16)), credential)
+    told = await _tell(host, port, Ask(at=clock(), nonce=secrets.token_hex(16)), credential, Ranks)
     return told if told.addresses else None

@@ -2,6 +2,8 @@
 
 A question and its answer::
 
+    greet           ->
+                    <-   greeted | refused     (the server's id)
     register, ask   ->
                     <-   ranks | refused
 
@@ -34,6 +36,9 @@ MAX_TEXT = 253
 FRESH_SECONDS = 60.0
 """Most seconds between the clocks of the two ends."""
 
+Random = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+"""A text that was drawn at random."""
+
 _SEAL = 2 * sha256().digest_size
 T = TypeVar("T")
 
@@ -60,19 +65,40 @@ class _Line(BaseModel):
 
 
 class Register(_Line):
-    """A registration. ``at`` is the time when it was sent, in seconds since 1970."""
+    """A registration.
+
+    Attributes:
+        at: the time when it was sent, in seconds since 1970.
+        server: the id of the server that it is for: a stranger who repeats it elsewhere, or later, is refused.
+    """
 
     type: Literal["register"] = "register"
     at: float
+    server: Random
     worker: Registered
 
 
+class Greet(_Line):
+    """A question for the server's id. ``nonce`` ties an answer to one question."""
+
+    type: Literal["greet"] = "greet"
+    at: float
+    nonce: Random
+
+
 class Ask(_Line):
-    """A question for the ranks. ``nonce`` ties an answer to one question."""
+    """A question for the ranks. ``nonce`` as in :class:`Greet`."""
 
     type: Literal["ask"] = "ask"
     at: float
-    nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    nonce: Random
+
+
+class Greeted(_Line):
+    """The id of the server, which it drew when it was made."""
+
+    type: Literal["greeted"] = "greeted"
+    server: Random
 
 
 class Ranks(_Line):
@@ -88,8 +114,10 @@ class Refused(_Line):
     reason: Annotated[str, Field(max_length=SHOWN, pattern=r"^[\x20-\x7e]*$")]
 
 
-QUESTION: TypeAdapter[Register | Ask] = TypeAdapter(Annotated[Register | Ask, Field(discriminator="type")])
-ANSWER: TypeAdapter[Ranks | Refused] = TypeAdapter(Annotated[Ranks | Refused, Field(discriminator="type")])
+Question = Greet | Register | Ask
+Answer = Greeted | Ranks | Refused
+QUESTION: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="type")])
+ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="type")])
 
 
 class Unsealed(ValueError):

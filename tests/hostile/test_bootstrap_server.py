@@ -28,6 +28,8 @@ from aiodatadist._adapters.rendezvous_lines import (
     MAX_QUESTION,
     MAX_RANKS,
     Ask,
+    Greet,
+    Greeted,
     Ranks,
     Refused,
     Register,
@@ -111,8 +113,20 @@ async def say(port: int, line: bytes) -> bytes:
             return b"".join([data async for data in client]).rstrip(b"\n")
 
 
-def registration(port: int = 9, at: float = NOW, cluster_id: int = 666) -> Register:
-    return Register(at=at, worker=worker(port, cluster_id))
+ID = "0" * 32
+"""The id of no server."""
+
+
+def registration(server: str = ID, port: int = 9, at: float = NOW, cluster_id: int = 666) -> Register:
+    return Register(at=at, server=server, worker=worker(port, cluster_id))
+
+
+async def id_of(server: RendezvousServer, key: bytes | None = KEY) -> str:
+    """Ask a server for its id, as a rank does that registers."""
+    line = written(key, Greet(at=NOW, nonce="0" * 32))
+    answer = read(key, await say(server.port, line), ANSWER, MAX_ANSWER, line)
+    assert isinstance(answer, Greeted)
+    return answer.server
 
 
 async def ranks(server: RendezvousServer, key: bytes | None = KEY) -> list[PeerAddress]:
@@ -127,22 +141,23 @@ async def enrol(server: RendezvousServer, rank: Registered, at: float = NOW, key
 # ---- who may register ----
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        pytest.param(written(None, registration()), id="no seal"),
-        pytest.param(written(OTHER_KEY, registration()), id="another key"),
-        pytest.param(written(KEY, registration(at=NOW - 61)), id="an old line"),
-        pytest.param(written(KEY, registration(at=NOW + 61)), id="a line of the future"),
-        pytest.param(written(KEY, registration(), b"{}"), id="the seal of an answer"),
-        pytest.param(written(KEY, registration())[:-1] + b" ", id="a changed line"),
-        pytest.param(b"0" * 64 + b" " + written(None, registration()), id="zeros"),
-        pytest.param(b"", id="nothing"),
-    ],
-)
-async def test_a_stranger_registers_no_rank(server: RendezvousServer, door: Door, line: bytes) -> None:
+LINES: dict[str, Callable[[str], bytes]] = {
+    "no seal": lambda server: written(None, registration(server)),
+    "another key": lambda server: written(OTHER_KEY, registration(server)),
+    "an old line": lambda server: written(KEY, registration(server, at=NOW - 61)),
+    "a line of the future": lambda server: written(KEY, registration(server, at=NOW + 61)),
+    "the seal of an answer": lambda server: written(KEY, registration(server), b"{}"),
+    "a changed line": lambda server: written(KEY, registration(server))[:-1] + b" ",
+    "for another server": lambda _: written(KEY, registration()),
+    "zeros": lambda server: b"0" * 64 + b" " + written(None, registration(server)),
+    "nothing": lambda _: b"",
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+async def test_a_stranger_registers_no_rank(server: RendezvousServer, door: Door, name: str) -> None:
     """Refuse the line for its own sake: nothing is registered yet."""
-    answer = await say(server.port, line)
+    answer = await say(server.port, LINES[name](await id_of(server)))
     assert b"refused" in answer
     assert await ranks(server) == []
     await enrol(server, worker(door.port))
@@ -153,22 +168,39 @@ async def test_a_line_that_was_overheard_registers_nothing_a_second_time(
     server: RendezvousServer, door: Door, other_door: Door
 ) -> None:
     """The rank was started again, and listens elsewhere."""
-    overheard = written(KEY, Register(at=NOW - 2, worker=worker(door.port)))
+    overheard = written(KEY, registration(await id_of(server), door.port, NOW - 2, 7))
     assert b'"ranks"' in await say(server.port, overheard)
     await enrol(server, worker(other_door.port), NOW - 1)
     assert b"rank 0 has sent something newer" in await say(server.port, overheard)
     assert [each.port for each in await ranks(server)] == [other_door.port]
 
 
-async def test_a_line_that_was_overheard_before_the_server_started_keeps_no_rank_out(
-    fresh: RendezvousServer, door: Door, other_door: Door
+async def test_a_line_that_was_overheard_counts_at_no_other_server(
+    server: RendezvousServer, fresh: RendezvousServer, door: Door, other_door: Door
 ) -> None:
-    """A stranger may have taken the address of a rank that has ended, and replay what the rank said there."""
+    """Repeat it at another engine's server, or at the same engine's next one, before the true ranks have registered."""
+    overheard = written(KEY, registration(await id_of(server), door.port))
+    assert b'"ranks"' in await say(server.port, overheard)
+    assert b"it is for another bootstrap server" in await say(fresh.port, overheard)
+    assert await ranks(fresh) == []
     true = worker(other_door.port)
-    await enrol(fresh, worker(door.port, 666, 1, 2), NOW - 2)
-    await enrol(fresh, worker(door.port, 667, 0, 2), NOW - 1)
-    await enrol(fresh, true)
+    await enrol(fresh, true, NOW - 1)
     assert await ranks(fresh) == [true.address]
+
+
+async def test_the_id_of_a_server_is_told_to_the_group_alone(server: RendezvousServer, fresh: RendezvousServer) -> None:
+    ids = [await id_of(each) for each in (server, fresh, server)]
+    assert ids[0] == ids[2] != ids[1]
+    for key in (None, OTHER_KEY):
+        assert ids[0].encode() not in await say(server.port, written(key, Greet(at=NOW, nonce="0" * 32)))
+
+
+async def test_a_true_answer_to_another_question_is_refused(
+    server: RendezvousServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineRanks, "told", lambda _: Greeted(server=ID))
+    with pytest.raises(ProtocolError, match="answered ask with greeted"):
+        await ranks(server)
 
 
 async def test_a_stranger_learns_nothing_and_reaches_no_parser(
@@ -347,7 +379,7 @@ async def test_a_client_has_its_time_from_the_accept_on(
     await enrol(server, worker(door.port), NOW - 1)
     monkeypatch.setattr(rendezvous, "CLIENT_SECONDS", 0.05)
     monkeypatch.setattr(rendezvous, "is_answering", lambda _: anyio.sleep_forever())
-    line = written(KEY, registration())
+    line = written(KEY, registration(await id_of(server)))
     with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):  # noqa: PT012
         async with await anyio.connect_tcp(HOST, server.port) as client:
             await client.send(line + b"\n")
@@ -486,7 +518,7 @@ async def many_turns() -> int:
 
 
 def test_an_answer_has_one_layout_and_can_be_read_with_as_many_ranks_as_there_may_be() -> None:
-    table = EngineRanks(NOW)
+    table = EngineRanks()
     layout: dict[str, str | int] = {f"{i:0{MAX_WORD}}": "x" * MAX_WORD for i in range(MAX_LAYOUT)}
     for rank in range(MAX_RANKS):
         address = PeerAddress(cluster_id=2**64 - 1 - rank, host="h" * 61 + ".x" * 96, port=65535)

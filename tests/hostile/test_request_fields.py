@@ -20,6 +20,7 @@ from aiodatadist._adapters.leased_blocks import WorkerAddress
 from aiodatadist._adapters.peers import PeerRule, Peers
 from aiodatadist._adapters.rendezvous_asks import RendezvousAsks
 from tests.hostile.vllm_names import asking_manager, both_halves, sglang_manager
+from tests.keys import having
 
 
 def nested(depth: int, width: int = 1) -> Any:
@@ -152,7 +153,7 @@ def test_no_text_of_a_request_ends_vllm_s_scheduler(vllm: SimpleNamespace, field
 
 def test_no_value_of_a_request_ends_sglang_s_scheduler() -> None:
     """Find no ranks: nothing listens there, or the address is refused."""
-    with sglang_manager() as module, closing(RendezvousAsks(None)) as asks:
+    with sglang_manager() as module, closing(RendezvousAsks(having(None))) as asks:
         manager = asking_manager(module, Peers([PeerRule(host="::1"), PeerRule(host="a.invalid")]), asks)
         for value in VALUES.values():
             with_limits = value if not isinstance(value, int) or value.bit_length() < 10_000 else 10**4000

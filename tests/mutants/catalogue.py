@@ -601,11 +601,11 @@ MUTANTS = (
         (BOOTSTRAP,),
     ),
     Mutant(
-        "replayed-rank-stays",
-        "a registration that was recorded before the server began to listen keeps no rank out",
-        "aiodatadist/_adapters/engine_ranks.py",
-        "            if self._said_at[other.rank] < min(self._began, at):\n",
-        "            if self._said_at[other.rank] < min(self._began - FRESH_SECONDS, at):\n",
+        "registration-anywhere",
+        "a registration counts at the server that it is for, and neither at another one nor at a later one",
+        "aiodatadist/_adapters/rendezvous.py",
+        "        if question.server != self._id:\n",
+        "        if False:\n",
         (BOOTSTRAP,),
     ),
     Mutant(
