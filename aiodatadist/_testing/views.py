@@ -85,6 +85,11 @@ async def post_as(service: Any, peer: Any, message: Any) -> None:
 # ---- context caches ----
 
 
+def take_all_turns(cache: ContextCache) -> None:
+    """Let no further call of a context cache start in this round of the loop."""
+    cache._start_limiter._left = 0
+
+
 def pipeline_of(cache: ContextCache) -> Any:
     """Return the pipeline that moves the values of a context cache."""
     return cache._pipeline

@@ -10,7 +10,7 @@ import pytest
 
 from aiodatadist._context_caching.pools.contract import PoolTimeout
 from aiodatadist._context_caching.transfer.pipeline import LATE_TOLERANCE
-from aiodatadist._testing.views import transfers_of
+from aiodatadist._testing.views import take_all_turns, transfers_of
 from aiodatadist.context_caching import CcResult, CcStatus, ContextCache, EmsTimeout, HealthGate, MemoryPool
 from tests.context_caching.fakes import Foreign, fails_with, never
 from tests.context_caching.kit import ROOM, Kv, by_slots, opened
@@ -50,8 +50,8 @@ class Turnstile:
 
     def __init__(self, cache: ContextCache, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("aiodatadist._context_caching.transfer.start_limiter.PER_ROUND", 0)
-        self._start_limiter, self._patch = cache._start_limiter, monkeypatch
-        self._start_limiter._left = 0
+        self._patch = monkeypatch
+        take_all_turns(cache)
 
     async def open_after(self, seconds: float) -> None:
         await let_pass(seconds)
