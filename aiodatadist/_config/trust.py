@@ -96,11 +96,16 @@ class Untrusted(Credential):
 
 
 class UserKey(Credential):
-    """The key of this user, which is read, and created if there is none, when the first link needs it."""
+    """The key of this user, which is read, and created if there is none, when the first link needs it.
+
+    It is read again if its file has been replaced. A file that is gone changes nothing: when a user logs out, the runtime
+    folder is removed, and a process that was started later creates the key again.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._path: Path | None = None
+        self._seen: tuple[int, ...] | None = None
         self._keys: tuple[Key, ...] = ()
 
     @property
@@ -108,9 +113,16 @@ class UserKey(Credential):
         return False
 
     def current(self) -> tuple[Key, ...]:
-        if not self._keys:
+        if self._path is None:
             self._path = key_path(self._environment)
+        try:
+            seen = _state(self._path.stat())
+        except OSError:
+            seen = None
+        if not self._keys or seen not in (self._seen, None):
+            self._keys = ()  # also if the new one cannot be used: then the old one is not used either
             self._keys = (Key("user", user_key(self._path)),)
+            self._seen = seen
         return self._keys
 
     def _why_no_network(self) -> str:
@@ -121,6 +133,11 @@ class UserKey(Credential):
         return (
             f"{BOTH_ENDS}. Without these, both must be processes of one user and use one file: here it is {self._path}"
         )
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    """Return what changes with a file or folder."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class AuthKey(Credential):
@@ -167,7 +184,7 @@ class TrustFolder(Credential):
                 status = path.stat()
             except (OSError, ValueError) as error:
                 raise unreadable(path, name, error) from error
-            seen += status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            seen += _state(status)
         return tuple(seen)
 
     def _read(self) -> tuple[Key, ...]:

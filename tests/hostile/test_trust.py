@@ -23,7 +23,7 @@ from aiodatadist._config import secret_files, trust, user_key
 from aiodatadist._config.llm_config import check_mode, credential_for
 from aiodatadist._config.trust import TrustFolder, UserKey, credential_of, keys_of
 from aiodatadist.blocking import LLMConfig as BlockingConfig
-from aiodatadist.testing import cluster_info, inside, open_cluster
+from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
 from tests import children
 from tests.hostile.test_strangers import port_of
 from tests.keys import HEX, folder_of
@@ -339,6 +339,30 @@ def test_a_folder_of_this_users_key_that_others_may_write_is_refused(tmp_path: P
     (tmp_path / "aiodatadist").chmod(0o777)
     with pytest.raises(ParamInvalid, match=r"the folder of this user's key .* has mode 0777"):
         user_key.user_key(tmp_path / "aiodatadist" / "key")
+
+
+async def test_processes_that_were_there_before_the_users_key_was_replaced_link_with_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runtime folder is removed when its user logs out, with the key; the user's processes may continue."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = tmp_path / "aiodatadist" / "key"
+    async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
+        before = path.read_bytes()
+        path.unlink()
+        path.parent.rmdir()
+        assert await _linked(decoder, prompt)
+        await decoder.datadist.unlink_clusters([cluster_info(prompt)], 5000)
+        assert not path.exists()
+        async with open_cluster(3, device_id=2) as newer:
+            assert path.read_bytes() != before
+            for client, server in ((newer, prompt), (decoder, newer), (decoder, prompt)):
+                assert await _linked(client, server)
+
+
+async def _linked(client: Cluster, server: Cluster) -> bool:
+    linked = await client.datadist.link_clusters([cluster_info(server)], 5000)
+    return linked.status is LLMStatusCode.LLM_SUCCESS
 
 
 async def test_a_home_in_which_nothing_can_be_created_is_an_error_with_a_hint(
