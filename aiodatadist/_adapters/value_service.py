@@ -44,7 +44,7 @@ class ValueSettings(PoolSettings):
 
 def short(name: str) -> str:
     """Return a key of a fixed length for the engine's name of a value."""
-    return sha256(name.encode()).hexdigest()
+    return sha256(name.encode(errors="surrogatepass")).hexdigest()
 
 
 class ValueService:

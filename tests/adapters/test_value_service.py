@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -55,6 +56,15 @@ def make() -> Iterator[Make]:
             return caller
 
         yield made
+
+
+def test_every_name_has_a_key_of_its_own() -> None:
+    """Names have texts of clients, such as a tag or a ``cache_salt``, and JSON can have half a surrogate pair."""
+    names = ["", "a", "\ud800", "\udfff", "a\0b", "\u20ac", "x" * 100_000]
+    keys = {short(name) for name in names}
+    assert len(keys) == len(names)
+    assert {len(key) for key in keys} == {64}
+    assert short("\u20ac") == sha256("\u20ac".encode()).hexdigest(), "as older versions named it"
 
 
 def test_what_one_stores_another_loads(make: Make) -> None:
