@@ -22,6 +22,13 @@ SGLANG, SGLANG_BASE = "aiodatadist._adapters.sglang", "sglang.srt.disaggregation
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
 ADAPTER = "aiodatadist._adapters.vllm"
+LMCACHE = "aiodatadist._adapters.lmcache"
+LMCACHE_NAMES = {
+    "lmcache.lmcache_native": "Bitmap",
+    "lmcache.v1.distributed.internal_api": "L2StoreResult",
+    "lmcache.v1.distributed.l2_adapters.base": "L2AdapterInterface",
+    "lmcache.v1.distributed.l2_adapters.config": "L2AdapterConfigBase",
+}
 
 
 class RequestStatus(IntEnum):
@@ -71,6 +78,23 @@ def asking_manager(module: ModuleType, peers: Peers, asks: Any) -> Any:
     manager._peers, manager._asks = peers, asks
     manager.prefill_info_table, manager.incidents = {}, Incidents()
     return manager
+
+
+@contextmanager
+def lmcache_adapter() -> Iterator[ModuleType]:
+    """Load the module of LMCache's second-level storage, likewise."""
+    before = set(sys.modules)
+    if importlib.util.find_spec("lmcache") is None:
+        for module, name in LMCACHE_NAMES.items():
+            made = ModuleType(module)
+            setattr(made, name, type(name, (), {}))
+            sys.modules[module] = made
+    try:
+        yield import_module(f"{LMCACHE}.l2_adapter")
+    finally:
+        for name in set(sys.modules) - before:
+            if name.startswith((LMCACHE, "lmcache.")):
+                del sys.modules[name]
 
 
 @contextmanager

@@ -57,15 +57,24 @@ class _Submitted(NamedTuple):
 
 @dataclass
 class _Tasks:
-    """Tasks of one kind: the outcome for each key of ended ones, until it is asked for."""
+    """Tasks of one kind: the outcome for each key of ended ones, until it is asked for.
+
+    ``event_fd`` is -1 once they are closed: another file may have its number then.
+    """
 
     event_fd: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
     ended: dict[int, list[bool]] = field(default_factory=dict)
 
     def end(self, task: int, outcome: list[bool]) -> None:
-        """Note the outcome of a task, and wake its waiter."""
-        self.ended[task] = outcome
-        os.eventfd_write(self.event_fd, 1)
+        """Note the outcome of a task, and wake its waiter. Does nothing if they are closed."""
+        if self.event_fd >= 0:
+            self.ended[task] = outcome
+            os.eventfd_write(self.event_fd, 1)
+
+    def close(self) -> None:
+        """Close the event fd."""
+        closed, self.event_fd = self.event_fd, -1
+        os.close(closed)
 
 
 class AioDataDistL2Adapter(L2AdapterInterface):  # type: ignore[misc]
@@ -165,8 +174,9 @@ class AioDataDistL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         if not self._is_closed:
             self._is_closed = True
             self._service.close()
-            for tasks in (self._stores, self._lookups, self._loads):
-                os.close(tasks.event_fd)
+            with self._lock:  # a task that another thread was starting may end now
+                for tasks in (self._stores, self._lookups, self._loads):
+                    tasks.close()
 
     # ---- tasks ----
 
