@@ -227,9 +227,11 @@ def keys_of(content: bytes, path: Path) -> tuple[Key, ...]:
             raise ParamInvalid(f"{where}: the secret has {len(secret)} bytes: must have at least {SECRET_BYTES}")
         if any(each.name == name for each in found):
             raise ParamInvalid(f"{where}: another key has the name {name!r}: names must be unique")
+        if len(found) == MAX_KEYS:  # at once: each key is compared with all before it
+            raise ParamInvalid(f"{str(path)!r} has more than {MAX_KEYS} keys: must have at most that many")
         found.append(Key(name, secret))
-    if not 0 < len(found) <= MAX_KEYS:
-        raise ParamInvalid(f"{str(path)!r} has {len(found)} keys: must have 1 to {MAX_KEYS}")
+    if not found:
+        raise ParamInvalid(f"{str(path)!r} has no key: must have 1 to {MAX_KEYS}")
     return tuple(found)
 
 
