@@ -308,6 +308,7 @@ class LLMDataDist:
             dict(totals.claims_refused),
             dict(totals.budget_refusals),
             dict(totals.incidents.counts),
+            engine.links.credentials() if engine is not None and is_there else {},
         )
 
     @property

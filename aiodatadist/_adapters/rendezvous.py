@@ -169,7 +169,7 @@ class _Life:
 
     async def _answer(self, line: bytes, host: str) -> bytes:
         try:
-            key, content = opened(self._keys.for_client(self._keys.keys), line)
+            key, content = opened([each.secret for each in self._keys.for_client(self._keys.keys)], line)
         except AuthError as error:  # which names no file
             return written(None, Refused(reason=str(error.args[0])))
         except Unsealed as error:

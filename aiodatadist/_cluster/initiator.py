@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from aiodatadist._cluster.link_table import LinkTable
     from aiodatadist._cluster.liveness import Heartbeats
     from aiodatadist._cluster.relinker import Relinker
+    from aiodatadist._config.trust import Key
     from aiodatadist._counting import Totals
     from aiodatadist._wire.messages import Hello
 
@@ -176,7 +177,7 @@ class LinkInitiator:
         address: tuple[str, int],
         cluster_id: int,
         timeout: float,
-        key: bytes | None = None,
+        key: Key | None = None,
         relink_timeout: float | None = None,
         steps: Steps | None = None,
     ) -> None:
@@ -240,7 +241,7 @@ class LinkInitiator:
         address: tuple[str, int],
         cluster_id: int,
         timeout: float,
-        key: bytes | None,
+        key: Key | None,
         relink_timeout: float | None,
         steps: Steps | None = None,
         patience: float = math.inf,
@@ -275,7 +276,7 @@ class LinkInitiator:
         cluster_id: int,
         timeout: float,
         attempt: _Attempt,
-        key: bytes | None,
+        key: Key | None,
         relink_timeout: float | None,
     ) -> None:
         """Make one link that this end asks for. Errors go to the caller until the link is ready; then it runs on its own."""
@@ -352,7 +353,7 @@ class LinkInitiator:
                 await old.wait_closed()
 
     async def _ask_in_turn(
-        self, address: tuple[str, int], cluster_id: int, timeout: float, key: bytes | None, attempt: _Attempt
+        self, address: tuple[str, int], cluster_id: int, timeout: float, key: Key | None, attempt: _Attempt
     ) -> Link | None:
         """Ask for a link while no other attempt does; return None if the peer's link now belongs to this end, too.
 
@@ -410,7 +411,7 @@ class LinkInitiator:
         address: tuple[str, int],
         cluster_id: int,
         timeout: float,
-        key: bytes | None,
+        key: Key | None,
         attempt: _Attempt,
         before_asking: Callable[[Hello], None],
     ) -> Link:
@@ -443,7 +444,7 @@ class LinkInitiator:
         address: tuple[str, int],
         cluster_id: int,
         timeout: float,
-        key: bytes | None,
+        key: Key | None,
         attempt: _Attempt,
         before_asking: Callable[[Hello], None],
         take_room: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import anyio
 
-from aiodatadist._config.trust import Credential
+from aiodatadist._config.trust import Credential, Key
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist.errors import AuthError, ParamInvalid
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 30.0
 """Seconds between two looks at keys that may change. Each new link looks at them, too."""
 
-Keys = Callable[[], Sequence[bytes]]
+Keys = Callable[[], Sequence[Key]]
 
 
 class KeyRing:
@@ -53,7 +53,7 @@ class KeyRing:
         """Read the keys. Raises ParamInvalid if they cannot be used."""
         self._names = tuple(key.name for key in self._credential.current())
 
-    def keys(self) -> tuple[bytes, ...]:
+    def keys(self) -> tuple[Key, ...]:
         """Return the keys: the first for links that this end asks for, all for those that it is asked for.
 
         Raises AuthError if they cannot be used; the message names the file and the rule.
@@ -67,9 +67,9 @@ class KeyRing:
             told = "%s: new proofs use key %s of %s", self._owner, names[0], ", ".join(names)
             self._incidents.add(Incident.KEYS_CHANGED, logger, *told, level=logging.INFO)
         self._names = names
-        return tuple(key.secret for key in keys)
+        return keys
 
-    def for_client(self, keys: Keys) -> Sequence[bytes]:
+    def for_client(self, keys: Keys) -> Sequence[Key]:
         """Return the keys of a listener for a client that is not known yet.
 
         Raises AuthError if they cannot be used. The client is told no file; the log is.

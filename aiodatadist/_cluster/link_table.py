@@ -278,9 +278,15 @@ class LinkTable:
 
     def statistics(self) -> list[LinkStatistics]:
         return [
-            link.transfers.running.counters.snapshot(link.cluster_id, link.life.state.value, link.generation)
+            link.transfers.running.counters.snapshot(
+                link.cluster_id, link.life.state.value, link.generation, link.credential
+            )
             for link in list(self._links.values())
         ]
+
+    def credentials(self) -> Counter[str]:
+        """Return the number of links by the name of the key that was proved. Any thread may call it."""
+        return Counter(link.credential for link in list(self._links.values()))
 
     def states(self) -> Counter[str]:
         """Return the number of links in each state, including those that are being made. Any thread may call it."""

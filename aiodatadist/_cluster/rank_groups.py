@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
+from aiodatadist._config.trust import Key
 from aiodatadist._transport.blob_exchange import meet, validate
 from aiodatadist._transport.local_device import server_address
 from aiodatadist._values.descriptors import RegisterMemStatus
@@ -160,15 +161,16 @@ class RankGroups:
             )
         return card
 
-    def _keys(self, server_secret: str) -> list[bytes]:
+    def _keys(self, server_secret: str) -> list[Key]:
         """Return the keys of the links for which a member listens.
 
         They combine the member's secret with the clusters' own keys. Without such keys, the secret is enough, because
         HCCL carried it. A user's key is not among them, because the members may be on several machines.
         """
-        own = (self._engine.key_ring.keys() if self._engine.key_ring.are_given else ()) or (b"",)
+        own = (self._engine.key_ring.keys() if self._engine.key_ring.are_given else ()) or (Key("", b""),)
         secret = bytes.fromhex(server_secret)
-        return [hmac.new(secret, b"aiodatadist member" + key, hashlib.sha256).digest() for key in own]
+        said = b"aiodatadist member"
+        return [Key("communicator", hmac.new(secret, said + key.secret, hashlib.sha256).digest()) for key in own]
 
     async def _link_all(self, group: _RankGroup, rank: int, cards: dict[int, _Card]) -> None:
         status, seconds = RegisterMemStatus.FAILED, self._seconds()

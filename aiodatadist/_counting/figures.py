@@ -83,6 +83,9 @@ class Figures(Generic[Pool]):
         pools: the memory pools by placement, one :class:`~aiodatadist.PoolUsage` each.
         failure_causes: transfers that failed for a reason that their status does not name: ``"checksum"``, bytes
             changed in transit. Each portion of a ``pull_leased`` counts.
+        credentials: links that exist now, by the name of the key that both ends proved, as
+            :class:`~aiodatadist.LinkStatistics` has it. After a rotation, links of an old key are those that were made
+            before.
     """
 
     cluster_id: int
@@ -105,3 +108,4 @@ class Figures(Generic[Pool]):
     claims_refused: Mapping[str, int] = field(default_factory=dict)
     budget_refusals: Mapping[str, int] = field(default_factory=dict)
     incidents: Mapping[str, int] = field(default_factory=dict)
+    credentials: Mapping[str, int] = field(default_factory=dict)

@@ -101,6 +101,7 @@ class Link:
         self._reactions = Reactions(session, self.owners, self.transfers, incoming)
         self.heartbeat_token: str = secrets.token_hex(32)
         self.generation: int = 0
+        self.credential: str = ""
         self.peer_links: int = 0
         self.dialled: tuple[str, int] | None = None
         self.place: tuple[str, int] = "", 0
@@ -143,6 +144,7 @@ class Link:
 
         link_handshake = LinkHandshake(handshake, self._wire, self.session.channels, self._transport, check, met)
         ready = await link_handshake.agree(connect, first, self.heartbeat_token, attach)
+        self.credential = handshake.credential
         self.session.channels.on_first(ready.epoch)
         self.life.on(Event.AGREE)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Literal
 
+from aiodatadist._config.trust import Key
 from aiodatadist._wire.frames import encode
 from aiodatadist._wire.messages import Hello
 
@@ -28,13 +29,13 @@ def is_proof(given: str, key: bytes, side: Side, client: Hello, server: Hello) -
     return hmac.compare_digest(given, proof(key, side, client, server))
 
 
-def proved_key(given: str, keys: Sequence[bytes], side: Side, client: Hello, server: Hello) -> bytes | None:
+def proved_key(given: str, keys: Sequence[Key], side: Side, client: Hello, server: Hello) -> Key | None:
     """Return the key that ``side`` has proved to have; None if it is none of these.
 
     All of them are tried, so the time does not tell which one it was.
     """
     found = None
     for key in keys:
-        if is_proof(given, key, side, client, server):
+        if is_proof(given, key.secret, side, client, server):
             found = key
     return found

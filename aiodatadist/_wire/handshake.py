@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Literal
 
-from aiodatadist._config.trust import BOTH_ENDS
+from aiodatadist._config.trust import BOTH_ENDS, Key
 from aiodatadist._values.foreign import printable
 from aiodatadist._wire.auth import Side, proof, proved_key
 from aiodatadist._wire.frames import Unknown, check_version
@@ -68,6 +68,7 @@ class Handshake:
     Attributes:
         peer: the other end's hello, which may be false until it is proved.
         proved: the same hello, once the other end has proved that it has the key; None if there is no key.
+        credential: name of the key that the other end has proved to have; empty if there is none.
         connect: the name of the channel, once both ends know it; then open it and call :meth:`opened`.
         ready: the peer's message when its half of the channel was open.
     """
@@ -76,7 +77,7 @@ class Handshake:
         self,
         side: Side,
         hello: Hello,
-        keys: Sequence[bytes] = (),
+        keys: Sequence[Key] = (),
         expected: int | None = None,
         before_asking: Callable[[Hello], None] = lambda _: None,
         hint: str = BOTH_ENDS,
@@ -85,6 +86,7 @@ class Handshake:
         self.state: State = State.HELLO
         self.peer: Hello | None = None
         self.proved: Hello | None = None
+        self.credential: str = ""
         self.connect: Connect | None = None
         self.ready: Ready | None = None
         self._hello = hello
@@ -218,7 +220,7 @@ class Handshake:
         if not self._keys or self.peer is None:
             return self._ask()
         self.state = State.PROOF
-        return [Proof(mac=proof(self._keys[0], "client", self._hello, self.peer))]
+        return [Proof(mac=proof(self._keys[0].secret, "client", self._hello, self.peer))]
 
     def _on_proof(self, mac: str) -> list[Message]:
         if not self._keys or self.peer is None:
@@ -230,12 +232,12 @@ class Handshake:
             raise AuthError(
                 f"cluster {self.peer.cluster_id} does not have the key of cluster {self.me}", hint=self._hint
             )
-        self.proved = self.peer
+        self.proved, self.credential = self.peer, key.name
         if self.side == "client":
             self._compare(self.proved)
             return self._ask()
         self.state = State.CONNECT
-        return [Proof(mac=proof(key, "server", self.peer, self._hello))]
+        return [Proof(mac=proof(key.secret, "server", self.peer, self._hello))]
 
     def _ask(self) -> list[Message]:
         if self._wanted is None or self.peer is None:

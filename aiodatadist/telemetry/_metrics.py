@@ -42,6 +42,9 @@ CLUSTER: Final = {
         "counter", "Transfers that failed for a cause that their status does not name.", ("cause",)
     ),
     "aiodatadist_links": Metric("gauge", "Links that exist now.", ("state",)),
+    "aiodatadist_links_by_key": Metric(
+        "gauge", "Links that exist now, by the name of the key that both ends proved.", ("key",)
+    ),
     "aiodatadist_links_made": Metric("counter", "Links that were made, by either end."),
     "aiodatadist_links_ended": Metric("counter", "Links that ended, by reason.", ("reason",)),
     "aiodatadist_link_attempts": Metric("counter", "Links that this cluster asked for.", ("status",)),

@@ -206,6 +206,7 @@ def _write_cluster(sheet: _Sheet, which: tuple[str, ...], figures: Figures[PoolU
         sheet.histogram("aiodatadist_transfer_size_bytes", *sizes, *which, operation)
     sheet.add_each("aiodatadist_transfer_failures", figures.failure_causes, FAILURE_CAUSES, *which)
     sheet.add_each("aiodatadist_links", figures.links, [state.value for state in LinkState], *which)
+    sheet.add_each("aiodatadist_links_by_key", figures.credentials, [], *which)
     sheet.add("aiodatadist_links_made", figures.links_made, *which)
     sheet.add_each("aiodatadist_links_ended", figures.links_ended, LINK_CAUSES, *which)
     linking = figures.linking

@@ -15,7 +15,7 @@ import pytest
 
 from aiodatadist import AuthError, BlocksCacheKey, CacheDesc, DataType
 from aiodatadist._cluster.key_ring import LOOK_SECONDS
-from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
+from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
 from tests.keys import HEX, folder_of
 from tests.test_pull import moved
 
@@ -155,3 +155,36 @@ async def test_a_link_costs_few_looks_at_the_folder_and_proofs_and_a_transfer_no
         folder_of(folder, OLD, NEW)
         assert await link(decoder, prompt) is None
         assert counts["hmac"] == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [({}, "user"), ({"auth_key": b"k" * 32}, "auth_key"), ({"trust": "none"}, "")],
+    ids=["the user's key", "auth_key", "none"],
+)
+async def test_figures_name_the_key_of_a_link(given: dict[str, Any], name: str) -> None:
+    async with open_cluster(1, **given) as prompt, open_cluster(2, device_id=1, **given) as decoder:
+        assert prompt.datadist.figures().credentials == {}
+        assert await link(decoder, prompt) is None
+        for each in (prompt, decoder):
+            assert each.datadist.figures().credentials == {name: 1}
+            assert [one.credential for one in each.datadist.statistics().links] == [name]
+
+
+async def test_figures_show_which_links_still_have_an_old_key(tmp_path: Path) -> None:
+    """Each end names the key that was proved, which is the first one of the end that asked. No secret is shown."""
+    ours, theirs = folder_of(tmp_path / "ours", OLD), folder_of(tmp_path / "theirs", OLD)
+    async with (
+        open_cluster(1, trust=ours) as prompt,
+        open_cluster(2, device_id=1, trust=theirs) as decoder,
+        open_cluster(3, device_id=2, trust=theirs) as other,
+    ):
+        assert await link(decoder, prompt) is None
+        folder_of(ours, OLD, NEW)
+        folder_of(theirs, NEW, OLD)
+        assert await link(other, prompt) is None
+        assert prompt.datadist.figures().credentials == {"old": 1, "new": 1}
+        assert [each.credential for each in decoder.datadist.statistics().links] == ["old"]
+        assert [each.credential for each in other.datadist.statistics().links] == ["new"]
+        shown = repr((prompt.datadist.figures(), prompt.datadist.statistics(), inside(prompt.datadist).key_ring.keys()))
+        assert not any(secret in shown for line in (OLD, NEW) for secret in line.split()[1:])

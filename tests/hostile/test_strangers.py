@@ -17,6 +17,7 @@ from aiodatadist import CacheDesc, DataType, LLMRole, LLMStatusCode
 from aiodatadist._cluster import client_slots, link_table
 from aiodatadist._cluster.client_slots import ClientSlots
 from aiodatadist._cluster.pending_client import CLIENT_TIMEOUT
+from aiodatadist._config.trust import Key
 from aiodatadist._wire.frames import Decoder, Unknown, encode
 from aiodatadist._wire.handshake import Handshake
 from aiodatadist._wire.messages import MINOR, Connect, Hello, Message, Proof, Refuse
@@ -113,7 +114,7 @@ async def test_silent_connections_do_not_shorten_the_time_of_others() -> None:
     async with open_cluster(1, auth_key=KEY) as cluster:
         with silent(cluster, MANY):
             async with client_of(cluster) as client:
-                handshake = Handshake("client", stranger(), (KEY,), 1)
+                handshake = Handshake("client", stranger(), (Key("auth_key", KEY),), 1)
                 await client.say(*handshake.start(Connect(channel="c", timeout=5)))
                 answers = handshake.receive(await client.hear())
                 await anyio.sleep(4)  # its network is slow
@@ -129,7 +130,7 @@ async def test_time_in_which_the_listener_is_busy_does_not_count() -> None:
     async with open_cluster(1, auth_key=KEY) as cluster:
         with silent(cluster, 1) as (client,):
             client.setblocking(False)
-            handshake, decoder = Handshake("client", stranger(), (KEY,), 1), Decoder()
+            handshake, decoder = Handshake("client", stranger(), (Key("auth_key", KEY),), 1), Decoder()
             client.send(b"".join(map(encode, handshake.start(Connect(channel="c", timeout=5)))))
             (said,) = decoder.feed(await loop.sock_recv(client, 4096))
             client.send(b"".join(map(encode, handshake.receive(said))))

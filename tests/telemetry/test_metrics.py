@@ -77,6 +77,7 @@ async def test_transfers_links_and_pools_are_shown() -> None:
         assert value(now, "aiodatadist_transfer_size_bytes_bucket", le="256.0", **pull) == 3
         assert value(now, "aiodatadist_transfer_size_bytes_sum", **pull) == 3 * BLOCK
         assert value(now, "aiodatadist_links", cluster="2", state="ready") == 1
+        assert value(now, "aiodatadist_links_by_key", cluster="2", key="user") == 1
         assert value(now, "aiodatadist_links", cluster="2", state="broken") == 0
         assert value(now, "aiodatadist_links_made_total", cluster="1") == 1
         assert value(now, "aiodatadist_link_attempts_total", cluster="2", status="LLM_SUCCESS") == 1

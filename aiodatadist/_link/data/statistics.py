@@ -25,6 +25,9 @@ class LinkStatistics:
         longest_seconds: seconds of the longest transfer that succeeded.
         generation: how many times the link to this peer has been made, this one included. What the peer said on an earlier
             link (ids and addresses of its caches, for instance) may stand for something else if it was restarted since.
+        credential: the name of the key that both ends proved: its name in the folder of trust, ``"auth_key"``,
+            ``"user"`` for the user's own key, or ``"communicator"`` for one that HCCL carried. Empty if the ends have
+            none.
     """
 
     cluster_id: int
@@ -38,6 +41,7 @@ class LinkStatistics:
     transfer_seconds: float = 0.0
     longest_seconds: float = 0.0
     generation: int = 1
+    credential: str = ""
 
 
 class LinkCounters:
@@ -76,7 +80,7 @@ class LinkCounters:
         else:
             self._failures["CANCELLED"] += 1
 
-    def snapshot(self, cluster_id: int, state: str, generation: int = 1) -> LinkStatistics:
+    def snapshot(self, cluster_id: int, state: str, generation: int = 1, credential: str = "") -> LinkStatistics:
         """Return the statistics as they are now."""
         return LinkStatistics(
             cluster_id,
@@ -90,4 +94,5 @@ class LinkCounters:
             self._seconds,
             self._longest,
             generation,
+            credential,
         )

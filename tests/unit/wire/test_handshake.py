@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodatadist import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
+from aiodatadist._config.trust import Key
 from aiodatadist._values.foreign import printable
 from aiodatadist._wire.auth import Side, proof
 from aiodatadist._wire.frames import Decoder, Unknown, encode
@@ -24,7 +25,9 @@ CLIENT_READY, SERVER_READY = Ready(epoch=1, heartbeat_token="a" * 64), Ready(epo
 def end(side: Side, key: bytes | None = None, **changes: object) -> Handshake:
     """Return one side of a handshake. Cluster 1 is the client, cluster 2 the server."""
     return Handshake(
-        side, hello(1 if side == "client" else 2, has_key=key is not None, **changes), () if key is None else (key,)
+        side,
+        hello(1 if side == "client" else 2, has_key=key is not None, **changes),
+        () if key is None else (Key("a", key),),
     )
 
 
@@ -282,7 +285,7 @@ def test_without_a_key_nothing_is_proved(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
 def test_other_cluster_than_the_asked_for_is_refused_and_its_proof_not_asked_for(key: bytes | None) -> None:
-    client = Handshake("client", hello(1, has_key=key is not None), () if key is None else (key,), expected=2)
+    client = Handshake("client", hello(1, has_key=key is not None), () if key is None else (Key("a", key),), expected=2)
     client.start(CONNECT)
     with pytest.raises(IncompatiblePeer, match="cluster 2 was asked for, 3 answered") as caught:
         client.receive(hello(3, has_key=key is not None))
