@@ -8,6 +8,7 @@ import os
 import platform
 import resource
 import socket
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from typing import Literal
 
 import aiodatadist
 from aiodatadist._cli.kit.numbers import quantity
+from aiodatadist._config.trust import KEYS, NONE, VARIABLE, TrustFolder, Untrusted, credential_of
+from aiodatadist._config.user_key import HINT, key_path, user_key
 from aiodatadist._context_caching.pools.extras import how_to_install
 from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist._native.runtime import ACL_LIBRARIES, COMM_LIBRARIES, FUNCTIONS, Runtime, open_runtime
-from aiodatadist.errors import LLMException
+from aiodatadist.errors import LLMException, ParamInvalid
 
 Mark = Literal["ok", "warn", "fail"]
 
@@ -234,6 +237,41 @@ def network_findings() -> Iterator[Finding]:
         yield Finding("loopback", "yes", "ok", f"can listen on 127.0.0.1 (tried port {port})")
 
 
+def trust_findings() -> Iterator[Finding]:
+    """Yield which key proves a cluster that is given none, and who may link to it. No key is created, or shown."""
+    credential = credential_of(None, None)
+    try:
+        if isinstance(credential, Untrusted):
+            meaning = "processes of any user of this machine can link; without the variable, only this user's"
+            yield Finding("trust", f"{VARIABLE}={NONE}", "warn", meaning)
+        elif isinstance(credential, TrustFolder):
+            first, *others = (key.name for key in credential.current())
+            accepted = f"; {', '.join(others)} is accepted, too" if others else ""
+            value = f"key {first} of {credential.path / KEYS} ({_mode(credential.path / KEYS)})"
+            whom = f"from {VARIABLE}; clusters with the same key link, on any machine{accepted}"
+            yield Finding("trust", value, "ok", whom)
+        else:
+            yield _of_this_user(key_path(os.environ))
+    except ParamInvalid as error:
+        yield Finding("trust", "no key", "warn", f"links fail without one, or trust or auth_key: {error}")
+
+
+def _of_this_user(path: Path) -> Finding:
+    """Return the finding for this user's own key. Raises ParamInvalid if it cannot be used."""
+    meaning = "only processes of this user link, on loopback addresses; other machines need trust or auth_key"
+    if os.path.lexists(path):
+        user_key(path)
+        return Finding("trust", f"this user's key {path} ({_mode(path)})", "ok", meaning)
+    above = next(folder for folder in path.parents if folder.exists())
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ParamInvalid(f"this user's key cannot be created as {str(path)!r}: {above} is not writable", hint=HINT)
+    return Finding("trust", f"this user's key {path}, which the first cluster creates", "ok", meaning)
+
+
+def _mode(path: Path) -> str:
+    return f"mode {stat.S_IMODE(path.stat().st_mode):04o}"
+
+
 # ---- the software ----
 
 
@@ -314,6 +352,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     kernel_findings,
     cpu_findings,
     network_findings,
+    trust_findings,
     version_findings,
     engine_findings,
 )

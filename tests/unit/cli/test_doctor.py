@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -15,16 +16,29 @@ from aiodatadist._cli import main
 from aiodatadist._cli.doctor import command as doctor
 from aiodatadist._cli.doctor import findings
 from aiodatadist._cli.doctor.findings import Finding
+from aiodatadist._config.user_key import user_key
 from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist._native.runtime import FUNCTIONS, Runtime, open_runtime
 from aiodatadist.errors import RuntimeUnavailable
 from tests import children, vendor_names
+from tests.keys import HEX, folder_of
 
 
 def test_this_machine_is_examined_without_a_fatal_finding(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    for name in ("runtime", "libraries", "devices", "memfd", "open files", "locked memory", "ptrace", "CPUs", "Python"):
+    for name in (
+        "runtime",
+        "libraries",
+        "devices",
+        "memfd",
+        "open files",
+        "locked memory",
+        "ptrace",
+        "CPUs",
+        "trust",
+        "Python",
+    ):
         assert name in text
     assert text.splitlines()[-1].startswith("no fatal finding")
 
@@ -124,6 +138,78 @@ def test_a_full_disk_is_said_in_one_line() -> None:
         command = [sys.executable, "-m", "aiodatadist", "doctor"]
         done = children.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (1, "aiodatadist: [Errno 28] No space left on device\n")
+
+
+# ---- trust ----
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give this user another home, where there is no key, and no folder of trust."""
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "AIODATADIST_TRUST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_the_users_key_is_named_and_not_created(home: Path) -> None:
+    (found,) = findings.trust_findings()
+    key = home / ".local/state/aiodatadist/key"
+    assert (found.mark, found.value) == ("ok", f"this user's key {key}, which the first cluster creates")
+    assert "only processes of this user link, on loopback addresses" in found.meaning
+    assert list(home.iterdir()) == []
+    secret = user_key(key)
+    (found,) = findings.trust_findings()
+    assert (found.mark, found.value) == ("ok", f"this user's key {key} (mode 0600)")
+    assert secret.hex() not in repr(found)
+
+
+def test_a_users_key_that_links_refuse_is_a_warning_with_the_rule(home: Path) -> None:
+    key = home / ".local/state/aiodatadist/key"
+    user_key(key)
+    key.chmod(0o640)
+    (found,) = findings.trust_findings()
+    assert (found.mark, found.value) == ("warn", "no key")
+    assert "has mode 0640: its group must not be able to read it" in found.meaning
+
+
+def test_a_home_in_which_no_key_can_be_created_is_a_warning(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    (found,) = findings.trust_findings()
+    assert found.mark == "warn"
+    assert f"{home} is not writable" in found.meaning
+    assert "AIODATADIST_TRUST" in found.meaning
+
+
+def test_a_user_without_a_home_is_a_warning(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", refuse)
+    (found,) = findings.trust_findings()
+    assert found.mark == "warn"
+    assert "has no home" in found.meaning
+
+
+def test_the_keys_of_a_folder_are_named_and_not_shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(home / "trust", f"new {'cd' * 32}", f"old {HEX}")
+    monkeypatch.setenv("AIODATADIST_TRUST", str(folder))
+    (found,) = findings.trust_findings()
+    assert (found.mark, found.value) == ("ok", f"key new of {folder / 'keys'} (mode 0600)")
+    assert "from AIODATADIST_TRUST" in found.meaning
+    assert "old is accepted, too" in found.meaning
+    assert HEX not in repr(found)
+    folder.chmod(0o770)
+    (found,) = findings.trust_findings()
+    assert found.mark == "warn"
+    assert "mode 0770: group and others must not be able to write it" in found.meaning
+
+
+def test_trust_that_is_turned_off_is_a_warning(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIODATADIST_TRUST", "none")
+    (found,) = findings.trust_findings()
+    assert (found.mark, found.value) == ("warn", "AIODATADIST_TRUST=none")
+    assert "any user of this machine can link" in found.meaning
 
 
 # ---- the vendor's libraries ----
