@@ -10,7 +10,6 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -53,7 +52,7 @@ class KvSettings:
         blocks: number of blocks of 16 tokens.
         longest_line, wait_seconds: requests that may wait for blocks, and how long.
         drain_seconds: time after the last request for leases to give their blocks back.
-        auth_key_file: a secret that all services share; needed unless ``listen`` is a loopback address.
+        trust: a folder with keys that all services share; needed unless ``listen`` is a loopback address.
     """
 
     cluster_id: int
@@ -63,7 +62,7 @@ class KvSettings:
     longest_line: int
     wait_seconds: float
     drain_seconds: float
-    auth_key_file: Path | None
+    trust: str | None
 
     def config(self) -> LLMConfig:
         # Each tensor starts with a page: what an NPU's peers reach is mapped by pages.
@@ -73,7 +72,7 @@ class KvSettings:
             listen=self.listen,
             mem_pool_cfg=json.dumps({"memory_size": CONFIG.num_tensors * tensor, "page_shift": PAGE.bit_length() - 1}),
             sync_kv_timeout=10_000,  # milliseconds of one transfer, once it runs
-            auth_key=self.auth_key_file.read_bytes() if self.auth_key_file else None,
+            trust=self.trust,
         )
 
 

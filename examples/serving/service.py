@@ -74,7 +74,7 @@ def add_kv_arguments(parser: ArgumentParser, cluster_id: int) -> None:
         help="with --vllm: addresses, networks and names that it dials",
     )
     parser.add_argument(
-        "--auth-key-file", type=Path, default=None, help="a secret of all services; needed beyond one machine"
+        "--trust", metavar="FOLDER", default=None, help="keys that all services share; needed beyond one machine"
     )
 
 
@@ -87,7 +87,7 @@ def kv_settings(arguments: Namespace) -> KvSettings:
         longest_line=arguments.longest_line,
         wait_seconds=arguments.wait_seconds,
         drain_seconds=arguments.shutdown_seconds,
-        auth_key_file=arguments.auth_key_file,
+        trust=arguments.trust,
     )
 
 

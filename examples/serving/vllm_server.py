@@ -58,8 +58,8 @@ def _settings(arguments: Namespace) -> dict[str, Any]:
     if arguments.kv_listen is not None:
         host, _, port = arguments.kv_listen.rpartition(":")
         settings |= {"host": host.strip("[]"), "port": int(port)}
-    if arguments.auth_key_file is not None:
-        settings["auth_key_file"] = str(arguments.auth_key_file)
+    if arguments.trust is not None:
+        settings["trust"] = arguments.trust
     if arguments.kv_peers:
         settings["peers"] = arguments.kv_peers
     if "lease_seconds" in arguments:

@@ -53,7 +53,7 @@ SETTINGS = KvSettings(
     longest_line=8,
     wait_seconds=10,
     drain_seconds=10,
-    auth_key_file=None,
+    trust=None,
 )
 
 
@@ -173,13 +173,13 @@ def started(monkeypatch: pytest.MonkeyPatch, main: Any, *options: str) -> tuple[
 
 def test_a_prefill_service_becomes_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     options: tuple[str, ...]
-    options = "--vllm", "MODEL", "--kv-listen", "10.0.0.7:26001", "--auth-key-file", "/key", "--dtype", "float32"
+    options = "--vllm", "MODEL", "--kv-listen", "10.0.0.7:26001", "--trust", "/keys", "--dtype", "float32"
     options = *options[:4], "--kv-peers", "10.0.0.0/24", "decode-*.svc", *options[4:]
     command, settings = started(monkeypatch, prefill.main, *options)
     assert command[3:9] == ["--model", "MODEL", "--host", "127.0.0.1", "--port", "8001"]
     assert command[-2:] == ["--dtype", "float32"]
     assert settings == {
-        "cluster_id": 1, "device_id": 0, "host": "10.0.0.7", "port": 26001, "auth_key_file": "/key", "lease_seconds": 30.0,
+        "cluster_id": 1, "device_id": 0, "host": "10.0.0.7", "port": 26001, "trust": "/keys", "lease_seconds": 30.0,
         "peers": ["10.0.0.0/24", "decode-*.svc"],
     }  # fmt: skip
     Settings(**settings)
