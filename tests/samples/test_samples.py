@@ -130,7 +130,8 @@ def test_it_does_so_between_two_machines(sample: str, machines: list[list[str]],
     if sample.startswith("torch") and find_spec("torch") is None:
         pytest.skip("torch is not installed")
     key = tmp_path / "key"
-    key.write_text("a secret", encoding="ascii")
+    key.write_text("a secret of many characters", encoding="ascii")
+    key.chmod(0o600)
     with TemporaryDirectory(prefix="npu") as meeting:
         settings = {
             "SAMPLE_HOSTS": MACHINES,
