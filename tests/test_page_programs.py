@@ -12,6 +12,7 @@ import contextlib
 import os
 import random
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -225,8 +226,27 @@ async def keep_linked() -> AsyncIterator[dict[str, Any]]:
         keeper.cancel()
 
 
+@asynccontextmanager
+async def until_stopped() -> AsyncIterator[dict[str, Any]]:
+    scene: dict[str, Any] = {"asyncio": asyncio, "signal": signal}
+    yield scene
+    loop = asyncio.get_running_loop()
+    async with open_cluster(1, device_id=1) as prompt, open_cluster(2) as decoder:
+        await decoder.datadist.link_to(1, prompt.datadist.listen_address)
+        waiting = loop.create_task(scene["until_stopped"]())
+        loop.call_soon(lambda: loop.call_soon(signal.raise_signal, signal.SIGTERM))  # the handler is there by then
+        try:
+            await waiting
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+        ended = loop.create_task(decoder.datadist.wait_link_closed(1))
+        await prompt.datadist.finalize()
+        assert "finalize" in await ended
+
+
 SCENES: dict[str, Callable[[], Scene]] = {
     "keep linked": keep_linked,
+    "until stopped": until_stopped,
     "landing": landing,
     "pull": pull,
     "submit": submit,
@@ -262,3 +282,31 @@ async def test_fragment_runs_in_its_scene(page: Path, block: pages.Block) -> Non
         running = eval(code, scene)
         if running is not None:
             await running
+
+
+# ---- what a reader does with a program next ----
+
+
+class KilledPrefill:
+    def __init__(self) -> None:
+        self.asked: asyncio.Event = asyncio.Event()
+
+    async def compute(self, _lease: str, _tokens: list[int]) -> object:
+        self.asked.set()
+        return await asyncio.get_running_loop().create_future()
+
+    async def take_back(self, _lease: str) -> None:
+        raise ConnectionRefusedError
+
+
+async def test_a_client_of_the_tutorial_can_leave_when_prefill_was_killed() -> None:
+    (text,) = (block.text for _, block in PROGRAMS if block.title == "service.py")
+    service: dict[str, Any] = {"__name__": "service"}
+    exec(compile(text, "service.py", "exec"), service)
+    async with linked_pair(DESC) as (_, decoder, _, target):
+        prefill = KilledPrefill()
+        client = asyncio.create_task(service["Decode"](decoder.datadist, target, prefill).generate([1]))
+        await prefill.asked.wait()
+        client.cancel()
+        await asyncio.wait([client])
+        assert client.cancelled()
