@@ -169,26 +169,26 @@ class TrustFolder(Credential):
         return True
 
     def current(self) -> tuple[Key, ...]:
-        seen = self._look()
+        folder, keys = self._look()
+        seen = _state(folder), _state(keys)
         if seen != self._seen:
             self._seen = None  # also if the new ones cannot be used: then the old ones are not used either
-            self._keys = self._read()
+            self._keys = self._read(folder)
             self._seen = seen
         return self._keys
 
-    def _look(self) -> tuple[object, ...]:
-        """Return what changes with the folder, or its keys, or what symbolic links there point to."""
-        seen: list[object] = []
+    def _look(self) -> list[os.stat_result]:
+        """Return the status of the folder and of its keys, or of what symbolic links there point to."""
+        found: list[os.stat_result] = []
         for path, name in ((self.path, "the folder of trust"), (self.path / KEYS, "the key file")):
             try:
-                status = path.stat()
+                found.append(path.stat())
             except (OSError, ValueError) as error:
                 raise unreadable(path, name, error) from error
-            seen += _state(status)
-        return tuple(seen)
+        return found
 
-    def _read(self) -> tuple[Key, ...]:
-        check_writers(self.path, "the folder of trust", self.path.stat())
+    def _read(self, folder: os.stat_result) -> tuple[Key, ...]:
+        check_writers(self.path, "the folder of trust", folder)
         for name in UNSUPPORTED:
             if os.path.lexists(self.path / name):
                 raise ParamInvalid(

@@ -131,6 +131,21 @@ async def test_a_path_that_can_be_no_files_is_refused(path: str) -> None:
         secret_files.read_key(Path(path), "a key")
 
 
+def test_a_folder_that_goes_away_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replacing a folder by two renames leaves a moment without one."""
+    folder, path_stat = folder_of(tmp_path / "trust", f"a {HEX}"), Path.stat
+
+    def then_gone(path: Path, **options: Any) -> os.stat_result:
+        status = path_stat(path, **options)
+        if path == folder / "keys":
+            folder.rename(tmp_path / "elsewhere")
+        return status
+
+    monkeypatch.setattr(Path, "stat", then_gone)
+    with pytest.raises(ParamInvalid, match=r"the key file .* cannot be read: No such file"):
+        TrustFolder(str(folder)).current()
+
+
 async def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParamInvalid, match=r"the folder of trust .*nowhere' cannot be read: No such file"):
         await LLMDataDist(LLMRole.MIX, 1, LLMConfig(trust=tmp_path / "nowhere")).init()

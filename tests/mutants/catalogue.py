@@ -1451,6 +1451,14 @@ MUTANTS = (
         (TRUST,),
     ),
     Mutant(
+        "the-users-key-is-read-once",
+        "processes that were there before this user's key was replaced link with new ones",
+        "aiodatadist/_config/trust.py",
+        "        if not self._keys or seen not in (self._seen, None):\n",
+        "        if not self._keys:\n",
+        (f"{TRUST}::test_processes_that_were_there_before_the_users_key_was_replaced_link_with_new_ones",),
+    ),
+    Mutant(
         "a-listener-without-a-key",
         "without configuration, only processes of one user link over loopback",
         "aiodatadist/_config/trust.py",
@@ -1478,8 +1486,8 @@ MUTANTS = (
         "old-keys-stay-in-use",
         "while a folder of keys breaks a rule, its earlier keys link nothing either",
         "aiodatadist/_config/trust.py",
-        "            self._keys = self._read()\n",
-        "            try:\n                self._keys = self._read()\n            except ParamInvalid:\n"
+        "            self._keys = self._read(folder)\n",
+        "            try:\n                self._keys = self._read(folder)\n            except ParamInvalid:\n"
         "                return self._keys\n",
         (ROTATED_KEYS,),
     ),
