@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import UTC, datetime
 
 import pytest
 from pydantic import ValidationError
 
+from aiodatadist._cli.bench.command import speeds
 from aiodatadist._cli.bench.compare import compared, comparison, elsewhere, verdict
 from aiodatadist._cli.bench.figures import MEMCPY, Latencies, Row, Spread, Window
 from aiodatadist._cli.bench.initiator import Lengths
 from aiodatadist._cli.bench.machine import Machine, Ran
 from aiodatadist._cli.bench.messages import ANSWER, QUESTION, Check, Done, Open, Refused
 from aiodatadist._cli.bench.options import BenchOptions
-from aiodatadist._cli.bench.progress import open_progress
 from aiodatadist._cli.bench.report import BenchReport, table, table_lines
 from aiodatadist._cli.bench.sizes import parse_size, parse_sizes, size_text
 from aiodatadist._cli.bench.workload import Case, MemoryKind, Op
@@ -197,19 +196,9 @@ def test_at_80_columns_there_is_one_table_with_what_matters_most() -> None:
     assert table_lines([], 80) == []
 
 
-@pytest.mark.parametrize("looks", [True, False])
-def test_progress_is_a_bar_for_a_person_and_lines_for_a_file(
-    looks: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: looks)
-    with open_progress(2) as progress:
-        progress.begin(case())
-        progress.end([row(8.0), row(4.0).model_copy(update={"by": "nixl"})])
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert ("1 of 2: pull pool 1MiB 8.0" in shown.err) is not looks
-    assert ("1/2" in shown.err) is looks
-    assert looks or "nixl 3.99" in shown.err
+def test_each_program_that_was_measured_has_its_speed() -> None:
+    assert speeds([row(8.0), row(4.0).model_copy(update={"by": "nixl"})]).startswith("8.0")
+    assert speeds([row(8.0), row(4.0).model_copy(update={"by": "nixl"})]).endswith("GB/s, nixl 3.99 GB/s")
 
 
 async def test_a_report_of_another_place_is_told() -> None:

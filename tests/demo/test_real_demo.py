@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -88,14 +89,14 @@ def test_death_of_the_parent_ends_both_workers(start: Start, moment: str) -> Non
     demo.wait_until_all_ended()
 
 
-def test_interrupt_ends_all_quietly(start: Start) -> None:
+def test_interrupt_ends_all_and_says_what_was_done(start: Start) -> None:
     demo = start("--tokens", "200")
     demo.wait_until_started()
     demo.read_until("prefill: 50%")
     demo.process.send_signal(signal.SIGINT)
     demo.wait_until_all_ended()
     assert demo.process.returncode == 130
-    assert demo.errors() == ""
+    assert re.fullmatch(r"aiodatadist: interrupted: .*prefill \d+%.* done\n", demo.errors())
 
 
 def test_busy_port_is_one_line_with_the_port_and_exit_code_2(start: Start) -> None:

@@ -21,12 +21,13 @@ from aiodatadist._cli.bench.lateness import idle_late_us
 from aiodatadist._cli.bench.machine import Machine, Ran
 from aiodatadist._cli.bench.options import BenchOptions, BenchRole
 from aiodatadist._cli.bench.plot import check_plot, draw
-from aiodatadist._cli.bench.progress import open_progress
 from aiodatadist._cli.bench.report import BenchReport, lines
+from aiodatadist._cli.bench.sizes import size_text
 from aiodatadist._cli.bench.workload import Case
 from aiodatadist._cli.kit.errors import CommandError, wrong_input
 from aiodatadist._cli.kit.options import check_target, is_stdout, write_report
 from aiodatadist._cli.kit.pipes import die_with_parent, until_stdin_closes
+from aiodatadist._cli.kit.screen import open_screen
 
 INTERRUPTED = "interrupted"
 """The failure in a report if Ctrl-C came before the last row."""
@@ -148,12 +149,20 @@ def _go_on() -> None:
 async def _rows(
     datadist: LLMDataDist, owner: RemoteOwner, options: BenchOptions, cases: list[Case], into: list[Row]
 ) -> None:
-    with open_progress(len(cases)) as progress:
-        for case in cases:
-            progress.begin(case)
+    total = len(cases)
+    with open_screen(sys.stderr, lines=total) as screen:
+        for done, case in enumerate(cases):
+            words = f"{case.op.value} {case.memory.value} {size_text(case.block)}"
+            screen.show("", done, total, words)
             rows = await measure(datadist, owner, case, options.lengths, options.against, options.checksum)
             into += rows
-            progress.end(rows)
+            screen.show("", done + 1, total, f"{words} {speeds(rows)}")
+
+
+def speeds(rows: list[Row]) -> str:
+    """Return the speed of each program that was measured, this package's first."""
+    first, *others = [f"{row.gigabytes_per_second.median:.2f} GB/s" for row in rows]
+    return ", ".join([first, *(f"{row.by} {speed}" for row, speed in zip(rows[1:], others, strict=True))])
 
 
 async def _owner(options: BenchOptions, stack: AsyncExitStack) -> Address:

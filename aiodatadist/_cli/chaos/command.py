@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -21,12 +23,16 @@ from aiodatadist._cli.chaos.profiles import Door, Profile
 from aiodatadist._cli.chaos.program import FAULTS
 from aiodatadist._cli.chaos.puller import Puller
 from aiodatadist._cli.chaos.report import as_json, lines, summary
-from aiodatadist._cli.chaos.run import Length, Result
+from aiodatadist._cli.chaos.run import Length, Result, Run
 from aiodatadist._cli.chaos.saver import Saver
 from aiodatadist._cli.chaos.side import Side
 from aiodatadist._cli.kit.errors import CommandError
 from aiodatadist._cli.kit.options import is_stdout, write_report
 from aiodatadist._cli.kit.pipes import die_with_parent
+from aiodatadist._cli.kit.screen import Screen, open_screen
+
+REPORTED = 4
+"""Plain lines about a profile while it runs."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,9 @@ async def _run_all(options: ChaosOptions, is_told: bool, results: list[Result]) 
         logs = Path(tempfile.mkdtemp(prefix=f"aiodatadist-chaos-{profile.name}-"))
         length = Length(options.seed, options.seconds / len(options.profiles), options.faults)
         try:
-            await _run_one(profile, length, logs, results)
+            with open_screen(sys.stderr, lines=REPORTED) as screen:
+                screen.show(profile.name, 0.0, length.seconds, "starting its processes")
+                await _run_one(profile, length, logs, results, screen)
         except anyio.get_cancelled_exc_class():
             for result in results[done:]:  # also if its processes were just ending: it was not judged
                 result.is_interrupted = True
@@ -112,18 +120,26 @@ def _end_profile(results: list[Result], logs: Path, is_told: bool) -> None:
             print(f"what the processes logged is in {logs}\n" if is_broken else "", flush=True)
 
 
-async def _run_one(profile: Profile, length: Length, logs: Path, results: list[Result]) -> Result:
+async def _run_one(profile: Profile, length: Length, logs: Path, results: list[Result], screen: Screen) -> None:
     if profile.door != "context":
-        linked = LinkedRun(profile, length, logs)
-        results.append(linked.result)
-        return await linked.run()
+        await _shown(LinkedRun(profile, length, logs), length, results, screen)
+        return
     async with AsyncExitStack() as stack:  # servers start and end in a thread: that waits
         opened = engine(profile.engine)
         url, victims = await anyio.to_thread.run_sync(opened.__enter__)
         stack.push_async_callback(anyio.to_thread.run_sync, opened.__exit__, None, None, None)
-        pooled = PooledRun(profile, length, logs, url, victims)
-        results.append(pooled.result)
-        return await pooled.run()
+        await _shown(PooledRun(profile, length, logs, url, victims), length, results, screen)
+
+
+async def _shown(run: Run, length: Length, results: list[Result], screen: Screen) -> None:
+    results.append(run.result)
+    run.looked = partial(_show_progress, screen, run.result, length.seconds)
+    await run.run()
+
+
+def _show_progress(screen: Screen, result: Result, total: float, seconds: float) -> None:
+    words = f"{result.tally.good:,} operations, {result.broken} violations"
+    screen.show(result.profile, seconds, total, words)
 
 
 def sides_of(door: Door) -> dict[str, type[Side]]:

@@ -6,7 +6,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +87,9 @@ class Result:
 class Run(ABC):
     """The processes of a profile, and how long they run.
 
+    Attributes:
+        looked: called with the seconds with faults so far, each time that everything was looked at.
+
     Args:
         url: URL of the pool, for processes with a context cache.
     """
@@ -95,6 +98,7 @@ class Run(ABC):
         seed = length.seed
         self._length = length
         self.profile = profile
+        self.looked: Callable[[float], None] = lambda _: None
         self.result = Result(profile.name, seed)
         self._programs = {lane: program(seed, profile, lane) for lane in profile.lanes}
         group = f"chaos {os.getpid()}"
@@ -131,6 +135,7 @@ class Run(ABC):
         await self._resume()
         await anyio.sleep(CALM)
         await self._look_at_everything(is_first=True)
+        self.looked(0.0)
         end = time.monotonic() + self._length.seconds
         while (left := end - time.monotonic()) > 0:
             await self._resume()
@@ -138,6 +143,7 @@ class Run(ABC):
                 await self._faults(group)
             await self._revive(group)
             await self._look_at_everything()
+            self.looked(self._length.seconds - max(0.0, end - time.monotonic()))
 
     async def _end(self) -> None:
         for side in reversed(self.sides.values()):

@@ -23,10 +23,10 @@ from aiodatadist._cli.demo import timeline
 from aiodatadist._cli.demo.figures import figures_of, layered_table, table, v1_table, warm_of
 from aiodatadist._cli.demo.messages import REPORT, Failed, Finished, Job, Prefilled, Progress, Receiving
 from aiodatadist._cli.demo.prompt import Prompt, load_prompt, shown
-from aiodatadist._cli.demo.screen import Screen, open_screen
 from aiodatadist._cli.kit.children import Child, Command, environment, module_command, open_child
 from aiodatadist._cli.kit.errors import CommandError, wrong_input
 from aiodatadist._cli.kit.place import Place
+from aiodatadist._cli.kit.screen import Screen, open_screen
 from aiodatadist._cli.kit.text import cut, wrapped
 
 MAX_TOKENS = 1024
@@ -94,7 +94,7 @@ def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
     """Run the demo, show it on stdout, and return the exit code.
 
     Raises:
-        CommandError: if the input is wrong, the port is in use, or a child died.
+        CommandError: if the input is wrong, the port is in use, a child died, or Ctrl-C came.
     """
     if find_spec("numpy") is None:
         raise wrong_input("the demo's model needs numpy: pip install numpy")
@@ -115,13 +115,13 @@ def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
         prefill_at=options.prefill_at,
         decode_at=options.decode_at,
     )
-    screen = open_screen(sys.stdout, silent=options.json)
-    try:
+    with open_screen(sys.stdout, silent=options.json) as screen:
         for line in wrapped(f"prompt: {prompt.describe()}", 8):
             screen.line(line)
-        finished = anyio.run(conduct, job, screen, command)
-    finally:
-        screen.close()
+        try:
+            finished = anyio.run(conduct, job, screen, command)
+        except KeyboardInterrupt:
+            raise CommandError(screen.interrupted(), exit_code=130) from None
     _show(job, finished, screen)
     if options.trace:
         timeline.write_trace(finished.layers, options.trace)
@@ -177,7 +177,7 @@ async def _follow(
         match report:
             case Progress():
                 try:
-                    screen.progress(report)
+                    screen.show(report.phase, report.done, report.total)
                 except BrokenPipeError as error:
                     await ends.send(error)
                     return

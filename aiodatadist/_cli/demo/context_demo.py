@@ -21,10 +21,10 @@ from pydantic import ValidationError
 from aiodatadist._cli.demo.command import worker_command
 from aiodatadist._cli.demo.messages import ContextJob, ContextRun
 from aiodatadist._cli.demo.prompt import load_prompt, shown
-from aiodatadist._cli.demo.screen import Screen, open_screen
 from aiodatadist._cli.kit.children import Command, environment, open_child
 from aiodatadist._cli.kit.errors import CommandError, wrong_input
 from aiodatadist._cli.kit.numbers import duration, quantity
+from aiodatadist._cli.kit.screen import Screen, open_screen
 from aiodatadist._cli.kit.text import cut, wrapped
 from aiodatadist._context_caching.results import CcStatus
 
@@ -48,7 +48,7 @@ def run_context_demo(options: ContextOptions, command: Command = worker_command)
     """Run the demo, show it on stdout, and return the exit code.
 
     Raises:
-        CommandError: if the input is wrong, or the pool does not work.
+        CommandError: if the input is wrong, the pool does not work, or Ctrl-C came.
     """
     if find_spec("numpy") is None:
         raise wrong_input("the demo's model needs numpy: pip install numpy")
@@ -61,15 +61,15 @@ def run_context_demo(options: ContextOptions, command: Command = worker_command)
         seed=options.seed,
         device=options.device,
     )
-    screen = open_screen(sys.stdout, silent=options.json)
-    try:
+    with open_screen(sys.stdout, silent=options.json, lines=0) as screen:
         for line in wrapped(f"prompt: {prompt.describe()}", 8):
             screen.line(line)
         screen.line(f"pool: {public(options.url)}")
-        first, second = anyio.run(_both, job, command)
-        _show(first, second, screen)
-    finally:
-        screen.close()
+        try:
+            first, second = anyio.run(_both, job, screen, command)
+        except KeyboardInterrupt:
+            raise CommandError(screen.interrupted(), exit_code=130) from None
+    _show(first, second, screen)
     is_equal = first.text == second.text
     if options.json:
         runs = [run.model_dump(exclude={"error", "exit_code"}) for run in (first, second)]
@@ -89,13 +89,15 @@ def _check_length(tokens: int) -> None:
         )
 
 
-async def _both(job: ContextJob, command: Command) -> tuple[ContextRun, ContextRun]:
+async def _both(job: ContextJob, screen: Screen, command: Command) -> tuple[ContextRun, ContextRun]:
+    screen.show("runs", 0, 2)
     if job.url.startswith("memory:"):
         from aiodatadist._cli.demo.context_worker import run_twice  # noqa: PLC0415 - needs numpy
 
         first, second = map(_checked, await run_twice(job))
         return first, second
     first = _checked(await _in_process(job, command))
+    screen.show("runs", 1, 2)
     return first, _checked(await _in_process(job, command))
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 
 from aiodatadist._cli.demo import timeline
 from aiodatadist._cli.demo.figures import figures_of, portions_of, table, warm_of
-from aiodatadist._cli.demo.messages import LayerTimes, Progress, Pull
-from aiodatadist._cli.demo.screen import PlainScreen, TerminalScreen, open_screen
+from aiodatadist._cli.demo.messages import LayerTimes, Pull
 from aiodatadist._cli.kit.numbers import duration, quantity
 from aiodatadist._cli.kit.text import cut, wrapped_all
 
@@ -66,36 +63,6 @@ def test_quantity(count: int, words: str) -> None:
 @pytest.mark.parametrize(("seconds", "words"), [(0.00002, "20 us"), (0.0125, "12.50 ms"), (2.0, "2.00 s")])
 def test_duration(seconds: float, words: str) -> None:
     assert duration(seconds) == words
-
-
-def test_plain_screen_says_each_phase_twice_at_most() -> None:
-    out = io.StringIO()
-    screen = open_screen(out)
-    assert isinstance(screen, PlainScreen)
-    for done in range(101):
-        screen.progress(Progress(phase="pull", done=done, total=100))
-    assert out.getvalue().splitlines() == ["pull: 50%", "pull: 100%"]
-
-
-def test_terminal_screen_ends_its_moving_line_before_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
-    out = io.StringIO()
-    screen = TerminalScreen(out)
-    screen.progress(Progress(phase="prefill", done=1, total=2))
-    screen.line("next")
-    screen.close()
-    assert out.getvalue().startswith("\rprefill [##..]")
-    assert out.getvalue().endswith("\nnext\n")
-    assert max(map(len, out.getvalue().replace("\r", "\n").splitlines())) < 30
-
-
-def test_silent_screen_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    out = io.StringIO()
-    screen = open_screen(out, silent=True)
-    screen.line("words")
-    screen.progress(Progress(phase="decode", done=1, total=1))
-    screen.close()
-    assert out.getvalue() == ""
 
 
 def test_lines_of_80_columns() -> None:
