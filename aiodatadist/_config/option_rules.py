@@ -363,7 +363,9 @@ class JsonOption(BaseModel):
                 return cls.model_validate(dict(value))
             return cls.model_validate_json(characters(value, name, MAX_SHAPED))
         except ValidationError as error:
-            raise ParamInvalid(f"{name}: {_first_problem(error)}") from None
+            is_whole = not error.errors(include_url=False)[0]["loc"]
+            hint = f"write an object with these fields: {', '.join(cls.model_fields)}" if is_whole else None
+            raise ParamInvalid(f"{name}: {_first_problem(error)}", hint=hint) from None
         except ParamInvalid as error:
             raise ParamInvalid(f"{name}: {error.args[0]}") from None
 

@@ -108,6 +108,9 @@ def _tokens(token_ids: Sequence[int]) -> bytes:
     """Return the tokens as uint32, little-endian."""
     try:
         return _little_endian(_UINT32, token_ids)
+    except TypeError as error:
+        kind = type(token_ids).__name__
+        raise TypeError(f"token_ids is a {kind}: must be a list of integers, as a tokenizer returns: {error}") from None
     except OverflowError:
         at, value = next((i, each) for i, each in enumerate(token_ids) if not 0 <= each < 2**32)
         raise ValueError(f"token_ids[{at}] is {value}: must be from 0 to 2**32 - 1") from None

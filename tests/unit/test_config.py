@@ -310,6 +310,7 @@ BROKEN_RULES = [
     ("host_mem_pool_cfg", {"memory_size": 1048576, 1: 2}, "host_mem_pool_cfg: 1 is "),
     ("buf_pool_cfg", {}, "buf_pool_cfg: buf_cfg is missing"),
     ("mem_pool_cfg", "[]", "mem_pool_cfg: the text is []: must be an object"),
+    ("mem_pool_cfg", "1MiB", "; write an object with these fields: memory_size, page_shift"),
     ("mem_pool_cfg", "{", "mem_pool_cfg: the text is '{': Invalid JSON"),
     ("mem_pool_cfg", '{"page_shift": 16}', "mem_pool_cfg: memory_size is missing"),
     ("mem_pool_cfg", '{"memory_size": 1048576, "pages": 1}', "mem_pool_cfg: pages is 1: there is no such field"),

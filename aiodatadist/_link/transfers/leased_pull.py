@@ -13,7 +13,7 @@ from aiodatadist._link.control.peer_leases import SLACK_SECONDS
 from aiodatadist._link.control.questions import Question
 from aiodatadist._link.data.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist._values import checks
-from aiodatadist._values.digests import LeaseDigests
+from aiodatadist._values.digests import LeaseDigests, Refusal
 from aiodatadist._values.selection import BlockParts
 from aiodatadist._wire.messages import MAX_SECONDS, Claim, Claimed, Unclaim
 from aiodatadist.errors import CacheNotFound, DataCorrupted, LeaseMismatch, LLMException, TransferTimeout
@@ -242,7 +242,10 @@ class LeasedPull(RemoteOperation):
         who, lease = f"cluster {self._session.cluster_id}", self._kept.lease
         if self._why:
             words = f"{who} refused the claim of lease {lease}: {self._why}"
-            return LeaseMismatch(words, hint="the ticket was changed on its way, or is another request's")
+            hint = "the ticket was changed on its way, or is another request's"
+            if self._why == Refusal.ANOTHER_PROMPT and not self._kept.digests.prompt:
+                hint = "the lease has a prompt_digest, and this pull has none"
+            return LeaseMismatch(words, hint=hint)
         hint = "it expired, another pull has or had it, its owner took it back, or too many claims came before their leases"
         ended = CacheNotFound(f"{who} keeps no blocks as {lease}", hint=hint)
         ended.retryable = False  # a lease that has ended does not begin again

@@ -89,7 +89,8 @@ def test_each_part_of_a_prompt_counts_where_it_is(change: dict[str, Any]) -> Non
     [
         ({"token_ids": [1, -1]}, ValueError, r"token_ids\[1\] is -1: must be from 0 to 2\*\*32 - 1"),
         ({"token_ids": [2**32]}, ValueError, r"token_ids\[0\] is 4294967296"),
-        ({"token_ids": [1.0]}, TypeError, "float"),
+        ({"token_ids": [1.0]}, TypeError, "token_ids is a list: must be a list of integers, .*float"),
+        ({"token_ids": "Once"}, TypeError, "token_ids is a str: must be a list of integers"),
         ({"token_ids": [], "lora": 5}, TypeError, "lora is 5"),
         ({"token_ids": [], "salt": None}, TypeError, "salt is None"),
         ({"token_ids": [], "images": [5]}, TypeError, "images is 5"),
