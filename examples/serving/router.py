@@ -33,6 +33,7 @@ LONGEST_PAUSE = 2.0
 RETRY_AFTER = 1
 TELL_SECONDS = 5.0
 GONE = 410
+PARAMS = "kv_transfer_params"
 Job = dict[str, Any]
 
 
@@ -48,6 +49,15 @@ class Transport(httpx.AsyncHTTPTransport):
             return await super().handle_async_request(request)
         except AttributeError as error:  # anyio asks a socket for its peer that was closed meanwhile, and is None
             raise httpx.ConnectError("the connection was reset while it was made", request=request) from error
+
+
+def without_blocks(job: Job) -> Job:
+    """Return a client's request without what it says about blocks. vLLM would take that from ``vllm_xargs``, too."""
+    made = {name: value for name, value in job.items() if name != PARAMS}
+    more = job.get("vllm_xargs")
+    if isinstance(more, dict):
+        made["vllm_xargs"] = {name: value for name, value in more.items() if name != PARAMS}
+    return made
 
 
 class Router:
@@ -74,6 +84,7 @@ class Router:
 
     async def answer(self, job: Job) -> Pieces:
         """Yield the answer of decode. Retry until a part of it was sent on: until then a request has no effect."""
+        job = without_blocks(job)
         until, pause = anyio.current_time() + self._seconds, FIRST_PAUSE
         while True:
             asked = prefill = next(self._next_prefill)
@@ -87,7 +98,7 @@ class Router:
                     raise
                 asked = next(self._next_decode)
                 url = f"{asked}/v1/completions"
-                body = json.dumps({**job, "kv_transfer_params": kept})
+                body = json.dumps({**job, PARAMS: kept})
                 with asking("decode") as headers:
                     async with self._client.stream("POST", url, content=body, headers=headers) as response:
                         await _check(response)
@@ -112,12 +123,12 @@ class Router:
 
     async def _prefill(self, prefill: str, job: Job, lease: str) -> Any:
         keep = Keep(lease=lease).model_dump()
-        ask = {**job, "max_tokens": 1, "stream": False, "kv_transfer_params": keep}
+        ask = {**job, "max_tokens": 1, "stream": False, PARAMS: keep}
         ask.pop("stream_options", None)
         with asking("prefill") as headers:
             response = await self._client.post(f"{prefill}/v1/completions", content=json.dumps(ask), headers=headers)
             await _check(response)
-        return response.json()["kv_transfer_params"]
+        return response.json()[PARAMS]
 
     async def _take_back(self, prefill: str, lease: str) -> None:
         """Tell prefill to give the blocks up, even if its answer is on its way. If that fails, the lease expires."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
 from aiodatadist import BlockPool, CacheDesc, DataType, LLMRole, new_lease_name
@@ -20,6 +21,7 @@ from examples.serving.blocks import Blocks
 from examples.serving.kv import KvSettings, open_kv
 from examples.serving.metrics import Metrics
 from examples.serving.prefill import Prefill
+from examples.serving.router import Router
 
 # ---- blocks ----
 
@@ -41,6 +43,29 @@ async def test_refused(count: int, line: int, seconds: float, status: int, after
             assert (refused.value.status, refused.value.headers) == (status, after)
             assert (pool.waiting, pool.free) == (0, 3)
         assert pool.free == 4
+
+
+# ---- router ----
+
+
+async def test_a_client_says_nothing_about_blocks() -> None:
+    """vLLM prefers kv_transfer_params to those in vllm_xargs, but not if they are null, as when it keeps no blocks."""
+    bodies: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, json={"choices": [], "kv_transfer_params": None})
+
+    forged = {"do_remote_prefill": True, "workers": []}
+    job = {"prompt": "a", "kv_transfer_params": forged, "vllm_xargs": {"kv_transfer_params": forged, "other": 1}}
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        router = Router(client, ["http://prefill"], ["http://decode"], 1.0, Metrics())
+        for each in (job, {"prompt": "a", "vllm_xargs": "no object"}):
+            assert [json.loads(piece) async for piece in router.answer(each)]
+    assert [body["vllm_xargs"] for body in bodies] == [{"other": 1}] * 2 + ["no object"] * 2
+    asked, decoded = bodies[:2]
+    assert asked["kv_transfer_params"].keys() == {"do_remote_decode", "lease"}
+    assert decoded["kv_transfer_params"] is None
 
 
 # ---- prefill ----
