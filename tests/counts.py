@@ -26,10 +26,10 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tests.rooms import modules, nodes_of
 from tests.syntax import children, parsed, walk
@@ -75,14 +75,22 @@ class Place(NamedTuple):
 class _Reader(ast.NodeVisitor):
     """Finds the places in one file."""
 
-    def __init__(self, file: str, own: set[str], private: frozenset[str], marks: set[str]) -> None:
+    def __init__(self, file: str, tree: ast.Module, private: frozenset[str], marks: set[str]) -> None:
         self._file = file
+        self._tree = tree
         self._marks = marks
-        self._own = own
         self._private = private
         self._loops: list[str] = []
         self._is_to_strike = False
         self.places: list[Place] = []
+
+    @cached_property
+    def _own(self) -> set[str]:
+        return set(private_names(walk(self._tree)))
+
+    def visit(self, node: ast.AST) -> None:
+        """Look at a node, and at what is in it."""
+        _LOOKERS.get(type(node), _Reader.generic_visit)(self, node)
 
     def generic_visit(self, node: ast.AST) -> None:
         for child in children(node):
@@ -145,7 +153,7 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        if self._is_foreign(node.attr) and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}):
+        if not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}) and self._is_foreign(node.attr):
             self._add("private reaches", node)
         self.generic_visit(node)
 
@@ -156,12 +164,20 @@ class _Reader(ast.NodeVisitor):
                     self._add("private reaches", node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        if isinstance(node.value, str):
+        if isinstance(node.value, str) and ":delay=" in node.value:
             for _ in re.finditer(":delay=", node.value):
                 self._add("delays", node)
 
     def _is_foreign(self, name: object) -> bool:
         return name in self._private and name not in self._own
+
+
+_LOOKERS: dict[type[ast.AST], Callable[[_Reader, Any], None]] = {
+    getattr(ast, name.removeprefix("visit_")): method
+    for name, method in vars(_Reader).items()
+    if name.startswith("visit_")
+}
+"""What looks at each kind of node, apart from those that only have others in them."""
 
 
 def _called(function: ast.expr) -> tuple[str, str]:
@@ -238,7 +254,7 @@ def places_in(source: str, file: str = "", private: frozenset[str] = frozenset()
     marks = _marks_of_the_file(tree)
     if marks & NOT_IN_MAKE_TEST:
         return []
-    reader = _Reader(file, set(private_names(walk(tree))), private, marks)
+    reader = _Reader(file, tree, private, marks)
     reader.visit(tree)
     return reader.places
 

@@ -26,6 +26,7 @@ from aiodatadist._context_caching.pools.contract import (
 from aiodatadist._context_caching.pools.lru_store import machine_bytes
 from aiodatadist._testing.cancelling import CancelAt
 from aiodatadist.context_caching import CcConfig, ContextCache, EmsInvalidArgument, MemoryPool
+from tests.profiles import examples
 
 PAGE = 1024
 NOW = -math.inf
@@ -89,7 +90,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50))
 @given(steps=steps, pages_each=st.integers(1, 4))
 def test_it_does_what_a_model_does(steps: list[tuple[Any, ...]], pages_each: int) -> None:
     asyncio.run(follow(steps, pages_each * PAGE - 7))
