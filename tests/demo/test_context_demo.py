@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,13 @@ from aiodatadist._cli.demo.context_worker import block_hashes
 from aiodatadist._cli.demo.messages import ContextRun
 from aiodatadist._cli.kit.errors import CommandError
 from aiodatadist.testing.small_model import BLOCK
+from tests import children
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes of runs, which asyncio starts."""
+    monkeypatch.setattr(subprocess, "Popen", children.Popen)
 
 
 @pytest.mark.parametrize(
