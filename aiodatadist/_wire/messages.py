@@ -129,8 +129,8 @@ class Hello(_Message):
     has_key: bool
     backend: Text = ""
     """The backend: with ``"hixl"``, a link belongs to its initiator, otherwise to both ends."""
-    heartbeat: Annotated[float, Field(gt=0, le=600)]
-    """Seconds between two heartbeats of the sender's."""
+    heartbeat: Annotated[float, Field(ge=0.01, le=600)]
+    """Seconds between two heartbeats of the sender's, its ``heartbeat_interval``. Nanoseconds would keep a thread busy."""
     links: UInt63 = 0
     """The number of links with the receiver that this instance of the sender has had.
 

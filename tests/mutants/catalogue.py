@@ -1507,6 +1507,14 @@ MUTANTS = (
         "",
         ("tests/hostile/test_channels.py",),
     ),
+    Mutant(
+        "a-heartbeat-every-nanosecond",
+        "no peer makes the thread of heartbeats judge it without a pause",
+        "aiodatadist/_wire/messages.py",
+        "    heartbeat: Annotated[float, Field(ge=0.01, le=600)]\n",
+        "    heartbeat: Annotated[float, Field(gt=0, le=600)]\n",
+        ("tests/unit/wire/test_messages.py",),
+    ),
     # ---- one process for each cluster id ----
     Mutant(
         "another-instance-replaces-a-live-link",

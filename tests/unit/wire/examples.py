@@ -191,7 +191,7 @@ hellos = st.builds(
     role=roles,
     instance=hexes,
     nonce=hexes,
-    heartbeat=st.floats(0, 600, exclude_min=True),
+    heartbeat=st.floats(0.01, 600),
     endpoint=endpoints,
     minor=st.integers(MINOR, 2**32 - 1),
 )

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from pydantic import ValidationError
 
+from aiodatadist import LLMConfig
 from aiodatadist._wire.messages import (
     MAX_NOTE,
     MAX_TENSORS,
@@ -166,6 +167,8 @@ def test_words_are_printable_and_of_limited_length(message: Message, path: Path,
         ("nonce", "0" * 64 + "\n"),
         ("one_sided", 1),
         ("heartbeat", 0),
+        ("heartbeat", 5e-324),
+        ("heartbeat", 0.009),
         ("heartbeat", 600.1),
         ("endpoint", None),
         ("type", "proof"),
@@ -235,3 +238,11 @@ def test_messages_cannot_be_changed() -> None:
     proof: Any = Proof(mac="0" * 64)
     with pytest.raises(ValidationError, match="frozen"):
         proof.mac = "1" * 64
+
+
+@pytest.mark.parametrize("seconds", [0.01, 600])
+def test_a_hello_says_every_heartbeat_interval_that_can_be_configured(seconds: float) -> None:
+    interval = LLMConfig(heartbeat_interval=seconds).heartbeat_interval
+    assert hello(1).model_copy(update={"heartbeat": interval}) == parser.validate_json(
+        changed(hello(1), ("heartbeat",), interval)
+    )
