@@ -9,6 +9,7 @@ Beside this module, ``context_caching`` keeps KV in pools, ``blocking`` and ``le
 are for serving engines, ``telemetry`` shows what is counted, and ``testing`` is for tests of services.
 """
 
+from aiodatadist import _as_program  # noqa: F401 - first of all: Ctrl-C is quiet during the other imports
 from aiodatadist._cache.pool import PoolUsage
 from aiodatadist._cache.task import CacheTask
 from aiodatadist._cache_manager import BlockPool, CacheManager, TakenBlocks

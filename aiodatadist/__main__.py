@@ -2,6 +2,8 @@
 
 import sys
 
+from aiodatadist import _as_program
 from aiodatadist._cli import main
 
+_as_program.imported()
 sys.exit(main())

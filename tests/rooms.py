@@ -26,6 +26,7 @@ ROOT = Path(aiodatadist.__file__).parent
 HOUSE = "aiodatadist"
 
 ROOMS = (
+    "as_program",
     "errors",
     "counting",
     "values",

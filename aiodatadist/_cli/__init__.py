@@ -20,11 +20,11 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, and return the exit code."""
-    from aiodatadist._cli.arguments import parse  # noqa: PLC0415 - Ctrl-C during the imports is quiet, too
-
     _open_closed_streams()
     try:
         try:
+            from aiodatadist._cli.arguments import parse  # noqa: PLC0415 - Ctrl-C during the imports is quiet, too
+
             command = parse(sys.argv[1:] if argv is None else argv)
             return command()
         finally:

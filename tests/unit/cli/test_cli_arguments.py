@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +59,35 @@ def test_an_interrupt_during_the_imports_is_quiet(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
     (program,) = metadata.entry_points(group="console_scripts", name="aiodatadist")
     assert program.load()() == 130
+
+
+INTERRUPTING = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+"""
+"""A sitecustomize with a finder during which Ctrl-C comes."""
+
+
+@pytest.mark.parametrize("module", ["aiodatadist._cache.pool", "aiodatadist._cli", "aiodatadist._cli.arguments"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([sys.executable, "-m", "aiodatadist"], id="module"),
+        pytest.param([sys.executable, str(Path(sys.executable).with_name("aiodatadist"))], id="script"),
+    ],
+)
+def test_ctrl_c_during_any_import_is_quiet(command: list[str], module: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING.format(module=module))
+    done = subprocess.run(
+        [*command, "--version"], capture_output=True, check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
