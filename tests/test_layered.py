@@ -272,7 +272,7 @@ async def test_two_destinations_in_one_cluster_have_their_own_results(one_sided:
         before = made.held(0)
         bad: Config = TransferWithCacheKeyConfig(BlocksCacheKey(2, 9), range(1), range(1))
         if not one_sided:
-            bad = TransferConfig(2, [64, 128], range(1))
+            bad = TransferConfig(2, [4096, 65536], range(1))
         task = made.blocks(Computing(made), [bad, made.config(0, range(0, 1)), made.config(0, range(2, 4))])
         assert await task.get_results() == [LLMStatusCode.LLM_KV_CACHE_NOT_EXIST, OK, OK]
         assert await task.synchronize() is LLMStatusCode.LLM_KV_CACHE_NOT_EXIST
@@ -292,6 +292,39 @@ async def test_a_destination_layer_that_two_configs_name_is_refused(one_sided: b
         assert not source.asked
         assert made.entry.leases == 0
         assert [made.held(i) for i in range(2)] == before
+
+
+@pytest.mark.parametrize(
+    ("apart", "is_refused"),
+    [(1, True), (512, True), (1024, True), (1536, True), (2048, False), (4096, True), (5120, True)],
+)
+async def test_addresses_whose_bytes_overlap_are_refused(apart: int, is_refused: bool) -> None:
+    """The blocks 4, 5 and 0 are written: those of one address must not be those of another one."""
+    async with fan(one_sided=False) as made:
+        before, to = made.held(0), made.dsts[0].tensor_addrs[0]
+        for configs in (
+            [TransferConfig(2, [to, to + apart], range(1))],
+            [
+                TransferConfig(2, [to + apart, to + 7 * 16384], range(1)),
+                TransferConfig(2, [to + 6 * 16384, to], range(1)),
+            ],
+        ):
+            if is_refused:
+                with pytest.raises(ParamInvalid, match=f"are {apart} bytes apart: what is written there would overlap"):
+                    made.blocks(Computing(made), configs)
+                assert made.held(0) == before
+                assert made.entry.leases == 0
+            else:
+                await made.blocks(Computing(made), configs)
+
+
+async def test_slots_whose_bytes_overlap_are_refused() -> None:
+    async with fan(SLOTS, SLOTS, one_sided=False) as made:
+        to = made.dsts[0].tensor_addrs[0]
+        for apart in (1, 2499):
+            with pytest.raises(ParamInvalid, match=f"are {apart} bytes apart"):
+                made.start(Computing(made), [TransferConfig(2, [to + apart, to], range(1))])
+        await made.start(Computing(made), [TransferConfig(2, [to + 2500, to], range(1))])
 
 
 async def test_all_layers_if_no_range_is_given() -> None:

@@ -94,6 +94,11 @@ def check_below(values: array[int], limit: int, name: str, whose: str) -> None:
         raise ParamInvalid(f"{name}[{at}] is {values[at]}: the {whose} cache has {limit} blocks")
 
 
+def are_below(values: array[int], limit: int) -> bool:
+    """Return True if all block numbers are below a limit."""
+    return int(ring.ring_first_outside(ffi.from_buffer("uint64_t[]", values), len(values), limit)) == len(values)
+
+
 def check_once(values: array[int], name: str) -> None:
     """Raise ParamInvalid if a destination is named twice: one of the two sources would be lost, without a trace."""
     table = ffi.new("uint32_t[]", 4 * len(values))

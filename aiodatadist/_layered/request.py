@@ -5,11 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from aiodatadist._cache.catalogue import RemoteCache
 from aiodatadist._cache.names import AddressKey, Key
-from aiodatadist._cache.plan import check_below, check_once, plan
+from aiodatadist._cache.plan import are_below, check_below, check_once, plan
 from aiodatadist._cache.table import Entry
 from aiodatadist._values import checks
 from aiodatadist._values.descriptors import Placement
@@ -138,9 +139,10 @@ def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def check_apart(wanted: Sequence[Wanted]) -> None:
-    """Raise ParamInvalid if two configs write the same destination layers, because their order is unknown."""
+    """Raise ParamInvalid if two layers have the same destination, because their order is unknown."""
     layers: dict[Key, dict[int, int]] = {}
     addresses: dict[tuple[int, int], int] = {}
+    places: dict[int, list[tuple[int, int]]] = {}  # addresses of each cluster, with their config
     for i, each in enumerate(wanted):
         if each.addresses is not None:
             for address in each.addresses:
@@ -150,6 +152,7 @@ def check_apart(wanted: Sequence[Wanted]) -> None:
                         f"transfer_configs[{i}] and [{other}] both name the address {address:#x} of cluster "
                         f"{each.key.cluster_id}: a destination can be named only once in a call"
                     )
+                places.setdefault(each.key.cluster_id, []).append((address, i))
         elif each.first is not None:
             taken = layers.setdefault(each.key, {})
             for layer in range(each.first, each.first + len(each.layers)):
@@ -159,6 +162,43 @@ def check_apart(wanted: Sequence[Wanted]) -> None:
                         f"transfer_configs[{i}] and [{other}] both name layer {layer} of {each.key}: "
                         "a destination layer can be named only once in a call"
                     )
+    for cluster_id, named in places.items():
+        _check_bytes_apart(cluster_id, sorted(named), wanted[0].selection, wanted[0].block_size)
+
+
+def _check_bytes_apart(
+    cluster_id: int, named: Sequence[tuple[int, int]], selection: Selection, block_size: int
+) -> None:
+    """Raise ParamInvalid if the bytes at two addresses overlap: some would be lost, without a trace.
+
+    Args:
+        named: ascending addresses, each with its config.
+        block_size: bytes of the blocks that are filled from each address on; 0 if it is a slot.
+    """
+    nbytes, numbers = block_size or selection.nbytes, selection.dst_blocks or array("Q", [0])
+    least = min((b - a for (a, _), (b, _) in pairwise(named)), default=0)
+    if are_below(numbers, least // nbytes):  # as almost always, and quickly known
+        return
+    blocks = set(numbers)
+    reach, known = (max(blocks) - min(blocks) + 1) * nbytes, dict[int, bool]()
+    for at, (address, i) in enumerate(named):
+        for other, j in named[at + 1 :]:
+            apart = other - address
+            if apart >= reach:
+                break
+            if apart not in known:
+                known[apart] = _is_shared(apart, blocks, nbytes)
+            if known[apart]:
+                raise ParamInvalid(
+                    f"{address:#x} of transfer_configs[{i}] and {other:#x} of [{j}], in cluster {cluster_id}, are {apart} "
+                    "bytes apart: what is written there would overlap, and must not"
+                )
+
+
+def _is_shared(apart: int, blocks: set[int], nbytes: int) -> bool:
+    """Return True if some blocks overlap with the same ones ``apart`` bytes further on."""
+    whole, rest = divmod(apart, nbytes)
+    return any(not blocks.isdisjoint([block + step for block in blocks]) for step in (whole, whole + (rest > 0)))
 
 
 @dataclass(frozen=True, slots=True)
