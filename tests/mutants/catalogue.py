@@ -818,6 +818,22 @@ MUTANTS = (
         ("tests/hostile/test_request_fields.py",),
     ),
     Mutant(
+        "rooms-of-any-type",
+        "requests without a room, or with a list of rooms, share no name",
+        "aiodatadist/_adapters/sglang/manager.py",
+        "    if not isinstance(bootstrap_room, (int, str)):\n",
+        "    if isinstance(bootstrap_room, Incidents):\n",
+        ("tests/hostile/test_request_fields.py",),
+    ),
+    Mutant(
+        "late-task-wakes",
+        "a task of LMCache's that ends after the adapter was closed writes to no file",
+        "aiodatadist/_adapters/lmcache/l2_adapter.py",
+        "closed, self.event_fd = self.event_fd, -1\n",
+        "closed = self.event_fd\n",
+        ("tests/adapters/test_l2_adapter.py",),
+    ),
+    Mutant(
         "text-for-a-card",
         "no engine dials an address with a text in place of a network card",
         "aiodatadist/_adapters/peers.py",
