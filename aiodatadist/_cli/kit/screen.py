@@ -64,20 +64,39 @@ class _Silent(Screen):
 class _Bars(Screen):
     """A screen with one of rich's bars for each phase. Lines are printed above them."""
 
-    def __init__(self, out: TextIO, bars: Any) -> None:
+    def __init__(self, out: TextIO) -> None:
         super().__init__(out)
-        self._bars = bars
+        self._bars: Any = None  # opened when a phase begins: rich is imported after the first lines
         self._rows: dict[str, Any] = {}
 
     def line(self, text: str = "") -> None:
-        self._bars.console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        if self._bars is None:
+            super().line(text)
+        else:
+            self._bars.console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def _move(self, phase: str, done: float, total: float, words: str) -> None:
         told = f"{phase} {words}".strip()
+        if self._bars is None:
+            self._bars = _moving_bars(self._out)
         if phase in self._rows:
             self._bars.update(self._rows[phase], completed=done, description=told)
         else:
             self._rows[phase] = self._bars.add_task(told, total=total, completed=done)
+
+    def erase(self) -> None:
+        """Erase the bars. Lines can be printed later."""
+        if self._bars is not None:
+            self._bars.stop()
+
+
+def _moving_bars(out: TextIO) -> Any:
+    rich = import_module("rich.progress")
+    columns = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(BAR), rich.TaskProgressColumn())
+    console = import_module("rich.console").Console(file=out)
+    bars = rich.Progress(*columns, rich.TimeElapsedColumn(), console=console, transient=True)
+    bars.start()
+    return bars
 
 
 @contextmanager
@@ -88,8 +107,8 @@ def open_screen(out: TextIO, *, silent: bool = False, lines: int = HALVES) -> It
     elif not out.isatty() or os.environ.get("TERM") == "dumb" or find_spec("rich") is None:
         yield Screen(out, lines)
     else:
-        rich = import_module("rich.progress")
-        columns = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(BAR), rich.TaskProgressColumn())
-        console = import_module("rich.console").Console(file=out)
-        with rich.Progress(*columns, rich.TimeElapsedColumn(), console=console, transient=True) as bars:
-            yield _Bars(out, bars)
+        screen = _Bars(out)
+        try:
+            yield screen
+        finally:
+            screen.erase()
