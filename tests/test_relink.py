@@ -167,6 +167,27 @@ async def test_a_link_is_made_again_as_often_as_it_breaks() -> None:
         assert decoder.datadist.figures().relinking.statuses["LLM_SUCCESS"] == 7
 
 
+@pytest.mark.autojump
+async def test_a_peer_that_breaks_off_at_once_is_linked_less_and_less_often() -> None:
+    async with linked_pair(DESC, relink={"first_delay": 1, "max_delay": 8, "duration": 600}) as (prompt, decoder, _, _):
+        changes, delays = decoder.datadist.link_changes(), list[float]()
+
+        async def broken() -> None:
+            await cut(prompt)
+            told = await until(changes, LINKED)
+            delays.extend(change.next_delay or 0.0 for change in told if change.state is RELINKING)
+            await prompt.datadist.wait_linked(2)
+
+        await anyio.sleep(9)
+        for _ in range(5):
+            await broken()
+        await anyio.sleep(9)
+        await broken()
+        assert len(delays) == 6
+        for delay, longest in zip(delays, [1, 2, 4, 8, 8, 1], strict=True):
+            assert longest / 2 <= delay <= longest
+
+
 async def test_without_the_option_it_is_not() -> None:
     async with linked_pair(DESC) as (prompt, decoder, _, cache):
         changes = decoder.datadist.link_changes()

@@ -62,6 +62,9 @@ class _Wanted:
         lost_at: when it broke; None if it exists, or a caller is making it for the first time.
         reason: why it broke, or why the last attempt failed.
         attempts: the number of attempts since.
+        made_at: when the link was made the last time; None if it has broken since.
+        brief: the number of links in a row that broke soon after they were made. Each counts as a failed attempt in the
+            delays: a peer may link and break off again and again.
         instance: the peer's instance when the link was made the last time.
         pauses: the number of ``link_clusters`` calls that are making it.
         scope: the scope of the task that re-establishes it; None if there is none.
@@ -77,6 +80,8 @@ class _Wanted:
         self.lost_at: float | None = None
         self.reason: LinkError | None = None
         self.attempts = 0
+        self.made_at: float | None = None
+        self.brief = 0
         self.pauses = 0
         self.scope: Scope | None = None
         self.woken = Signal()
@@ -86,6 +91,14 @@ class _Wanted:
     def is_there(self) -> None:
         self.lost_at = self.reason = None
         self.attempts = 0
+        self.made_at = anyio.current_time()
+
+    def is_lost(self, reason: LinkError, brief_seconds: float) -> None:
+        """Note that the link broke; it was brief if it lasted less than ``brief_seconds``."""
+        now, made_at = anyio.current_time(), self.made_at
+        self.lost_at, self.reason, self.made_at = now, reason, None
+        if made_at is not None:
+            self.brief = self.brief + 1 if now - made_at < brief_seconds else 0
 
 
 class Relinker:
@@ -199,7 +212,7 @@ class Relinker:
         if wanted is not None and link.life.was_unlinked:
             self._end_wanted(wanted, link.session.copy_of_failure())
         elif wanted is not None:
-            wanted.lost_at, wanted.reason = anyio.current_time(), link.session.copy_of_failure()
+            self._is_lost(wanted, link.session.copy_of_failure())
 
     def linked(self, link: Link) -> None:
         """Note that both ends have a link, whichever made it."""
@@ -222,8 +235,11 @@ class Relinker:
         if link.life.was_unlinked:
             self._end_wanted(wanted, failure)
         else:
-            wanted.lost_at, wanted.reason = anyio.current_time(), failure
+            self._is_lost(wanted, failure)
             self._go_on(wanted)
+
+    def _is_lost(self, wanted: _Wanted, reason: LinkError) -> None:
+        wanted.is_lost(reason, 0.0 if self._policy is None else self._policy.max_delay)
 
     def _tell_end(self, link: Link, otherwise: LinkError) -> None:
         reason = otherwise if link.session.failure is None else link.session.copy_of_failure()
@@ -349,7 +365,7 @@ class Relinker:
         policy = self._policy
         if policy is None or wanted.lost_at is None:
             return None
-        delay = policy.delay(wanted.attempts + 1)
+        delay = policy.delay(wanted.attempts + 1 + wanted.brief)
         if policy.duration is None:
             return delay
         left = wanted.lost_at + policy.duration - anyio.current_time()

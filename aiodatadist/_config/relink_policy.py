@@ -21,8 +21,8 @@ class RelinkPolicy(WholeOption):
     """The option ``relink``. Its defaults are ``{"first_delay": 0.02, "max_delay": 0.5, "duration": 600, "wait": 0}``.
 
     All values are seconds. ``first_delay`` comes before the first attempt. The delay doubles before each further one,
-    up to ``max_delay``. A random part of each delay, at most half, is left out, so that many clusters do not return to
-    one peer at the same moment.
+    up to ``max_delay``; a link that broke again within ``max_delay`` counts as a failed attempt. A random part of each
+    delay, at most half, is left out, so that many clusters do not return to one peer at the same moment.
 
     Attributes:
         first_delay: above 0.

@@ -1531,6 +1531,14 @@ MUTANTS = (
         "    heartbeat: Annotated[float, Field(gt=0, le=600)]\n",
         ("tests/unit/wire/test_messages.py",),
     ),
+    Mutant(
+        "relinked-without-a-pause",
+        "a peer that breaks off each link at once is linked less and less often",
+        "aiodatadist/_cluster/relinker.py",
+        "policy.delay(wanted.attempts + 1 + wanted.brief)",
+        "policy.delay(wanted.attempts + 1)",
+        ("tests/test_relink.py",),
+    ),
     # ---- one process for each cluster id ----
     Mutant(
         "another-instance-replaces-a-live-link",
