@@ -270,7 +270,7 @@ def test_a_library_that_cannot_be_installed_is_named(has_room: bool, tmp_path: P
     done = bench(*SHORT, "4KiB", "--against", "mooncake", env={**os.environ, **offline})
     assert done.returncode == 1
     assert f"mooncake-transfer-engine-non-cuda>=0.3.13 cannot be installed into {tmp_path}" in done.stderr
-    assert "this needs a way to a package index" in done.stderr
+    assert "this needs access to a package index" in done.stderr
     assert "Traceback" not in done.stderr
 
 
