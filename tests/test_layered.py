@@ -311,11 +311,11 @@ async def test_addresses_whose_bytes_overlap_are_refused(apart: int, is_refused:
         ):
             if is_refused:
                 with pytest.raises(ParamInvalid, match=f"are {apart} bytes apart: what is written there would overlap"):
-                    made.blocks(Computing(made), configs)
+                    made.blocks(Computing(made), [*configs])
                 assert made.held(0) == before
                 assert made.entry.leases == 0
             else:
-                await made.blocks(Computing(made), configs)
+                await made.blocks(Computing(made), [*configs])
 
 
 async def test_slots_whose_bytes_overlap_are_refused() -> None:
