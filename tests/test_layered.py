@@ -302,6 +302,7 @@ async def test_addresses_whose_bytes_overlap_are_refused(apart: int, is_refused:
     """The blocks 4, 5 and 0 are written: those of one address must not be those of another one."""
     async with fan(one_sided=False) as made:
         before, to = made.held(0), made.dsts[0].tensor_addrs[0]
+        configs: list[Config]
         for configs in (
             [TransferConfig(2, [to, to + apart], range(1))],
             [
