@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from array import array
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -302,7 +302,7 @@ async def test_addresses_whose_bytes_overlap_are_refused(apart: int, is_refused:
     """The blocks 4, 5 and 0 are written: those of one address must not be those of another one."""
     async with fan(one_sided=False) as made:
         before, to = made.held(0), made.dsts[0].tensor_addrs[0]
-        configs: list[Config]
+        configs: Sequence[Config]
         for configs in (
             [TransferConfig(2, [to, to + apart], range(1))],
             [
