@@ -517,7 +517,7 @@ async def test_bad_arguments(pair: Pair) -> None:
     with pytest.raises(ParamInvalid, match="32 hexadecimal"):
         owner.lease_blocks(pair.theirs, [1], MINUTE, name="mine")
     lease = pair.lease()
-    with pytest.raises(ParamInvalid, match="there is a lease"):
+    with pytest.raises(ParamInvalid, match="a lease of this name exists already"):
         pair.lease(name=lease.name)
     good = lease.ticket().model_dump()
     for change, words in (

@@ -144,6 +144,10 @@ class Three:
     def wait_nothing_kept(self) -> None:
         eventually(lambda: {name: count for name, count in self.kept().items() if count}, {})
 
+    def wait_retried(self) -> None:
+        """Wait until the router has repeated a request."""
+        eventually(lambda: self.router.metrics()["serving_retries_total"] > 0, True)
+
     def opened(self) -> dict[str, float]:
         """Count the descriptors and tasks of each service.
 

@@ -33,6 +33,7 @@ class Load:
         self.parts: dict[int, str] = {}
         self.seen: Counter[str] = Counter()
         self._may_be_killed = anyio.Event()
+        self._was_killed = anyio.Event()
 
     async def run(self, jobs: list[Job]) -> None:
         async with (
@@ -51,12 +52,19 @@ class Load:
     async def _kill(self) -> None:
         await self._may_be_killed.wait()
         await anyio.to_thread.run_sync(self._services.prefill.kill)
+        self._was_killed.set()
+        await anyio.to_thread.run_sync(self._services.wait_retried)  # else none might come while prefill is away
         self._services.prefill.start()
         await anyio.to_thread.run_sync(self._services.prefill.wait_ready)
         self.seen["restarted"] += 1
 
     async def _stay(self, client: httpx.AsyncClient, number: int, job: Job) -> None:
-        """Repeat a request until it is answered, however often the router asks to come again."""
+        """Repeat a request until it is answered, however often the router asks to come again.
+
+        The later half of the clients come once prefill was killed.
+        """
+        if number >= CLIENTS // 2:
+            await self._was_killed.wait()
         while True:
             async with streamed(client, self._services.router.url, job) as (response, texts):
                 if response.status_code == 200:
