@@ -113,9 +113,9 @@ MEMBERS: Final = {
         "add_done_callback cancelled done error is_asked_to_stop outcome quiesce_seconds quiesced result seconds what"
     ),
     "aiodatadist._counting.figures.Figures": (
-        "answers_late budget_refusals caches claims_refused cluster_id failure_causes incidents leases leases_ended "
-        "leases_opened link_changes_dropped linking links links_ended links_made messages_repeated pools relinking "
-        "relinks_given_up transfers"
+        "answers_late budget_refusals caches claims_refused cluster_id credentials failure_causes incidents leases "
+        "leases_ended leases_opened link_changes_dropped linking links links_ended links_made messages_repeated pools "
+        "relinking relinks_given_up transfers"
     ),
     "aiodatadist._counting.figures.FlowFigures": (
         "by_bytes by_queue_seconds by_seconds bytes ended failed_bytes queue_seconds ranges running seconds statuses "
@@ -168,7 +168,7 @@ MEMBERS: Final = {
     "aiodatadist._link.control.layer_events.LayerReceiver": "landed layer",
     "aiodatadist._link.control.notifications.Notification": "cluster_id generation payload",
     "aiodatadist._link.data.statistics.LinkStatistics": (
-        "cluster_id failures generation longest_seconds pulled_bytes pushed_bytes running served_bytes state "
+        "cluster_id credential failures generation longest_seconds pulled_bytes pushed_bytes running served_bytes state "
         "transfer_seconds transfers"
     ),
     "aiodatadist._testing.faults.SoftHold": "arrived release",
