@@ -52,6 +52,7 @@ class TransferConfig(_Destination):
     Args:
         dst_cluster_id: the peer.
         dst_addrs: for each layer of the range, the addresses of its tensors at the peer, in order.
+            An address names memory, not a cache: the peer must keep the cache there until the transfer has ended.
         src_layer_range: layers of the source; all if None.
         src_batch_index: batch slot of a contiguous source.
 
