@@ -32,7 +32,16 @@ ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / ".cache" / "venvs"
 OLDEST = ROOT / "tests" / "oldest.txt"
 
-TOOLS = ("cryptography", "hypothesis", "opentelemetry-sdk", "pytest", "pytest-asyncio", "pytest-timeout", "trustme")
+TOOLS = (
+    "cryptography",
+    "hypothesis",
+    "opentelemetry-sdk",
+    "pytest",
+    "pytest-asyncio",
+    "pytest-timeout",
+    "pyyaml",
+    "trustme",
+)
 TESTS = (
     "tests/test_callbacks.py",
     "tests/test_pull.py",
