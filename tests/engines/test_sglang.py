@@ -323,8 +323,9 @@ def test_a_second_engine_does_not_replace_the_first(sglang: SimpleNamespace, pai
 def test_the_key_is_that_of_the_settings(
     sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "key").write_bytes(b"k" * 32)
-    (tmp_path / "other").write_bytes(b"o" * 32)
+    for name in "key", "other":
+        (tmp_path / name).touch(mode=0o600)
+        (tmp_path / name).write_bytes(name[:1].encode() * 32)
     monkeypatch.setenv("AIODATADIST_SGLANG", json.dumps({**FAST, "auth_key_file": str(tmp_path / "key")}))
     with ExitStack() as stack:
         pair = Pair(sglang, stack)
