@@ -15,7 +15,7 @@ from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMException
 from aiodatadist._cache.catalogue import RemoteCache
 from aiodatadist._link.transfers import shortcuts
 from aiodatadist._link.transfers.running import RunningTransfers
-from aiodatadist._link.transfers.shortcuts import Shortcut
+from aiodatadist._link.transfers.shortcuts import Shortcut, Shortcuts
 from aiodatadist._wire.frames import encode
 from aiodatadist._wire.messages import Grant, KeyName, Pull, Pulled, Revoke
 from aiodatadist.testing import Cluster, inside, linked_pair, soft_fault, soft_faults_cleared, verify
@@ -162,8 +162,13 @@ async def test_a_cache_that_is_given_up_is_not_reached_by_its_old_way(served: Se
         await manager.deallocate_blocks_cache(into)
 
 
-async def test_a_destination_whose_number_another_one_takes_over_is_not_written_by_its_old_way(served: Served) -> None:
-    """The numbers are the peer's, which may use one again."""
+@pytest.mark.parametrize("is_forgotten", [True, False], ids=["forgotten", "left over"])
+async def test_a_destination_whose_number_another_one_takes_over_is_not_written_by_its_old_way(
+    served: Served, is_forgotten: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers are the peer's, which may use one again. A shortcut that is left over is not taken."""
+    if not is_forgotten:
+        monkeypatch.setattr(Shortcuts, "forget", lambda *_: None)
     other = await served.decoder.blocks(DESC, model_id=7)
     await served.decoder.datadist.cache_manager.pull_blocks(KEY, other, [1], [1])  # over a channel that reaches both
     for _ in range(3):

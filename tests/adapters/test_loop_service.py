@@ -82,9 +82,11 @@ def test_a_life_that_one_thread_opens_while_another_closes_is_closed(
     closed = threads.submit(door.close)
     closed.add_done_callback(lambda _: has_waited_or_returned.set())
     assert has_waited_or_returned.wait(30)
+    has_waited = not closed.done()
     life.let_open()
     assert opened.result(30) == "open"
     closed.result(30)
+    assert has_waited
     assert (life.closes, door.opened) == (1, None)
 
 
