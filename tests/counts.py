@@ -177,7 +177,7 @@ _LOOKERS: dict[type[ast.AST], Callable[[_Reader, Any], None]] = {
     for name, method in vars(_Reader).items()
     if name.startswith("visit_")
 }
-"""What looks at each kind of node, apart from those that only have others in them."""
+"""The functions that look at each kind of node, apart from nodes that only contain others."""
 
 
 def _called(function: ast.expr) -> tuple[str, str]:

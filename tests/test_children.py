@@ -286,7 +286,7 @@ raise SystemExit({})
 
 @STARTERS
 def test_a_thread_that_is_not_waited_for_ends_silently(start: Start) -> None:
-    """Its variables are gone while it still could run."""
+    """The program drops its variables while the interpreter can still run their finalizers."""
     text = """
 import threading, time
 def used(): pass

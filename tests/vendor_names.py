@@ -32,7 +32,7 @@ def _folder() -> Path:
 def shared_folder() -> Iterator[Path]:
     """Yield an empty folder, the same each time: programs that look for libraries in it are forked.
 
-    Where a program looks is decided when its interpreter starts, so a folder of its own would need an interpreter of its own.
+    Where a program looks is decided when its interpreter starts, so another folder would need another interpreter.
     """
     folder = _folder()
     try:

@@ -76,7 +76,7 @@ An engine has a few, and a caller that makes one for each request has as many as
 HELD_TENSORS = 1 << 21
 """Tensors in all of these, 16 MiB of addresses: 512 caches of the largest kind."""
 WATCHED_CACHES = HELD_CACHES
-"""Caches of its own whose layers a peer may watch. Each is one object, and two once layers have landed."""
+"""The most caches whose layers a peer may watch. Each takes one object, and two once layers have landed."""
 OPENING_CHANNELS = 8
 """Channels that a peer may make this end open at a time. Each has a thread, and waits for the peer for up to 20 s.
 

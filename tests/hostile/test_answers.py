@@ -71,7 +71,7 @@ async def test_an_answer_took_no_longer_than_its_request(monkeypatch: pytest.Mon
 
 
 async def test_a_pull_that_its_owner_stopped_unasked_has_the_owners_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time limit has not passed."""
+    """The error gives the peer's reason, because no time limit has passed."""
     async with linked_pair(DESC, enable_remote_cache_accessible=False) as (prompt, decoder, _, target):
         link = inside(prompt.datadist).links.find(2)
 

@@ -125,7 +125,7 @@ class MemcpyLimit:
         self._blocks = np.random.default_rng(0).permutation(num_blocks)
 
     def seconds(self, portion: range) -> float:
-        """Return the seconds to copy a portion of the blocks of every tensor, to a place of its own."""
+        """Return the seconds to copy a portion of the blocks of every tensor, each portion to its own place."""
         blocks = self._blocks[portion.start : portion.stop]
         started = perf_counter()
         for source, target in zip(self._source, self._target, strict=True):

@@ -66,7 +66,7 @@ class Prefilled(Message):
 
 
 class Progress(Message):
-    """A report from a worker to the parent: the progress of a phase, in steps of its own size."""
+    """A report from a worker to the parent: the progress of a phase, whose steps have any size."""
 
     kind: Literal["progress"] = "progress"
     phase: Phase
