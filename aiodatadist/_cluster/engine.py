@@ -142,7 +142,7 @@ class Engine:
         """Open everything, serve until stopped, and close. Errors of the opening are raised; later ones are not."""
         async with AsyncExitStack() as stack:
             if self._config.listen_ip_info is not None or self.key_ring.are_given:
-                self.key_ring.check()  # before anything is opened
+                await self.key_ring.check(self.cluster_id)  # before anything is opened
             self.device = await stack.enter_async_context(await Device.open(self._config.device))
             self.transport = await in_thread(self._open_transport)
             stack.push_async_callback(self.transport.aclose)
@@ -283,7 +283,7 @@ class Engine:
         Raises LLMException if the port or the keys cannot be used; the old listener then continues.
         """
         if address is not None:
-            self.key_ring.check()
+            await self.key_ring.check(self.cluster_id)
         self._replace_listener(
             None if address is None else await Listener.open(*address, self.key_ring.keys, "switch_role")
         )

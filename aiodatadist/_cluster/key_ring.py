@@ -1,13 +1,15 @@
-"""The keys of one cluster, or of one server: read when a peer must be proved, and looked at now and then."""
+"""The keys or certificates of one cluster, or of one server: read when a peer must be proved, and looked at now and then."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import anyio
 
+from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._config.trust import Credential, Key
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist.errors import AuthError, ParamInvalid
@@ -49,8 +51,11 @@ class KeyRing:
         """True if :meth:`watch` has something to look at."""
         return self._credential.may_change
 
-    def check(self) -> None:
-        """Read the keys. Raises ParamInvalid if they cannot be used."""
+    async def check(self, cluster_id: int) -> None:
+        """Read the keys or certificates. Raises ParamInvalid if this cluster cannot use them."""
+        certificates = await in_thread(self._credential.certificates)
+        if certificates is not None:
+            certificates.check(cluster_id, time.time())
         self._names = tuple(key.name for key in self._credential.current())
 
     def keys(self) -> tuple[Key, ...]:

@@ -1,6 +1,6 @@
-"""Keys with which a cluster proves itself: those of a folder, of ``auth_key``, of this user, or none.
+"""Keys or certificates with which a cluster proves itself: those of a folder, of ``auth_key``, of this user, or none.
 
-``LLMConfig.trust`` says which. Keys are read when a link is made, never when bytes move.
+``LLMConfig.trust`` says which. They are read when a link is made, never when bytes move.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from aiodatadist._config.certificates import FILES as TLS_FILES
+from aiodatadist._config.certificates import Certificates, read_certificates
 from aiodatadist._config.secret_files import check_writers, read_secret, unreadable
 from aiodatadist._config.user_key import key_path, user_key
 from aiodatadist.errors import ParamInvalid
@@ -23,7 +25,7 @@ NONE: Final = "none"
 """The value of ``trust`` that turns the proof off."""
 KEYS: Final = "keys"
 """The file with keys in a folder of trust."""
-UNSUPPORTED: Final = ("tls.crt", "tls.key", "ca.crt", "policy.json")
+UNSUPPORTED: Final = ("policy.json",)
 """Files of such a folder that would have to restrict links, and that this version cannot read."""
 SECRET_BYTES: Final = 32
 """The shortest secret of a folder of trust."""
@@ -31,6 +33,9 @@ NETWORK_BYTES: Final = 16
 """The shortest ``auth_key`` with which a cluster leaves the machine."""
 MAX_KEYS: Final = 16
 """Keys in one file. A listener compares a proof with each of them."""
+_NAMES: Final = {KEYS: "the key file"} | dict(
+    zip(TLS_FILES, ("the certificate", "the private key", "the file of authorities"), strict=True)
+)
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HEX: Final = re.compile(r"(?:[0-9A-Fa-f]{2})+")
 
@@ -57,6 +62,21 @@ class Credential(ABC):
         Raises:
             ParamInvalid: if they cannot be used; the message names the file and the rule.
         """
+
+    def certificates(self) -> Certificates | None:
+        """Return the certificates of TLS mode; None if keys prove the cluster, or nothing does.
+
+        It may read files for some milliseconds if :attr:`is_stale`.
+
+        Raises:
+            ParamInvalid: if they cannot be used; the message names the file and the rule.
+        """
+        return None
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the next call of :meth:`certificates` reads files, so that it needs a thread."""
+        return False
 
     @property
     def is_given(self) -> bool:
@@ -140,6 +160,10 @@ def _state(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
+def _states(looked: list[os.stat_result]) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(_state, looked))
+
+
 class AuthKey(Credential):
     """The key of ``LLMConfig.auth_key``."""
 
@@ -156,47 +180,104 @@ class AuthKey(Credential):
         return f"needs an auth_key of at least {NETWORK_BYTES} bytes; this one has {size}"
 
 
+class _Held(NamedTuple):
+    """The content of a folder of trust: keys, or certificates. ``seen`` is the state of its files before they were read."""
+
+    seen: tuple[tuple[int, ...], ...]
+    keys: tuple[Key, ...] = ()
+    certificates: Certificates | None = None
+
+
 class TrustFolder(Credential):
-    """The keys in a folder, which are read again when the folder has changed."""
+    """The keys or certificates in a folder, which are read again when the folder has changed.
+
+    Any thread may ask for them: what was read is replaced as a whole.
+    """
 
     def __init__(self, path: str) -> None:
         self.path: Path = Path(path)
-        self._seen: tuple[object, ...] | None = None
-        self._keys: tuple[Key, ...] = ()
+        self._files: tuple[str, ...] = (KEYS,)
+        self._held: _Held | None = None
 
     @property
     def may_change(self) -> bool:
         return True
 
     def current(self) -> tuple[Key, ...]:
-        folder, keys = self._look()
-        seen = _state(folder), _state(keys)
-        if seen != self._seen:
-            self._seen = None  # also if the new ones cannot be used: then the old ones are not used either
-            self._keys = self._read(folder)
-            self._seen = seen
-        return self._keys
+        held = self._hold()
+        if held.certificates is not None:
+            raise ParamInvalid(
+                f"{str(self.path)!r} has certificates: must have keys, because only keys are used here",
+                hint=f"give this a folder with a file {KEYS!r}",
+            )
+        return held.keys
 
-    def _look(self) -> list[os.stat_result]:
-        """Return the status of the folder and of its keys, or of what symbolic links there point to."""
+    def certificates(self) -> Certificates | None:
+        return self._hold().certificates
+
+    @property
+    def is_stale(self) -> bool:
+        try:
+            return self._held is None or _states(self._look(self._files)) != self._held.seen
+        except ParamInvalid:
+            return True
+
+    def _hold(self) -> _Held:
+        held = self._held
+        if held is not None and _states(self._look(self._files)) == held.seen:
+            return held
+        self._held = None  # also if the new ones cannot be used: then the old ones are not used either
+        fresh = self._held = self._read_new()
+        return fresh
+
+    def _read_new(self, is_last: bool = False) -> _Held:
+        files = self._files = self._present()
+        looked = self._look(files)
+        try:
+            return self._read(looked, files)
+        except ParamInvalid:
+            if is_last or not self._has_changed(files, looked):
+                raise
+        return self._read_new(is_last=True)  # it was replaced between the reading of two files that belong together
+
+    def _has_changed(self, files: tuple[str, ...], looked: list[os.stat_result]) -> bool:
+        try:
+            return _states(self._look(files)) != _states(looked)
+        except ParamInvalid:
+            return False
+
+    def _present(self) -> tuple[str, ...]:
+        """Return the files of the mode that the folder is for. A file of them may be missing, which its reader reports."""
+        has_tls = any(os.path.lexists(self.path / name) for name in TLS_FILES)
+        if has_tls and os.path.lexists(self.path / KEYS):
+            raise ParamInvalid(
+                f"{str(self.path)!r} has {KEYS!r} as well as certificates: must have either, or a mode in policy.json",
+                hint=f"remove {KEYS!r}, or {', '.join(TLS_FILES)}",
+            )
+        return TLS_FILES if has_tls else (KEYS,)
+
+    def _look(self, files: tuple[str, ...]) -> list[os.stat_result]:
+        """Return the status of the folder and of these files, or of what symbolic links there point to."""
         found: list[os.stat_result] = []
-        for path, name in ((self.path, "the folder of trust"), (self.path / KEYS, "the key file")):
+        for path, name in ((self.path, "the folder of trust"), *((self.path / file, _NAMES[file]) for file in files)):
             try:
                 found.append(path.stat())
             except (OSError, ValueError) as error:
                 raise unreadable(path, name, error) from error
         return found
 
-    def _read(self, folder: os.stat_result) -> tuple[Key, ...]:
-        check_writers(self.path, "the folder of trust", folder)
+    def _read(self, looked: list[os.stat_result], files: tuple[str, ...]) -> _Held:
+        check_writers(self.path, "the folder of trust", looked[0])
         for name in UNSUPPORTED:
             if os.path.lexists(self.path / name):
                 raise ParamInvalid(
-                    f"{str(self.path / name)!r} is not supported yet: this version reads only {KEYS!r}",
+                    f"{str(self.path / name)!r} is not supported yet: this version does not read it",
                     hint="remove it: its restrictions would be ignored",
                 )
+        if files == TLS_FILES:
+            return _Held(_states(looked), certificates=read_certificates(self.path))
         path = self.path / KEYS
-        return keys_of(read_secret(path, "the key file"), path)
+        return _Held(_states(looked), keys_of(read_secret(path, "the key file"), path))
 
     @property
     def hint(self) -> str:

@@ -104,9 +104,9 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "one name twice": (_lines(f"a {HEX}", f"a {OTHER_HEX}"), "line 2 of .*: another key has the name 'a'"),
     "no hexadecimal": (_lines("a *secret*"), "line 1 of .*: the secret must be in hexadecimal or base64"),
     "letters beyond ASCII": (_encoded(f"a {'ä' * 64}"), "line 1 of .*: the secret must be in hexadecimal or base64"),
-    "a certificate": (_with("tls.crt"), "tls.crt' is not supported yet"),
-    "a private key": (_with("tls.key"), "tls.key' is not supported yet"),
-    "an authority": (_with("ca.crt"), "ca.crt' is not supported yet"),
+    "keys and a certificate": (_with("tls.crt"), "has 'keys' as well as certificates: must have either, or a mode"),
+    "keys and a private key": (_with("tls.key"), "has 'keys' as well as certificates: must have either, or a mode"),
+    "keys and an authority": (_with("ca.crt"), "has 'keys' as well as certificates: must have either, or a mode"),
     "a policy": (_with("policy.json"), "policy.json' is not supported yet"),
 }
 

@@ -1494,17 +1494,17 @@ MUTANTS = (
         "keys-are-read-once",
         "a key that was removed links no longer",
         "aiodatadist/_config/trust.py",
-        "        if seen != self._seen:\n",
-        "        if self._seen is None:\n",
+        "        if held is not None and _states(self._look(self._files)) == held.seen:\n",
+        "        if held is not None:\n",
         (ROTATED_KEYS,),
     ),
     Mutant(
         "old-keys-stay-in-use",
         "while a folder of keys breaks a rule, its earlier keys link nothing either",
         "aiodatadist/_config/trust.py",
-        "            self._keys = self._read(folder)\n",
-        "            try:\n                self._keys = self._read(folder)\n            except ParamInvalid:\n"
-        "                return self._keys\n",
+        "        fresh = self._held = self._read_new()\n",
+        "        try:\n            fresh = self._held = self._read_new()\n        except ParamInvalid:\n"
+        "            if held is None:\n                raise\n            return held\n",
         (ROTATED_KEYS,),
     ),
     Mutant(

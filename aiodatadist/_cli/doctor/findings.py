@@ -10,6 +10,7 @@ import resource
 import socket
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -19,11 +20,14 @@ from typing import Literal
 
 import aiodatadist
 from aiodatadist._cli.kit.numbers import quantity
+from aiodatadist._config.certificates import AUTHORITY, CERTIFICATE, Certificates
+from aiodatadist._config.certificates import KEY as TLS_KEY
 from aiodatadist._config.trust import KEYS, NONE, VARIABLE, TrustFolder, Untrusted, credential_of
 from aiodatadist._config.user_key import HINT, key_path, user_key
 from aiodatadist._context_caching.pools.extras import how_to_install
 from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist._native.runtime import ACL_LIBRARIES, COMM_LIBRARIES, FUNCTIONS, Runtime, open_runtime
+from aiodatadist._values.foreign import printable
 from aiodatadist.errors import LLMException, ParamInvalid
 
 Mark = Literal["ok", "warn", "fail"]
@@ -245,6 +249,10 @@ def trust_findings() -> Iterator[Finding]:
             meaning = "processes of any user of this machine can link; without the variable, only this user's"
             yield Finding("trust", f"{VARIABLE}={NONE}", "warn", meaning)
         elif isinstance(credential, TrustFolder):
+            certificates = credential.certificates()
+            if certificates is not None:
+                yield _of_certificates(certificates, credential.path, time.time())
+                return
             first, *others = (key.name for key in credential.current())
             accepted = f"; {', '.join(others)} is accepted, too" if others else ""
             value = f"key {first} of {credential.path / KEYS} ({_mode(credential.path / KEYS)})"
@@ -254,6 +262,22 @@ def trust_findings() -> Iterator[Finding]:
             yield _of_this_user(key_path(os.environ))
     except ParamInvalid as error:
         yield Finding("trust", "no key", "warn", f"links fail without one, or trust or auth_key: {error}")
+
+
+def _of_certificates(certificates: Certificates, folder: Path, now: float) -> Finding:
+    """Return the finding for the certificate in a folder of trust. It warns if a tenth of the time or less is left."""
+    left, lifetime = certificates.expires - now, certificates.expires - certificates.begins
+    key = folder / TLS_KEY
+    value = f"certificate {printable(certificates.names.any)} of {folder / CERTIFICATE} ({TLS_KEY} has {_mode(key)})"
+    meaning = (
+        f"from {VARIABLE}; for {printable(certificates.names.clusters())}; it expires in {int(left)} s; clusters with "
+        f"certificates of an authority in {AUTHORITY} link, on any machine"
+    )
+    if left > lifetime / 10:
+        return Finding("trust", value, "ok", meaning)
+    return Finding(
+        "trust", value, "warn", f"{meaning}; it should have been replaced by now: no new link is made once it expired"
+    )
 
 
 def _of_this_user(path: Path) -> Finding:

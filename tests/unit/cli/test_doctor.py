@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist._native.runtime import FUNCTIONS, Runtime, open_runtime
 from aiodatadist.errors import RuntimeUnavailable
 from tests import children, vendor_names
+from tests.certificates import DAY, Authority, tls_folder, uri_of
 from tests.keys import HEX, folder_of
 
 
@@ -203,6 +205,27 @@ def test_the_keys_of_a_folder_are_named_and_not_shown(home: Path, monkeypatch: p
     (found,) = findings.trust_findings()
     assert found.mark == "warn"
     assert "mode 0770: group and others must not be able to write it" in found.meaning
+
+
+def test_a_certificate_is_named_with_its_clusters_and_the_time_that_is_left(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority()
+    folder = tls_folder(home / "trust", authority.issue([uri_of(7)], valid=(-DAY, 9 * DAY)), authority)
+    monkeypatch.setenv("AIODATADIST_TRUST", str(folder))
+    (found,) = findings.trust_findings()
+    assert found.mark == "ok"
+    assert found.value == f"certificate {uri_of(7)} of {folder / 'tls.crt'} (tls.key has mode 0600)"
+    seconds = int(re.findall(r"for cluster 7; it expires in (\d+) s", found.meaning)[0])
+    assert 8 * DAY < seconds <= 9 * DAY
+    tls_folder(folder, authority.issue([uri_of(7)], valid=(-19 * DAY, DAY)), authority)
+    (found,) = findings.trust_findings()
+    assert found.mark == "warn"
+    assert "it should have been replaced by now" in found.meaning
+    tls_folder(folder, authority.issue([uri_of(7)], valid=(-DAY, -1)), authority)
+    (found,) = findings.trust_findings()
+    assert (found.mark, found.value) == ("warn", "no key")
+    assert "tls.crt' expired: must be valid" in found.meaning
 
 
 def test_trust_that_is_turned_off_is_a_warning(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
