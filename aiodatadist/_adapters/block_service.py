@@ -40,7 +40,7 @@ from aiodatadist._adapters.push_messages import Drop, More, PushMessage, Refused
 from aiodatadist._adapters.push_out import OutgoingPushes
 from aiodatadist._adapters.sendings import GroupedSending, LayeredSending, Portion, Sending
 from aiodatadist._cache_manager import CacheManager
-from aiodatadist._config.llm_config import LLMConfig, TransportName
+from aiodatadist._config.llm_config import LLMConfig, TransportName, use_key_file
 from aiodatadist._config.option_rules import MAX_PATH
 from aiodatadist._config.secret_files import read_key
 from aiodatadist._config.trust import Credential, TrustFolder, credential_of
@@ -139,10 +139,9 @@ class Settings(BaseModel):
 
         Raises ParamInvalid if the key file cannot be read, or others may read or write it.
         """
-        return credential_of(self.trust, self._file_key())
-
-    def _file_key(self) -> bytes | None:
-        return None if self.auth_key_file is None else read_key(self.auth_key_file, "auth_key_file")
+        file = self.auth_key_file
+        key = None if file is None else read_key(file, "auth_key_file")
+        return credential_of(self.trust, key, auth_key_file=file)
 
     def config(self, rank: int) -> LLMConfig:
         """Return the configuration of the worker of this rank.
@@ -150,17 +149,19 @@ class Settings(BaseModel):
         Raises ParamInvalid if an option is wrong, or others may read or write the key file.
         """
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return LLMConfig(
+        config = LLMConfig(
             device_id=self.device_id + rank,
             listen_ip_info=f"{host}:{self.port + rank if self.port else 0}",
             trust=self.trust,
-            auth_key=self._file_key(),
             sync_kv_timeout=self.sync_kv_timeout,
             transport=self.transport,
             heartbeat_interval=self.heartbeat_interval,
             heartbeat_misses=self.heartbeat_misses,
             transfer_checksum=self.transfer_checksum,
         )
+        if self.auth_key_file is not None:
+            use_key_file(config, self.auth_key_file, "auth_key_file")
+        return config
 
 
 @dataclass(frozen=True)

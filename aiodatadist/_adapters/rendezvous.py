@@ -48,7 +48,7 @@ from aiodatadist._cluster.client_slots import MAX_CLIENTS_OF_ONE, ClientSlots
 from aiodatadist._cluster.key_ring import KeyRing
 from aiodatadist._cluster.listener import Listener
 from aiodatadist._config.trust import Credential
-from aiodatadist._counting import Incident, Incidents
+from aiodatadist._counting import OF_PROCESS, Incident, Incidents
 from aiodatadist._values.addresses import host_port, is_address, is_host_name
 from aiodatadist._values.foreign import Unreadable, printable
 from aiodatadist.errors import (
@@ -104,7 +104,7 @@ class RendezvousServer:
         _check_host(host, credential)
         self.incidents = Incidents()
         keys = KeyRing(credential, "the rendezvous", self.incidents)
-        keys.check()
+        keys.read()
         self._door: LoopDoor[_Life] = LoopDoor("RendezvousServer", own_thread="aiodatadist rendezvous")
         life = _Life(keys, clock, self.incidents)
         self.port = self._door.open_or_close(life, lambda: life.open(host, port))
@@ -168,6 +168,7 @@ class _Life:
         self._incidents.add(Incident.RENDEZVOUS_REFUSED, logger, *told)
 
     async def _answer(self, line: bytes, host: str) -> bytes:
+        await self._keys.look()
         try:
             key, content = opened([each.secret for each in self._keys.for_client(self._keys.keys)], line)
         except AuthError as error:  # which names no file
@@ -270,7 +271,10 @@ async def _tell(host: str, port: int, question: Question, credential: Credential
     _check_host(host, credential)
     if not 0 < port < 1 << 16:
         raise ParamInvalid(f"the rendezvous is at port {printable(port)}: must be from 1 to 65535")
-    key = next((each.secret for each in credential.current()), None)
+    ring = KeyRing(credential, "the rendezvous", OF_PROCESS)
+    await ring.check()
+    keys = ring.keys()
+    key = keys[0].secret if keys else None
     place, line = host_port(printable(host), port), written(key, question)
     try:
         with anyio.fail_after(SECONDS):

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final
 from aiodatadist import legacy
 from aiodatadist._config import llm_config as config
 from aiodatadist._config import option_rules as rules
-from aiodatadist._config.secret_files import read_key
 from aiodatadist._values import checks
 from aiodatadist._values.signatures import readable
 
@@ -59,6 +58,5 @@ def config_of(options: Mapping[str, str] | config.LLMConfig) -> config.LLMConfig
     wanted = legacy.LLMConfig.from_options(checks.instance(options, "options", dict))
     file = os.environ.get(KEY_FILE)
     if file and wanted.trust is None:
-        key = read_key(Path(file), f"the file of {KEY_FILE}")
-        wanted.auth_key = key  # type: ignore[assignment]  # pydantic checks it, and makes a secret of it
+        config.use_key_file(wanted, Path(file), f"the file of {KEY_FILE}")
     return wanted

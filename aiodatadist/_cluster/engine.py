@@ -330,8 +330,9 @@ class Engine:
         if link is not None:
             await self.links.serve(link)
 
-    def _handshake(self, listener: Listener, peer: int | None) -> Handshake:
+    async def _handshake(self, listener: Listener, peer: int | None) -> Handshake:
         """Return the handshake for a client that claims to be the cluster ``peer``."""
+        await self.key_ring.look()
         keys = self.key_ring.for_client(listener.keys)
         return Handshake("server", self.hello(bool(keys), peer), keys, hint=self.key_ring.hint)
 

@@ -451,7 +451,7 @@ class LinkInitiator:
     ) -> Link:
         if not attempt.steps.are_limited:
             await take_room()
-        keys = self._engine.key_ring.keys() if key is None else (key,)
+        keys = await self._engine.key_ring.fresh() if key is None else (key,)
         # Made before dialling: otherwise a link that the peer makes in the meantime would count as one that was lost.
         hello = self._engine.hello(bool(keys), cluster_id)
 

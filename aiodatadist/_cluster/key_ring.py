@@ -1,25 +1,42 @@
-"""The keys or certificates of one cluster, or of one server: read when a peer must be proved, and looked at now and then."""
+"""The keys or certificates of one cluster, or of one server: read when a peer must be proved, and looked at now and then.
+
+They are read in a thread, because a file on a network mount may take any time. A reading that hangs delays the first link
+that needs it by a moment, and the others not at all: they use the keys that were read before.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import anyio
 
-from aiodatadist._concurrency.blocking_calls import in_thread
+from aiodatadist._concurrency.blocking_calls import started_in_thread
+from aiodatadist._config.certificates import Certificates
 from aiodatadist._config.trust import Credential, Key
 from aiodatadist._counting import Incident, Incidents
-from aiodatadist.errors import AuthError, ParamInvalid
+from aiodatadist._values.foreign import printable
+from aiodatadist.errors import AuthError, LLMException, ParamInvalid
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 30.0
 """Seconds between two looks at keys that may change. Each new link looks at them, too."""
+READ_SECONDS = 3.0
+"""Seconds that a link waits for its keys to be read; then it uses those that were read before."""
 
 Keys = Callable[[], Sequence[Key]]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    number: int
+    until: float
+    done: asyncio.Future[None]
 
 
 class KeyRing:
@@ -39,7 +56,11 @@ class KeyRing:
         self._credential = credential
         self._owner = owner
         self._incidents = incidents
-        self._names: tuple[str, ...] | None = None
+        self._found: tuple[Key, ...] | ParamInvalid | None = None
+        self._used: tuple[Key, ...] | None = None
+        self._certificates: Certificates | None = None
+        self._reading: _Reading | None = None
+        self._readings = 0
 
     @property
     def hint(self) -> str:
@@ -51,28 +72,43 @@ class KeyRing:
         """True if :meth:`watch` has something to look at."""
         return self._credential.may_change
 
-    async def check(self, cluster_id: int) -> None:
-        """Read the keys or certificates. Raises ParamInvalid if this cluster cannot use them."""
-        certificates = await in_thread(self._credential.certificates)
-        if certificates is not None:
-            certificates.check(cluster_id, time.time())
-        self._names = tuple(key.name for key in self._credential.current())
+    def read(self) -> None:
+        """Read the keys; this may block. Raises ParamInvalid if they cannot be used."""
+        self._read()
+        if isinstance(self._found, ParamInvalid):
+            raise self._found
+
+    async def check(self, cluster_id: int | None = None) -> None:
+        """Read the keys or certificates. Raises ParamInvalid if they cannot be used, by this cluster if one is given."""
+        if not self._credential.is_in_file:
+            self._read()
+        await self.look()
+        if self._certificates is not None and cluster_id is not None:
+            self._certificates.check(cluster_id, time.time())
+        if self._found is None:
+            raise ParamInvalid(self._too_late())
+        if isinstance(self._found, ParamInvalid):
+            raise self._found
 
     def keys(self) -> tuple[Key, ...]:
-        """Return the keys: the first for links that this end asks for, all for those that it is asked for.
+        """Return the keys as they were read last, without waiting.
+
+        A link that this end asks for uses the first, one that it is asked for may use any.
 
         Raises AuthError if they cannot be used; the message names the file and the rule.
         """
-        try:
-            keys = self._credential.current()
-        except ParamInvalid as error:
-            raise AuthError(str(error.args[0]), hint=error.hint) from error
-        names = tuple(key.name for key in keys)
-        if self._names not in (names, None):
-            told = "%s: new proofs use key %s of %s", self._owner, names[0], ", ".join(names)
-            self._incidents.add(Incident.KEYS_CHANGED, logger, *told, level=logging.INFO)
-        self._names = names
-        return keys
+        if self._found is None and not self._credential.is_in_file:
+            self._read()
+        if self._found is None:
+            raise AuthError(self._too_late())
+        if isinstance(self._found, ParamInvalid):
+            raise AuthError(str(self._found.args[0]), hint=self._found.hint) from self._found
+        return self._found
+
+    async def fresh(self) -> tuple[Key, ...]:
+        """Return the keys as they are now. Raises AuthError as :meth:`keys` does."""
+        await self.look()
+        return self.keys()
 
     def for_client(self, keys: Keys) -> Sequence[Key]:
         """Return the keys of a listener for a client that is not known yet.
@@ -90,5 +126,69 @@ class KeyRing:
         """Look at the keys now and then, so that a mistake in them is logged before a link needs them."""
         while True:
             await anyio.sleep(LOOK_SECONDS)
+            await self.look()
             with suppress(AuthError):
                 self.for_client(self.keys)
+
+    async def look(self) -> None:
+        """Read the keys again, if their files have changed.
+
+        At most one reading runs at a time. One that began before this call may have missed a change, so it is not
+        enough. If a reading takes too long, this returns, and the keys that were read before stay in use.
+        """
+        if not self._credential.is_in_file:
+            return
+        before = self._readings
+        while True:
+            reading = self._reading
+            if reading is None or (reading.done.done() and reading.number <= before):
+                reading = self._begin()
+            with anyio.move_on_after(reading.until - anyio.current_time()):
+                await asyncio.wait([reading.done])
+            if not reading.done.done():
+                self._incidents.add(Incident.KEYS_LATE, logger, "%s", self._too_late())
+                return
+            if (error := reading.done.exception()) is not None:
+                words = "%s: its keys cannot be read now, those that were read before stay in use: %s"
+                self._incidents.add(Incident.KEYS_LATE, logger, words, self._owner, printable(repr(error)))
+                return
+            if reading.number > before:
+                return
+
+    def _begin(self) -> _Reading:
+        self._readings += 1
+        until = anyio.current_time() + READ_SECONDS
+        self._reading = _Reading(self._readings, until, started_in_thread(self._read))
+        return self._reading
+
+    def _too_late(self) -> str:
+        words = f"{self._owner}: its keys were not read within {READ_SECONDS:g} s"
+        return words if self._found is None else f"{words}: those that were read before stay in use"
+
+    def _read(self) -> None:
+        """Read the keys, on any thread. Whatever is wrong with them is found by those who use them."""
+        try:
+            keys = self._credential.current()
+        except ParamInvalid as error:
+            self._found = error
+            with suppress(ParamInvalid):
+                self._certificates = self._credential.certificates()
+        except (OSError, ValueError, LLMException) as error:
+            self._found = ParamInvalid(f"the keys cannot be read: {printable(error)}")
+            self._found.__cause__ = error
+        else:
+            self._tell_change(keys)
+            self._found = self._used = keys
+
+    def _tell_change(self, keys: tuple[Key, ...]) -> None:
+        """Log that the keys are others than those used last: by their names, and never their secrets."""
+        if not keys or self._used in (None, keys):
+            return
+        old = dict(self._used or ())
+        replaced = [key.name for key in keys if old.get(key.name, key.secret) != key.secret]
+        words = "%s: new proofs use key %s of %s"
+        told = [self._owner, keys[0].name, ", ".join(key.name for key in keys)]
+        if replaced:
+            words += "; %s has another secret now"
+            told.append(", ".join(replaced))
+        self._incidents.add(Incident.KEYS_CHANGED, logger, words, *told, level=logging.INFO)

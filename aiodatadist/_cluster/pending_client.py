@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -108,7 +108,7 @@ class PendingClient:
         self._has_longer("ask for a link")
 
     async def introduce(
-        self, handshake: Callable[[int | None], Handshake], gave_up: Callable[[], LinkError]
+        self, handshake: Callable[[int | None], Awaitable[Handshake]], gave_up: Callable[[], LinkError]
     ) -> Introduced:
         """Receive the client's identity, and its proof.
 
@@ -126,7 +126,7 @@ class PendingClient:
             claimed = message.cluster_id if isinstance(message, Hello) else None
             if claimed is not None:
                 self.who += f", cluster {claimed}"
-            made = handshake(claimed)
+            made = await handshake(claimed)
             while made.is_introducing:
                 answers = made.receive(message)
                 if made.proved is not None:

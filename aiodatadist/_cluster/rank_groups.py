@@ -126,6 +126,7 @@ class RankGroups:
             raise ParamInvalid(f"there are {len(self._all)} communicators, which is the limit: unlink one first")
         address = own_address(rank_table, rank)
         secret = secrets.token_hex(32)
+        await self._engine.key_ring.look()
         listener = await self._engine.listen_for_members(address, partial(self._keys, secret))
         host, port = listener.address
         card = _Card(cluster_id=self._engine.cluster_id, host=host, port=port, secret=secret)

@@ -61,6 +61,15 @@ def _start(
     return future, None
 
 
+def started_in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
+    """Start a blocking call in a new thread, and return its future.
+
+    The call continues if its waiter gives up, and the process can end meanwhile. The future has an LLMException
+    if no thread can be started.
+    """
+    return _start(call, ())[0]
+
+
 async def in_thread(
     call: Callable[..., T],
     *args: Any,

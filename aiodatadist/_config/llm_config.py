@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from os import PathLike
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes, ValidationError
@@ -14,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes,
 from aiodatadist._config import option_rules as rules
 from aiodatadist._config.option_rules import PoolConfig, bounded, optional
 from aiodatadist._config.relink_policy import RelinkPolicy
+from aiodatadist._config.secret_files import read_key
 from aiodatadist._config.trust import Credential, credential_of
 from aiodatadist._values import checks
 from aiodatadist._values.addresses import parse_address
@@ -319,7 +321,30 @@ def credential_for(config: LLMConfig) -> Credential:
     Raises:
         ParamInvalid: if both ``trust`` and ``auth_key`` are set.
     """
-    return credential_of(config.trust, None if config.auth_key is None else config.auth_key.get_secret_value())
+    key = config.auth_key
+    file = key.path if isinstance(key, _KeyOfFile) else None
+    return credential_of(config.trust, None if key is None else key.get_secret_value(), auth_key_file=file)
+
+
+class _KeyOfFile(SecretBytes):
+    """A key, and the file that it was read from."""
+
+    def __init__(self, secret: bytes, path: Path) -> None:
+        super().__init__(secret)
+        self.path: Path = path
+
+
+def use_key_file(config: LLMConfig, path: Path, name: str) -> None:
+    """Set the ``auth_key`` of a configuration to that of a file, which its cluster reads again when it changes.
+
+    Args:
+        name: names the file in errors, in front of its path.
+
+    Raises:
+        ParamInvalid: if the file cannot be read, or others may read or write it.
+    """
+    config.auth_key = SecretBytes(read_key(path, name))
+    config.__dict__["auth_key"] = _KeyOfFile(config.auth_key.get_secret_value(), path)
 
 
 def check_listening_on(config: LLMConfig, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:

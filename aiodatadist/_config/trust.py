@@ -16,13 +16,15 @@ from typing import Final, NamedTuple
 
 from aiodatadist._config.certificates import FILES as TLS_FILES
 from aiodatadist._config.certificates import Certificates, read_certificates
-from aiodatadist._config.secret_files import check_writers, read_secret, unreadable
+from aiodatadist._config.secret_files import check_writers, read_key, read_secret, unreadable
 from aiodatadist._config.user_key import key_path, user_key
 from aiodatadist.errors import ParamInvalid
 
 VARIABLE: Final = "AIODATADIST_TRUST"
 NONE: Final = "none"
 """The value of ``trust`` that turns the proof off."""
+KEY_FILE: Final = "the file of auth_key"
+"""The name of a file with one key in errors."""
 KEYS: Final = "keys"
 """The file with keys in a folder of trust."""
 UNSUPPORTED: Final = ("policy.json",)
@@ -84,6 +86,11 @@ class Credential(ABC):
         return True
 
     @property
+    def is_in_file(self) -> bool:
+        """True if :meth:`current` reads files, which may block, so the event loop must not call it."""
+        return False
+
+    @property
     def may_change(self) -> bool:
         """True if later calls of :meth:`current` may return others."""
         return False
@@ -131,6 +138,10 @@ class UserKey(Credential):
     @property
     def is_given(self) -> bool:
         return False
+
+    @property
+    def is_in_file(self) -> bool:
+        return True
 
     def current(self) -> tuple[Key, ...]:
         if self._path is None:
@@ -180,6 +191,51 @@ class AuthKey(Credential):
         return f"needs an auth_key of at least {NETWORK_BYTES} bytes; this one has {size}"
 
 
+class AuthKeyFile(AuthKey):
+    """The key that is the whole content of a file, which is read again when the file has changed.
+
+    Args:
+        secret: the key that was in the file when the cluster was configured.
+    """
+
+    def __init__(self, path: Path, secret: bytes) -> None:
+        super().__init__(secret)
+        self.path: Path = path
+        self._seen: tuple[int, ...] | None = None
+
+    @property
+    def is_in_file(self) -> bool:
+        return True
+
+    @property
+    def may_change(self) -> bool:
+        return True
+
+    def current(self) -> tuple[Key, ...]:
+        try:
+            state = _state(self.path.stat())
+        except (OSError, ValueError) as error:
+            raise unreadable(self.path, KEY_FILE, error) from error
+        if state != self._seen:
+            self._seen = None  # also if the new key cannot be used: then the old one is not used either
+            self._keys = (Key("auth_key", self._read()),)
+            self._seen = state
+        return self._keys
+
+    def _read(self) -> bytes:
+        secret, old = read_key(self.path, KEY_FILE), self._keys[0].secret
+        if len(secret) < NETWORK_BYTES <= len(old):  # the addresses were allowed for the old key
+            raise ParamInvalid(
+                f"{KEY_FILE} {str(self.path)!r} has a key of {len(secret)} bytes now: must have at least {NETWORK_BYTES}, "
+                "as the key before it"
+            )
+        return secret
+
+    @property
+    def hint(self) -> str:
+        return f"{BOTH_ENDS}; here it is that of {self.path}"
+
+
 class _Held(NamedTuple):
     """The content of a folder of trust: keys, or certificates. ``seen`` is the state of its files before they were read."""
 
@@ -198,6 +254,10 @@ class TrustFolder(Credential):
         self.path: Path = Path(path)
         self._files: tuple[str, ...] = (KEYS,)
         self._held: _Held | None = None
+
+    @property
+    def is_in_file(self) -> bool:
+        return True
 
     @property
     def may_change(self) -> bool:
@@ -335,8 +395,16 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def credential_of(trust: str | None, auth_key: bytes | None, environment: Mapping[str, str] = os.environ) -> Credential:
-    """Return what a cluster with these options proves. ``AIODATADIST_TRUST`` counts if neither is given.
+def credential_of(
+    trust: str | None,
+    auth_key: bytes | None,
+    environment: Mapping[str, str] = os.environ,
+    auth_key_file: Path | None = None,
+) -> Credential:
+    """Return what a cluster with these options proves. ``AIODATADIST_TRUST`` counts if no key is given.
+
+    Args:
+        auth_key_file: the file from which ``auth_key`` was read, if it is to be read again when it changes.
 
     Raises:
         ParamInvalid: if both are given.
@@ -344,7 +412,7 @@ def credential_of(trust: str | None, auth_key: bytes | None, environment: Mappin
     if auth_key is not None and trust is not None:
         raise ParamInvalid("trust and auth_key are set: must be one of them", hint="put the key into the folder's file")
     if auth_key is not None:
-        return AuthKey(auth_key)
+        return AuthKey(auth_key) if auth_key_file is None else AuthKeyFile(auth_key_file, auth_key)
     chosen = trust or environment.get(VARIABLE) or None
     if chosen is None:
         return UserKey(environment)

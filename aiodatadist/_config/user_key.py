@@ -6,6 +6,7 @@ The first process that needs it creates it. If several do so at the same time, a
 from __future__ import annotations
 
 import os
+import pwd
 import secrets
 import stat
 from collections.abc import Mapping
@@ -40,12 +41,18 @@ def key_path(environment: Mapping[str, str]) -> Path:
     state = Path(environment.get("XDG_STATE_HOME", ""))
     if state.is_absolute():
         return state / FOLDER / FILE
-    try:
-        home = Path.home()
-    except RuntimeError:
+    return _home(environment) / ".local" / "state" / FOLDER / FILE
+
+
+def _home(environment: Mapping[str, str]) -> Path:
+    """Return this user's home: ``HOME``, or that of the user's account if ``HOME`` is empty or no absolute path."""
+    home = Path(environment.get("HOME", ""))
+    with suppress(KeyError):
+        home = home if home.is_absolute() else Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    if not home.is_absolute():
         why = f"user {os.geteuid()} has no home, and so no place for this user's key"
-        raise ParamInvalid(why, hint=HINT) from None
-    return home / ".local" / "state" / FOLDER / FILE
+        raise ParamInvalid(why, hint=HINT)
+    return home
 
 
 def user_key(path: Path) -> bytes:

@@ -34,6 +34,7 @@ class Incident(StrEnum):
     ACCEPT_FAILED = "accept_failed"
     KEYS_UNUSABLE = "keys_unusable"
     KEYS_CHANGED = "keys_changed"
+    KEYS_LATE = "keys_late"
     LINK_MADE = "link_made"
     LINK_FAILED = "link_failed"
     LINK_RETRIED = "link_retried"

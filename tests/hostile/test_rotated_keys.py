@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import os
+import threading
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,8 +14,21 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist import AuthError, BlocksCacheKey, CacheDesc, DataType
-from aiodatadist._cluster.key_ring import LOOK_SECONDS
+from aiodatadist import (
+    AuthError,
+    BlocksCacheKey,
+    CacheDesc,
+    DataType,
+    LLMConfig,
+    LLMDataDist,
+    LLMRole,
+    ParamInvalid,
+)
+from aiodatadist._cluster.key_ring import LOOK_SECONDS, KeyRing
+from aiodatadist._concurrency.blocking_calls import in_thread
+from aiodatadist._config.llm_config import use_key_file
+from aiodatadist._config.trust import Key, TrustFolder
+from aiodatadist._counting import Incidents
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
 from tests.keys import HEX, folder_of
 from tests.test_pull import moved
@@ -121,6 +135,165 @@ async def test_a_mistake_in_the_folder_is_logged_before_a_link_needs_it(
         await anyio.sleep(LOOK_SECONDS + 1)
         assert "cluster 1: no peer can be proved: " in caplog.text
         assert cluster.datadist.figures().incidents == {"keys_unusable": 1}
+
+
+class HeldReadings:
+    """Readings of key files that hang, as on a network mount whose server has gone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held = threading.Event()
+        self.go_on = threading.Event()
+        self.threads: set[int] = set()
+        self._is_holding = False
+        read = TrustFolder.current
+
+        def current(folder: TrustFolder) -> tuple[Key, ...]:
+            self.threads.add(threading.get_ident())
+            if self._is_holding:
+                self.held.set()
+                self.go_on.wait()
+            return read(folder)
+
+        monkeypatch.setattr(TrustFolder, "current", current)
+
+    def hold(self) -> None:
+        """Let readings hang from now on."""
+        self._is_holding = True
+
+    def release(self) -> None:
+        """Let them go on, and later ones not hang at all."""
+        self._is_holding = False
+        self.go_on.set()
+
+
+async def test_a_key_file_that_cannot_be_read_in_time_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Links use the keys that were read before, and the log says so. What comes back is used again."""
+    folder = folder_of(tmp_path / "trust", OLD)
+    readings = HeldReadings(monkeypatch)
+    async with open_cluster(1, trust=folder) as prompt, open_cluster(2, device_id=1, trust=folder) as decoder:
+        assert threading.get_ident() not in readings.threads, "the event loop reads files"
+        monkeypatch.setattr("aiodatadist._cluster.key_ring.READ_SECONDS", 0.0)
+        try:
+            readings.hold()
+            folder_of(folder, NEW)
+            assert await link(decoder, prompt) is None
+            assert await in_thread(readings.held.wait)
+            assert decoder.datadist.figures().credentials == {"old": 1}
+            assert "were not read within 0 s: those that were read before stay in use" in caplog.text
+            assert decoder.datadist.figures().incidents["keys_late"] >= 1
+        finally:
+            readings.release()
+        monkeypatch.undo()
+        await decoder.datadist.unlink_clusters([cluster_info(prompt)], 5000)
+        assert await link(decoder, prompt) is None
+        assert decoder.datadist.figures().credentials == {"new": 1}
+
+
+async def test_keys_that_were_never_read_in_time_are_an_error_of_init(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = HeldReadings(monkeypatch)
+    readings.hold()
+    monkeypatch.setattr("aiodatadist._cluster.key_ring.READ_SECONDS", 0.0)
+    try:
+        with pytest.raises(ParamInvalid, match="cluster 1: its keys were not read within 0 s"):
+            async with open_cluster(1, trust=folder_of(tmp_path / "trust", OLD)):
+                pytest.fail("it is open")
+    finally:
+        readings.release()
+
+
+async def test_many_links_at_a_time_share_a_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks that come while a reading runs share the next one."""
+    reads = 0
+    folder = TrustFolder(str(folder_of(tmp_path / "trust", OLD)))
+    read = folder.current
+
+    def counted() -> tuple[Key, ...]:
+        nonlocal reads
+        reads += 1
+        return read()
+
+    monkeypatch.setattr(folder, "current", counted)
+    ring = KeyRing(folder, "cluster 1", Incidents())
+    async with anyio.create_task_group() as group:
+        for _ in range(50):
+            group.start_soon(ring.look)
+    assert reads == 2, "the first one's, and one for all who came while it ran"
+    await ring.look()
+    assert reads == 3
+
+
+@pytest.mark.autojump
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("embedded null byte")])
+async def test_whatever_goes_wrong_when_keys_are_read_the_looks_go_on(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = folder_of(tmp_path / "trust", OLD)
+
+    def fail(_: TrustFolder) -> tuple[Key, ...]:
+        raise error
+
+    async with open_cluster(1, trust=folder) as prompt, open_cluster(2, device_id=1, trust=folder) as decoder:
+        with monkeypatch.context() as broken:
+            broken.setattr(TrustFolder, "current", fail)
+            await anyio.sleep(LOOK_SECONDS + 1)
+            assert "no peer can be proved: the keys cannot be read: " in caplog.text
+        await anyio.sleep(LOOK_SECONDS)
+        assert await link(decoder, prompt) is None
+
+
+async def test_a_secret_that_is_replaced_under_its_name_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = folder_of(tmp_path / "trust", OLD)
+    caplog.set_level(logging.INFO)
+    async with open_cluster(1, trust=folder) as prompt, open_cluster(2, device_id=1, trust=folder) as decoder:
+        folder_of(folder, f"old {'cd' * 32}")
+        for _ in range(2):
+            assert await link(decoder, prompt) is None
+            await decoder.datadist.unlink_clusters([cluster_info(prompt)], 5000)
+    words = "new proofs use key old of old; old has another secret now"
+    assert sum(words in line for line in caplog.messages) == 2
+    for number in (1, 2):
+        assert f"cluster {number}: {words}" in caplog.messages
+    assert "cdcd" not in caplog.text
+
+
+async def test_the_file_of_one_key_is_rotated_like_a_folder(tmp_path: Path) -> None:
+    """A live link stays; new ones use the new key, which both ends must have. A key that is too weak is not used."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+
+    def write(file: Path, key: bytes) -> None:
+        fresh = file.with_suffix(".new")
+        fresh.write_bytes(key)
+        fresh.chmod(0o600)
+        fresh.rename(file)
+
+    def config(file: Path, device: int) -> LLMConfig:
+        made = LLMConfig(listen="127.0.0.1:0", device_id=device)
+        use_key_file(made, file, "auth_key_file")
+        return made
+
+    write(ours, b"the first key of both")
+    write(theirs, b"the first key of both")
+    async with (
+        LLMDataDist(LLMRole.MIX, 1, config(ours, 0)) as one,
+        LLMDataDist(LLMRole.MIX, 2, config(theirs, 1)) as two,
+        LLMDataDist(LLMRole.MIX, 3, config(theirs, 2)) as three,
+    ):
+        prompt, decoder, other = map(Cluster, (one, two, three))
+        assert await link(decoder, prompt) is None
+        write(ours, b"the second key of both")
+        assert isinstance(await link(other, prompt), AuthError)
+        write(theirs, b"the second key of both")
+        assert await link(other, prompt) is None
+        assert [each.generation for each in two.statistics().links] == [1]
+        await two.unlink_clusters([cluster_info(prompt)], 5000)
+        write(ours, b"weak")
+        assert "has a key of 4 bytes now: must have at least 16" in str(await link(prompt, decoder) or "")
 
 
 async def test_a_link_costs_few_looks_at_the_folder_and_proofs_and_a_transfer_none(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import pickle
+import pwd
 import stat
 import sys
 import tempfile
@@ -422,10 +423,10 @@ def _silent_place() -> LLMClusterInfo:
 
 
 def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
+    def no_account(_: int) -> None:
+        raise KeyError("getpwuid(): uid not found")
 
-    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(pwd, "getpwuid", no_account)
     with pytest.raises(ParamInvalid, match=r"user \d+ has no home") as caught:
         user_key.key_path({})
     assert "mount such a folder" in str(caught.value)

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Literal
 
 import aiodatadist
+from aiodatadist._blocking.config import KEY_FILE
 from aiodatadist._cli.kit.numbers import quantity
 from aiodatadist._config.certificates import AUTHORITY, CERTIFICATE, Certificates
 from aiodatadist._config.certificates import KEY as TLS_KEY
-from aiodatadist._config.trust import KEYS, NONE, VARIABLE, TrustFolder, Untrusted, credential_of
+from aiodatadist._config.secret_files import read_key
+from aiodatadist._config.trust import KEYS, NETWORK_BYTES, NONE, VARIABLE, TrustFolder, Untrusted, credential_of
 from aiodatadist._config.user_key import HINT, key_path, user_key
 from aiodatadist._context_caching.pools.extras import how_to_install
 from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
@@ -249,19 +251,41 @@ def trust_findings() -> Iterator[Finding]:
             meaning = "processes of any user of this machine can link; without the variable, only this user's"
             yield Finding("trust", f"{VARIABLE}={NONE}", "warn", meaning)
         elif isinstance(credential, TrustFolder):
-            certificates = credential.certificates()
-            if certificates is not None:
-                yield _of_certificates(certificates, credential.path, time.time())
-                return
-            first, *others = (key.name for key in credential.current())
-            accepted = f"; {', '.join(others)} is accepted, too" if others else ""
-            value = f"key {first} of {credential.path / KEYS} ({_mode(credential.path / KEYS)})"
-            whom = f"from {VARIABLE}; clusters with the same key link, on any machine{accepted}"
-            yield Finding("trust", value, "ok", whom)
+            yield _of_folder(credential)
         else:
             yield _of_this_user(key_path(os.environ))
     except ParamInvalid as error:
-        yield Finding("trust", "no key", "warn", f"links fail without one, or trust or auth_key: {error}")
+        if isinstance(credential, TrustFolder):
+            meaning = f"clusters that are given no key of their own do not start: {error}"
+            yield Finding("trust", f"{VARIABLE}={os.environ[VARIABLE]}", "fail", meaning)
+        else:
+            yield Finding("trust", "no key", "warn", f"links fail without one, or trust or auth_key: {error}")
+    if os.environ.get(KEY_FILE):
+        yield _of_key_file(Path(os.environ[KEY_FILE]))
+
+
+def _of_folder(credential: TrustFolder) -> Finding:
+    """Return the finding for a folder of trust. Raises ParamInvalid if it cannot be used."""
+    certificates = credential.certificates()
+    if certificates is not None:
+        return _of_certificates(certificates, credential.path, time.time())
+    first, *others = (key.name for key in credential.current())
+    accepted = f"; {', '.join(others)} is accepted, too" if others else ""
+    value = f"key {first} of {credential.path / KEYS} ({_mode(credential.path / KEYS)})"
+    return Finding("trust", value, "ok", f"from {VARIABLE}; clusters with the same key link, on any machine{accepted}")
+
+
+def _of_key_file(path: Path) -> Finding:
+    """Return the finding for the file of the key of ``aiodatadist.blocking``, which that alone reads."""
+    name = "auth key file"
+    try:
+        size = len(read_key(path, f"the file of {KEY_FILE}"))
+    except ParamInvalid as error:
+        return Finding(name, f"{KEY_FILE}={path}", "fail", f"clusters of aiodatadist.blocking do not start: {error}")
+    meaning = f"from {KEY_FILE}: the key of clusters of aiodatadist.blocking, instead of the one above"
+    if size < NETWORK_BYTES:
+        meaning += f"; it has {size} bytes, and needs at least {NETWORK_BYTES} for other than loopback addresses"
+    return Finding(name, f"{path} ({_mode(path)})", "ok" if size >= NETWORK_BYTES else "warn", meaning)
 
 
 def _of_certificates(certificates: Certificates, folder: Path, now: float) -> Finding:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import resource
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -148,7 +150,7 @@ def test_a_full_disk_is_said_in_one_line() -> None:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give this user another home, where there is no key, and no folder of trust."""
-    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "AIODATADIST_TRUST"):
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "AIODATADIST_TRUST", "AIODATADIST_AUTH_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
@@ -184,13 +186,50 @@ def test_a_home_in_which_no_key_can_be_created_is_a_warning(home: Path, monkeypa
 
 
 def test_a_user_without_a_home_is_a_warning(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> Path:
-        raise RuntimeError("Could not determine home directory.")
+    def refuse(_: int) -> None:
+        raise KeyError("getpwuid(): uid not found")
 
-    monkeypatch.setattr(Path, "home", refuse)
+    monkeypatch.setattr(pwd, "getpwuid", refuse)
+    monkeypatch.delenv("HOME")
     (found,) = findings.trust_findings()
     assert found.mark == "warn"
     assert "has no home" in found.meaning
+
+
+@pytest.mark.parametrize("value", ["", "home", "."])
+def test_an_empty_or_relative_home_is_that_of_the_account(
+    home: Path, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the key would be created in the root folder, or wherever the process was started."""
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: _Account(str(home)))
+    monkeypatch.setenv("HOME", value)
+    (found,) = findings.trust_findings()
+    assert found.value == f"this user's key {home}/.local/state/aiodatadist/key, which the first cluster creates"
+
+
+class _Account(NamedTuple):
+    pw_dir: str
+
+
+def test_the_key_file_of_the_blocking_calls_is_named_and_not_shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = home / "key"
+    monkeypatch.setenv("AIODATADIST_AUTH_KEY_FILE", str(file))
+    *_, found = findings.trust_findings()
+    assert (found.name, found.mark) == ("auth key file", "fail")
+    assert "cannot be read: No such file" in found.meaning
+    file.write_text(HEX)
+    file.chmod(0o604)
+    *_, found = findings.trust_findings()
+    assert (found.mark, found.value) == ("fail", f"AIODATADIST_AUTH_KEY_FILE={file}")
+    assert "mode 0604" in found.meaning
+    file.chmod(0o600)
+    *_, found = findings.trust_findings()
+    assert (found.mark, found.value) == ("ok", f"{file} (mode 0600)")
+    assert HEX not in repr(found)
+    file.write_text("short")
+    *_, found = findings.trust_findings()
+    assert found.mark == "warn"
+    assert "it has 5 bytes, and needs at least 16" in found.meaning
 
 
 def test_the_keys_of_a_folder_are_named_and_not_shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +242,7 @@ def test_the_keys_of_a_folder_are_named_and_not_shown(home: Path, monkeypatch: p
     assert HEX not in repr(found)
     folder.chmod(0o770)
     (found,) = findings.trust_findings()
-    assert found.mark == "warn"
+    assert (found.mark, found.value) == ("fail", f"AIODATADIST_TRUST={folder}")
     assert "mode 0770: group and others must not be able to write it" in found.meaning
 
 
@@ -224,7 +263,7 @@ def test_a_certificate_is_named_with_its_clusters_and_the_time_that_is_left(
     assert "it should have been replaced by now" in found.meaning
     tls_folder(folder, authority.issue([uri_of(7)], valid=(-DAY, -1)), authority)
     (found,) = findings.trust_findings()
-    assert (found.mark, found.value) == ("warn", "no key")
+    assert (found.mark, found.value) == ("fail", f"AIODATADIST_TRUST={folder}")
     assert "tls.crt' expired: must be valid" in found.meaning
 
 
