@@ -15,7 +15,7 @@ from aiodatadist._cache.task import CacheTask
 from aiodatadist._cache_manager import BlockPool, CacheManager, TakenBlocks
 from aiodatadist._cluster.link_changes import LinkChange, LinkChanges, LinkPhase
 from aiodatadist._cluster.peer import Peer
-from aiodatadist._config.llm_config import LLMConfig, PoolConfig, RelinkPolicy
+from aiodatadist._config.llm_config import LLMConfig, PoolConfig, Quotas, RelinkPolicy
 from aiodatadist._datadist import LLMDataDist, Statistics
 from aiodatadist._device import TransferReport, empty, torch_empty
 from aiodatadist._layered import LayerDone
@@ -131,6 +131,7 @@ __all__ = [
     "PoolUsage",
     "ProtocolError",
     "PushType",
+    "Quotas",
     "RegisterMemStatus",
     "RelinkPolicy",
     "RuntimeUnavailable",

@@ -309,6 +309,8 @@ class LLMDataDist:
             dict(totals.budget_refusals),
             dict(totals.incidents.counts),
             engine.links.credentials() if engine is not None and is_there else {},
+            dict(totals.budget_waits),
+            engine.quotas.model_dump() if engine is not None and is_there else {},
         )
 
     @property

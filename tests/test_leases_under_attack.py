@@ -17,6 +17,7 @@ from aiodatadist import (
     LeaseTicket,
     LinkError,
     ParamInvalid,
+    Quotas,
     TransferError,
     TransferTimeout,
     new_lease_name,
@@ -27,7 +28,6 @@ from aiodatadist._link.control.peer_claim import PeerClaim
 from aiodatadist._link.control.peer_leases import SLACK_SECONDS
 from aiodatadist._link.transfers import leased_pull, transfers
 from aiodatadist._testing.views import transfers_of
-from aiodatadist._values import peer_budget
 from aiodatadist._values.lease_ticket import MAX_TICKET_BLOCKS
 from aiodatadist._wire.messages import Claimed, Message
 from aiodatadist.testing import cluster_info, inside, open_cluster, soft_fault, soft_faults_cleared
@@ -140,9 +140,8 @@ async def test_a_peer_that_names_wrong_takers_and_fails_is_corrected() -> None:
         assert await ended(lease) is LeaseEnd.TAKEN
 
 
-async def test_a_peer_that_claims_what_does_not_come_to_be_is_in_no_others_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_budget, "EARLY_CLAIMS", 8)
-    async with pair_of() as pair:
+async def test_a_peer_that_claims_what_does_not_come_to_be_is_in_no_others_way() -> None:
+    async with pair_of(quotas=Quotas(early_claims=8)) as pair:
         leases = inside(pair.two.datadist).block_leases
         liar = object()
         for i in range(20):
@@ -155,11 +154,8 @@ async def test_a_peer_that_claims_what_does_not_come_to_be_is_in_no_others_way(m
         await task
 
 
-async def test_a_peer_that_releases_what_there_is_not_makes_no_others_word_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(peer_budget, "RELEASED_NAMES", 8)
-    async with pair_of() as pair:
+async def test_a_peer_that_releases_what_there_is_not_makes_no_others_word_forgotten() -> None:
+    async with pair_of(quotas=Quotas(released_names=8)) as pair:
         leases, liar, names = inside(pair.two.datadist).block_leases, object(), [new_lease_name() for _ in range(3)]
         taken = pair.lease()
         ticket = taken.ticket()

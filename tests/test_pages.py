@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aiodatadist import LLMConfig
+from aiodatadist import LLMConfig, Quotas
 from aiodatadist._config.llm_config import _OPTIONS
 from tests import pages
 
@@ -138,6 +138,13 @@ def test_the_table_of_options_is_that_of_the_class() -> None:
     assert [name for name, _, _ in rows] == list(defaults)
     assert {name: ast.literal_eval(default) for name, default, _ in rows} == defaults
     assert {name: key for name, _, key in rows if key} == keys
+
+
+def test_the_table_of_quotas_is_that_of_the_class() -> None:
+    page = text_of(pages.ROOT / "docs" / "configuration.md")
+    (table,) = (section.text for section in pages.sections(page) if section.heading == "Quotas")
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| (\S+) \| .+ \|$", table, flags=re.MULTILINE)
+    assert {name: ast.literal_eval(default) for name, default in rows} == Quotas().model_dump()
 
 
 def test_every_environment_variable_is_on_the_page() -> None:

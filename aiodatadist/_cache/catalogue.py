@@ -110,9 +110,17 @@ class Catalogue:
 
     A cache that the peer withdrew counts to its limits until no transfer uses it: requests that wait in line may use
     thousands of them.
+
+    Args:
+        most_caches: the largest number of caches.
+        most_tensors: the largest number of tensors in all of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, most_caches: int = peer_budget.HELD_CACHES, most_tensors: int = peer_budget.HELD_TENSORS
+    ) -> None:
+        self._most_caches = most_caches
+        self._most_tensors = most_tensors
         self._caches: dict[int, RemoteCache] = {}
         self._names: dict[Name, tuple[RemoteCache, int]] = {}
         self._addresses = 0  # of all of them, and of withdrawn ones that are used
@@ -149,10 +157,10 @@ class Catalogue:
             cache.names.add(name)
 
     def _check_room(self, tensors: int) -> None:
-        if len(self._caches) + self._withdrawn >= peer_budget.HELD_CACHES:
-            raise ProtocolError(f"the peer announced more than {peer_budget.HELD_CACHES} caches")
-        if self._addresses + tensors > peer_budget.HELD_TENSORS:
-            raise ProtocolError(f"the peer announced caches with more than {peer_budget.HELD_TENSORS} tensors in all")
+        if len(self._caches) + self._withdrawn >= self._most_caches:
+            raise ProtocolError(f"the peer announced more than {self._most_caches} caches")
+        if self._addresses + tensors > self._most_tensors:
+            raise ProtocolError(f"the peer announced caches with more than {self._most_tensors} tensors in all")
 
     def withdraw(self, cache_id: int) -> RemoteCache | None:
         """Remove a cache that the peer withdraws, so that no new transfer of this end finds it; return it, or None."""

@@ -20,6 +20,7 @@ from aiodatadist._cache.local_copy import LocalCopies
 from aiodatadist._cache.registry import CacheRegistry
 from aiodatadist._cluster.client_slots import ClientSlots
 from aiodatadist._cluster.half_links import HalfLinks
+from aiodatadist._cluster.host_names import HostNames
 from aiodatadist._cluster.initiator import LinkInitiator
 from aiodatadist._cluster.key_ring import KeyRing, Keys
 from aiodatadist._cluster.link_changes import ChangeFeed
@@ -35,6 +36,7 @@ from aiodatadist._concurrency.resident import Resident
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._config.llm_config import LLMConfig, PoolConfig, credential_for
 from aiodatadist._config.option_rules import SERVICE_LEVELS, TRAFFIC_CLASSES, known
+from aiodatadist._config.quotas import Quotas
 from aiodatadist._config.remarks import remarks
 from aiodatadist._counting import Incident, Observer, Totals
 from aiodatadist._device import Device
@@ -45,6 +47,7 @@ from aiodatadist._link import (
     Link,
     Notification,
     NotificationInbox,
+    PeerShares,
 )
 from aiodatadist._transport import RdmaConfig, Transport, open_transport
 from aiodatadist._values.descriptors import LLMRole, Placement
@@ -84,6 +87,8 @@ class Engine:
     Attributes:
         cluster_id: the id of this cluster.
         timeout: seconds for one transfer.
+        quotas: how much one peer, or one stranger, may use.
+        peer_shares: the shares of all peers.
         key_ring: the keys with which the cluster proves itself.
         one_sided: True if the end that wants bytes moves them; otherwise it asks the peer to.
 
@@ -109,9 +114,13 @@ class Engine:
         self.local_copies: LocalCopies
         self.notification_inbox: NotificationInbox = NotificationInbox(resident.check_here)
         self.totals: Totals = totals
+        self.quotas: Quotas = config.peer_quotas
+        self.peer_shares: PeerShares = PeerShares(
+            self.quotas, lambda: asyncio.get_running_loop().time(), totals.budget_waits
+        )
         self.key_ring: KeyRing = KeyRing(credential_for(config), f"cluster {owner.cluster_id}", totals.incidents)
         self.observer: Observer | None = owner.observer
-        self.block_leases: BlockLeases = BlockLeases(self.totals, resident.check_here)
+        self.block_leases: BlockLeases = BlockLeases(self.totals, resident.check_here, self.quotas)
         self.changes: ChangeFeed = ChangeFeed(self.totals, resident.check_here)
         self.deadlines: Deadlines = Deadlines()
         self.layered: set[LayeredTransfer] = set()
@@ -126,6 +135,7 @@ class Engine:
         self.peek_link: Callable[[int], Link | None] = self.links.peek
         retries = config.link_retry_count
         self.initiator: LinkInitiator = LinkInitiator(self, self.links, self.relinker, self._heartbeats, retries)
+        self.initiator.host_names = HostNames(self.quotas.look_ups)
         self._clients = ClientSlots()
         self._half_links = HalfLinks()
         self._owner = owner

@@ -105,9 +105,13 @@ class HostNames:
 
     What cancellation means
         An asker that is cancelled leaves its question to those that ask for the same name, now or soon.
+
+    Args:
+        of_share: the concurrent look-ups of one share.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, of_share: int = peer_budget.LOOK_UPS) -> None:
+        self._of_share = of_share
         self._asked: dict[str, _LookUp] = {}
         self._rooms: dict[Hashable, _Share] = {}  # shares that look something up, or wait to
         self._all = _Share(peer_budget.ALL_LOOK_UPS, peer_budget.LOOK_UP_THREADS)
@@ -123,7 +127,7 @@ class HostNames:
 
         Args:
             waits_for: called with what has not happened yet, in words.
-            share: the share to which the look-up counts. Each has ``LOOK_UPS`` at a time and ``WAITING_LOOK_UPS`` that
+            share: the share to which the look-up counts. Each has its number of them at a time and ``WAITING_LOOK_UPS`` that
                 wait, and shares take turns. If None, the look-up counts to the reserve for names that this end's user
                 listed.
 
@@ -161,7 +165,7 @@ class HostNames:
             return _Place([self._reserve])
         room = self._rooms.get(share)
         if room is None:
-            room = self._rooms[share] = _Share(peer_budget.LOOK_UPS, peer_budget.SHARE_LOOK_UP_THREADS)
+            room = self._rooms[share] = _Share(self._of_share, 2 * self._of_share)
         if len(room.line) >= peer_budget.WAITING_LOOK_UPS:
             raise OSError(errno.EAGAIN, f"{peer_budget.WAITING_LOOK_UPS} other names wait to be looked up")
         own = _Place([room], lambda: self._leave(share, room))

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes,
 
 from aiodatadist._config import option_rules as rules
 from aiodatadist._config.option_rules import PoolConfig, bounded, optional
+from aiodatadist._config.quotas import Quotas
 from aiodatadist._config.relink_policy import RelinkPolicy
 from aiodatadist._config.secret_files import read_key
 from aiodatadist._config.trust import Credential, credential_of
@@ -22,7 +23,7 @@ from aiodatadist._values.addresses import parse_address
 from aiodatadist._values.signatures import readable
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 
-__all__ = ["LLMConfig", "PoolConfig", "RelinkPolicy", "TransportName"]
+__all__ = ["LLMConfig", "PoolConfig", "Quotas", "RelinkPolicy", "TransportName"]
 
 DEFAULT_SYNC_KV_TIMEOUT = 1000
 DEFAULT_MEM_UTILIZATION = 0.95
@@ -105,6 +106,8 @@ class LLMConfig(BaseModel):
         transfer_checksum: True to compare what arrives with what was sent, in every pull and push that this cluster
             starts, unless the call says otherwise; see ``docs/checksums.md``. A peer that is too old for that is not
             linked.
+        quotas: how much one peer, or one stranger, may use of this cluster, as JSON, a dict or a :class:`Quotas`; kept
+            as JSON. None, and limits that are not given: the defaults of :class:`Quotas`.
         trust: a folder with the keys that peers prove to have, in a file ``keys`` with lines of ``name secret``, as
             ``SECURITY.md`` describes it. If neither ``trust`` nor ``auth_key`` is set, ``AIODATADIST_TRUST`` counts;
             if that is not set either, the cluster links on loopback addresses only, and to processes of the same user,
@@ -141,6 +144,7 @@ class LLMConfig(BaseModel):
     heartbeat_misses: Annotated[int, BeforeValidator(bounded("heartbeat_misses", 1, 100))] = DEFAULT_HEARTBEAT_MISSES
     relink: Annotated[str | None, optional(rules.shaped("relink", RelinkPolicy))] = None
     transfer_checksum: Annotated[bool, rules.flag("transfer_checksum")] = False
+    quotas: Annotated[str | None, optional(rules.shaped("quotas", Quotas))] = None
     trust: Annotated[str | None, optional(rules.folder("trust"))] = None
     auth_key: Annotated[SecretBytes | None, BeforeValidator(rules.secret)] = None
 
@@ -174,6 +178,7 @@ class LLMConfig(BaseModel):
         heartbeat_misses: int = DEFAULT_HEARTBEAT_MISSES,
         relink: str | Mapping[str, float | None] | RelinkPolicy | None = None,
         transfer_checksum: bool = False,
+        quotas: str | Mapping[str, float] | Quotas | None = None,
         trust: str | PathLike[str] | None = None,
         auth_key: bytes | str | SecretBytes | None = None,
     ) -> None:
@@ -244,6 +249,11 @@ class LLMConfig(BaseModel):
     def relink_policy(self) -> RelinkPolicy | None:
         """The parsed ``relink``; None if broken links are not re-established."""
         return None if self.relink is None else RelinkPolicy.parse(self.relink, "relink")
+
+    @property
+    def peer_quotas(self) -> Quotas:
+        """The parsed ``quotas``, with the defaults of those that are not given."""
+        return Quotas() if self.quotas is None else Quotas.parse(self.quotas, "quotas")
 
     @property
     def links_have_owners(self) -> bool:
@@ -497,6 +507,7 @@ _OPTIONS: Final = (
     _Option("aiodatadist.HeartbeatMisses", "heartbeat_misses", _NUMBER, is_quiet=True),
     _Option("aiodatadist.Relink", "relink", is_quiet=True),
     _Option("aiodatadist.TransferChecksum", "transfer_checksum", _SWITCH, is_quiet=True),
+    _Option("aiodatadist.Quotas", "quotas", is_quiet=True),
     _Option("aiodatadist.Trust", "trust"),
 )
 

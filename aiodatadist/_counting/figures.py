@@ -76,7 +76,10 @@ class Figures(Generic[Pool]):
         claims_refused: pulls of leases that this cluster refused, by reason: ``"other_blocks"``, ``"another_prompt"``,
             or ``"no_digests"`` if the peer's version has none. The leases continued.
         budget_refusals: requests of peers that were refused because the peer had too much under way, by the limit as
-            ``aiodatadist._values.peer_budget`` names it.
+            :class:`~aiodatadist.Quotas` names it.
+        budget_waits: times that a peer was not read, or its notification not received, because the peer had reached a
+            limit, by its name in :class:`~aiodatadist.Quotas`.
+        quotas: the limits for each peer, by name, as :class:`~aiodatadist.Quotas` has them.
         incidents: incidents that others caused, by kind as :class:`~aiodatadist._counting.Incident` names it. Each kind
             is logged at most once a second; those that were not logged count, too.
         caches: caches that are registered or allocated now.
@@ -109,3 +112,5 @@ class Figures(Generic[Pool]):
     budget_refusals: Mapping[str, int] = field(default_factory=dict)
     incidents: Mapping[str, int] = field(default_factory=dict)
     credentials: Mapping[str, int] = field(default_factory=dict)
+    budget_waits: Mapping[str, int] = field(default_factory=dict)
+    quotas: Mapping[str, float] = field(default_factory=dict)

@@ -55,6 +55,7 @@ class Totals:
         self.leases_ended: Counter[str] = Counter()
         self.claims_refused: Counter[str] = Counter()
         self.budget_refusals: Counter[str] = Counter()
+        self.budget_waits: Counter[str] = Counter()
         self.incidents: Incidents = Incidents()
 
     def linked(self, cluster_id: int) -> int:

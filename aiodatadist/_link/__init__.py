@@ -14,6 +14,7 @@ from aiodatadist._link.control.block_leases import BlockLease, BlockLeases, Leas
 from aiodatadist._link.control.connection import Connection, FirstWords, connected
 from aiodatadist._link.control.layer_events import LayerReceiver
 from aiodatadist._link.control.notifications import Notification, NotificationInbox
+from aiodatadist._link.control.peer_share import PeerShares
 from aiodatadist._link.control.wire import Wire
 from aiodatadist._link.data.channels import channel_name
 from aiodatadist._link.data.remote_operation import RemoteOperation, TransferSpec
@@ -46,6 +47,7 @@ __all__ = [
            "LinkStatistics",
            "Notification",
            "NotificationInbox",
+           "PeerShares",
            "RemoteOperation",
            "TransferSpec",
            "Transfers",

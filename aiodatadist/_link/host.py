@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from aiodatadist._cache.registry import CacheRegistry
     from aiodatadist._counting import Totals
     from aiodatadist._link.control.block_leases import BlockLeases
+    from aiodatadist._link.control.peer_share import PeerShares
 
 
 class LinkHost(Protocol):
@@ -29,6 +30,11 @@ class LinkHost(Protocol):
     @property
     def totals(self) -> Totals:
         """The totals of the cluster, over all its links."""
+        ...
+
+    @property
+    def peer_shares(self) -> PeerShares:
+        """The shares of all peers of the cluster, and their limits."""
         ...
 
     @property

@@ -97,6 +97,7 @@ class Link:
         incoming = IncomingNotifications(
             session.post_if_open,
             lambda payload, taken: host.heard(session.cluster_id, self.generation, payload, taken),
+            lambda: session.share.notes,
         )
         self._reactions = Reactions(session, self.owners, self.transfers, incoming)
         self.heartbeat_token: str = secrets.token_hex(32)

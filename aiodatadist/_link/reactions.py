@@ -173,6 +173,7 @@ class Reactions:
         If the peer repeats the message, only the answer is repeated: the peer may have told of the cache again since.
         """
         session = self.session
+        session.share.inflow.revoked()
         if message.number in self._given_back:
             session.post(Revoked(cache_id=message.cache_id, number=message.number))
         if message.cache_id in self._withdrawing or message.number in self._given_back:
@@ -210,7 +211,8 @@ class Reactions:
         self.session.post_if_open(Revoked(cache_id=cache_id, number=number))
 
     def end(self) -> None:
-        """Forget the revocations, because the link has ended."""
+        """Forget the revocations and early notifications, because the link has ended."""
+        self.incoming.end()
         for withdrawal in self._withdrawing.values():
             self._alarms.drop(withdrawal.alarm)
         self._withdrawing.clear()

@@ -18,6 +18,7 @@ from aiodatadist._counting import Incident, Incidents, Totals
 from aiodatadist._link.control.layer_events import LayerEvents, LayerReceiver
 from aiodatadist._link.control.notifications import NotificationQueue
 from aiodatadist._link.control.peer_leases import PeerLeases
+from aiodatadist._link.control.peer_share import PeerShare
 from aiodatadist._link.control.questions import PendingQuestions
 from aiodatadist._link.control.wire import Wire
 from aiodatadist._link.data.channels import Channels, channel_name
@@ -60,6 +61,7 @@ class Session:
         closed: set once all resources of the link have been released.
         totals: the totals of this end, over all its links.
         incidents: the incidents of this end, over all its links.
+        share: what the peer uses, over all its links.
         questions: the questions that the peer has not answered.
         catalogue: the peer's caches that this end knows.
         channels: the channels of the link.
@@ -86,7 +88,9 @@ class Session:
         self.life: Lifecycle = Lifecycle()
         self.closed: Signal = Signal()
         self.questions: PendingQuestions = PendingQuestions(wire.post, self.post_again)
-        self.catalogue: Catalogue = Catalogue()
+        quotas = host.peer_shares.quotas
+        self.share: PeerShare = host.peer_shares.unknown()  # until meet()
+        self.catalogue: Catalogue = Catalogue(quotas.caches, quotas.tensors)
         self.channels: Channels = Channels(
             transport,
             wire.post,
@@ -94,6 +98,7 @@ class Session:
             self.spawn,
             lambda: channel_name(*self._names),
             self.incidents,
+            quotas.channels,
         )
         self.peer_leases: PeerLeases = PeerLeases(
             self, host.timeout, wire.post, self.spawn, self.give_up, self.post_again
@@ -107,6 +112,8 @@ class Session:
         """Note who the peer is, which its proved hello says."""
         self.cluster_id, self.instance, self.heartbeat = peer.cluster_id, peer.instance, peer.heartbeat
         self._names = me, peer.cluster_id
+        self.share = self.host.peer_shares.of(peer.cluster_id)
+        self.wire.limit(self.share.inflow)
 
     @property
     def is_ready(self) -> bool:

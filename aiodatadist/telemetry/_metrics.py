@@ -67,6 +67,10 @@ CLUSTER: Final = {
     "aiodatadist_budget_refusals": Metric(
         "counter", "Requests that were refused because their peer had too much under way.", ("limit",)
     ),
+    "aiodatadist_budget_waits": Metric(
+        "counter", "Times that a peer waited because it had reached a limit.", ("limit",)
+    ),
+    "aiodatadist_quota": Metric("gauge", "Limits for one peer, or one stranger: the option quotas.", ("limit",)),
     "aiodatadist_incidents": Metric(
         "counter", "Incidents that others caused. The log has at most one line a second of each kind.", ("kind",)
     ),

@@ -23,7 +23,7 @@ from aiodatadist._link import LeaseEnd
 from aiodatadist._link.lifecycle import LINK_CAUSES, LinkState
 from aiodatadist._link.transfers.checksums import FAILURE_CAUSES
 from aiodatadist._values.digests import Refusal
-from aiodatadist._values.peer_budget import Budget
+from aiodatadist._values.peer_budget import REFUSALS, WAITS
 from aiodatadist.telemetry._metrics import CACHE, CLUSTER, NIXL, Metric
 
 try:
@@ -225,7 +225,10 @@ def _write_cluster(sheet: _Sheet, which: tuple[str, ...], figures: Figures[PoolU
     sheet.add_each("aiodatadist_leases_ended", figures.leases_ended, [end.value for end in LeaseEnd], *which)
     refusals = [why.name.lower() for why in Refusal]
     sheet.add_each("aiodatadist_claims_refused", figures.claims_refused, refusals, *which)
-    sheet.add_each("aiodatadist_budget_refusals", figures.budget_refusals, [limit.value for limit in Budget], *which)
+    sheet.add_each("aiodatadist_budget_refusals", figures.budget_refusals, [limit.value for limit in REFUSALS], *which)
+    sheet.add_each("aiodatadist_budget_waits", figures.budget_waits, [limit.value for limit in WAITS], *which)
+    for limit, value in figures.quotas.items():
+        sheet.add("aiodatadist_quota", value, *which, limit)
     kinds = [kind.value for kind in Incident if kind not in OF_POOLS]
     sheet.add_each("aiodatadist_incidents", figures.incidents, kinds, *which)
     sheet.add("aiodatadist_caches", figures.caches, *which)

@@ -21,7 +21,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMStatusCode, Placement
+from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMStatusCode, Placement, Quotas
 from aiodatadist._cache import digester as digesting
 from aiodatadist._concurrency import loop_time
 from aiodatadist._concurrency.blocking_calls import in_thread
@@ -355,9 +355,9 @@ async def test_requests_that_wait_are_kept_without_lists_of_their_blocks(monkeyp
 async def test_the_blocks_of_requests_that_wait_are_bounded_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request beyond the limit is refused, and counted. What it would have taken is there for later ones."""
     count, most = 8, 3
-    monkeypatch.setattr(peer_budget, "REQUEST_BLOCKS", most * 2 * count + 1)
+    quotas = Quotas(request_blocks=most * 2 * count + 1)
     desc = CacheDesc(2, [count, 64], DataType.DT_UINT8)
-    async with linked_pair(desc, enable_remote_cache_accessible=False, sync_kv_timeout=60_000) as (
+    async with linked_pair(desc, enable_remote_cache_accessible=False, sync_kv_timeout=60_000, quotas=quotas) as (
         owner,
         peer,
         _,

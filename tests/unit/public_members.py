@@ -68,11 +68,16 @@ MEMBERS: Final = {
         "enable_remote_cache_accessible enable_switch_role from_options ge_options gen_options generate_options "
         "global_resource_config heartbeat_interval heartbeat_misses host_mem_pool_cfg link_retry_count link_total_time "
         "links_have_owners listen listen_address listen_ip_info local_comm_res mem_pool_cfg mem_utilization model_config "
-        "options output_max_size rdma_service_level rdma_traffic_class relink relink_policy sync_kv_timeout transfer_backend "
-        "transfer_checksum transport trust"
+        "options output_max_size peer_quotas quotas rdma_service_level rdma_traffic_class relink relink_policy "
+        "sync_kv_timeout transfer_backend transfer_checksum transport trust"
     ),
     "aiodatadist._config.option_rules.JsonOption": "model_config parse",
     "aiodatadist._config.option_rules.PoolConfig": "memory_size page page_shift pages",
+    "aiodatadist._config.quotas.Quotas": (
+        "caches channels checksum_caches critical_requests critical_share early_claims frame_bytes frames look_ups "
+        "note_bytes notes released_names request_blocks requests revocations tensors unproved unproved_of_one "
+        "unproved_per_second want_blocks wants"
+    ),
     "aiodatadist._config.relink_policy.RelinkPolicy": "delay duration first_delay max_delay wait",
     "aiodatadist._context_caching.cache.ContextCache": (
         "aclose check_health check_registered exists exists_values figures load load_values match_prefix observer open "
@@ -113,9 +118,9 @@ MEMBERS: Final = {
         "add_done_callback cancelled done error is_asked_to_stop outcome quiesce_seconds quiesced result seconds what"
     ),
     "aiodatadist._counting.figures.Figures": (
-        "answers_late budget_refusals caches claims_refused cluster_id credentials failure_causes incidents leases "
-        "leases_ended leases_opened link_changes_dropped linking links links_ended links_made messages_repeated pools "
-        "relinking relinks_given_up transfers"
+        "answers_late budget_refusals budget_waits caches claims_refused cluster_id credentials failure_causes "
+        "incidents leases leases_ended leases_opened link_changes_dropped linking links links_ended links_made "
+        "messages_repeated pools quotas relinking relinks_given_up transfers"
     ),
     "aiodatadist._counting.figures.FlowFigures": (
         "by_bytes by_queue_seconds by_seconds bytes ended failed_bytes queue_seconds ranges running seconds statuses "

@@ -13,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretBytes
 
-from aiodatadist import FeatureNotEnabled, LLMConfig, LLMException, LLMStatusCode, ParamInvalid, RelinkPolicy, blocking
+from aiodatadist import (
+    FeatureNotEnabled,
+    LLMConfig,
+    LLMException,
+    LLMStatusCode,
+    ParamInvalid,
+    Quotas,
+    RelinkPolicy,
+    blocking,
+)
 from aiodatadist._config.llm_config import check_mode
 from aiodatadist._config.option_rules import MAX_LOCAL_COMM_RES, BufferPoolConfig, PoolConfig
 from aiodatadist._config.remarks import remarks
@@ -66,6 +75,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "heartbeat_misses": st.integers(1, 100),
     "relink": st.sampled_from(["{}", '{"wait": 1.5, "duration": null}', ""]),
     "transfer_checksum": st.booleans(),
+    "quotas": st.sampled_from(["{}", '{"frames": 1000, "critical_share": 0.5}', ""]),
 }
 
 configurations = st.fixed_dictionaries({}, optional=OPTIONS)
@@ -159,6 +169,7 @@ def test_everything_set_is_in_the_dictionary_under_its_key() -> None:
         heartbeat_misses=5,
         relink=RelinkPolicy(max_delay=2, wait=0.5),
         transfer_checksum=True,
+        quotas=Quotas(frames=500),
         auth_key=b"secret",
     )
     assert config.generate_options() == {
@@ -188,6 +199,7 @@ def test_everything_set_is_in_the_dictionary_under_its_key() -> None:
         "aiodatadist.HeartbeatMisses": "5",
         "aiodatadist.Relink": '{"max_delay":2.0,"wait":0.5}',
         "aiodatadist.TransferChecksum": "1",
+        "aiodatadist.Quotas": '{"frames":500}',
     }
 
 
@@ -214,7 +226,7 @@ def test_listen_is_another_name_of_listen_ip_info() -> None:
 UNSET_BY_DEFAULT = [
     "listen_ip_info", "local_comm_res", "mem_pool_cfg", "host_mem_pool_cfg", "rdma_traffic_class", "rdma_service_level",
     "transfer_backend", "global_resource_config", "buf_pool_cfg", "deploy_res_path", "cluster_info", "output_max_size",
-    "relink", "trust", "auth_key",
+    "relink", "quotas", "trust", "auth_key",
 ]  # fmt: skip
 
 
@@ -236,6 +248,7 @@ def test_what_is_unset_by_default_can_be_unset(name: str) -> None:
         "deploy_res_path",
         "cluster_info",
         "relink",
+        "quotas",
     ],
 )
 def test_empty_text_is_unset(name: str) -> None:
@@ -283,6 +296,7 @@ WRONG_TYPES: list[tuple[str, object]] = [
     ("relink", True),
     ("relink", 1.0),
     ("transfer_checksum", 1),
+    ("quotas", 1),
     ("trust", 1),
     ("auth_key", 1),
 ]
@@ -362,6 +376,13 @@ BROKEN_RULES = [
     ("relink", {"wait": float("nan")}, "relink: wait is nan: must be a finite number"),
     ("relink", {"wait": 864_001}, "relink: wait is 864001: must be less than or equal to 864000"),
     ("relink", {"retries": 3}, "relink: retries is 3: there is no such field"),
+    ("quotas", "[]", "quotas: the text is []: must be an object"),
+    ("quotas", {"frames": 99}, "quotas: frames is 99: must be greater than or equal to 100"),
+    ("quotas", {"notes": 63}, "quotas: notes is 63: must be greater than or equal to 64"),
+    ("quotas", {"unproved": 65_537}, "quotas: unproved is 65537: must be less than or equal to 65536"),
+    ("quotas", {"critical_share": 1.5}, "quotas: critical_share is 1.5: must be less than or equal to 1"),
+    ("quotas", {"caches": "9"}, "quotas: caches is '9': must be a valid integer"),
+    ("quotas", {"frame": 1}, "quotas: frame is 1: there is no such field"),
     ("auth_key", b"", "auth_key is empty: a key has at least 1 byte"),
     ("auth_key", SecretBytes(b""), "auth_key is empty"),
 ]

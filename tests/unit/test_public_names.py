@@ -20,7 +20,7 @@ PUBLIC: dict[str, str] = {
         LayerReceiver LayerSynchronizer LeaseEnd LeaseMismatch LeaseTicket LinkChange LinkChanges LinkClosed LinkError
         LinkPhase LinkResults LinkStatistics LinkTimeout LLMClusterInfo LLMConfig LLMDataDist
         LLMException LLMRole LLMStatusCode MemInfo Memtype Notification NotLinked OutOfMemory ParamInvalid
-        Peer PeerLost Placement PoolConfig PoolUsage ProtocolError PushType RegisterMemStatus RelinkPolicy
+        Peer PeerLost Placement PoolConfig PoolUsage ProtocolError PushType Quotas RegisterMemStatus RelinkPolicy
         RuntimeUnavailable Statistics Status StuckError TakenBlocks TorchNpuLayerSynchronizer TransferConfig TransferError
         TransferPriority TransferReport TransferTimeout TransferWithCacheKeyConfig empty new_lease_name prompt_digest
         torch_empty

@@ -38,6 +38,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from aiodatadist._concurrency.signal import Signal
+from aiodatadist._config.quotas import DEFAULT_QUOTAS, Quotas
 from aiodatadist._counting import Incident, Totals, guarded
 from aiodatadist._device import give_way
 from aiodatadist._link.control.early_claims import EarlyClaims, ReleasedNames
@@ -283,14 +284,14 @@ class BlockLease:
 class BlockLeases:
     """The block leases of one cluster, on its event loop."""
 
-    def __init__(self, totals: Totals, check_here: Callable[[], None]) -> None:
+    def __init__(self, totals: Totals, check_here: Callable[[], None], quotas: Quotas = DEFAULT_QUOTAS) -> None:
         self._check_here = check_here
         self._totals = totals
         self._lasting: dict[str, BlockLease] = {}
         self._past: OrderedDict[str, None] = OrderedDict()
-        self._released: ReleasedNames[tuple[str, LeaseDigests]] = ReleasedNames()
+        self._released: ReleasedNames[tuple[str, LeaseDigests]] = ReleasedNames(quotas.released_names)
         self._warned: OrderedDict[int, None] = OrderedDict()  # of peers of older versions
-        self._early = EarlyClaims()
+        self._early = EarlyClaims(quotas.early_claims)
 
     def __len__(self) -> int:
         return len(self._lasting)

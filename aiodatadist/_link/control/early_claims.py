@@ -16,9 +16,14 @@ Known = TypeVar("Known", bound=Hashable)
 
 
 class EarlyClaims:
-    """The claims that wait for their lease. ``len()`` is their number."""
+    """The claims that wait for their lease. ``len()`` is their number.
 
-    def __init__(self) -> None:
+    Args:
+        most: the largest number of claims of one peer.
+    """
+
+    def __init__(self, most: int = peer_budget.EARLY_CLAIMS) -> None:
+        self._most = most
         self._claims: dict[object, OrderedDict[int, tuple[str, PeerClaim]]] = {}  # by peer and number
         self._by_name: dict[str, dict[PeerClaim, None]] = {}
 
@@ -32,7 +37,7 @@ class EarlyClaims:
     def make_room(self, peer: object) -> PeerClaim | None:
         """Forget the peer's oldest claim if its share is full, and return that claim for the caller to answer."""
         claims = self._claims.get(peer)
-        if claims is None or len(claims) < peer_budget.EARLY_CLAIMS:
+        if claims is None or len(claims) < self._most:
             return None
         call, (_, oldest) = next(iter(claims.items()))
         self.drop(peer, call)
@@ -83,11 +88,14 @@ class EarlyClaims:
 class ReleasedNames(Generic[Known]):
     """The leases that peers released before they existed. ``len()`` is their number.
 
-    The youngest ``RELEASED_NAMES`` of each linked peer are kept, and the youngest ``RELEASED_BY_GONE`` of all other peers
-    together.
+    The youngest ones of each linked peer are kept, and the youngest ``RELEASED_BY_GONE`` of all other peers together.
+
+    Args:
+        most: the largest number for one linked peer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = peer_budget.RELEASED_NAMES) -> None:
+        self._most = most
         self._of_peers: dict[object, OrderedDict[Known, None]] = {}  # None: of those that are no longer linked
         self._times: Counter[Known] = Counter()  # how many peers released it
 
@@ -103,7 +111,7 @@ class ReleasedNames(Generic[Known]):
         if known not in names:
             names[known] = None
             self._times[known] += 1
-        if len(names) > (peer_budget.RELEASED_BY_GONE if peer is None else peer_budget.RELEASED_NAMES):
+        if len(names) > (peer_budget.RELEASED_BY_GONE if peer is None else self._most):
             self._forget(names.popitem(last=False)[0])
 
     def _forget(self, known: Known) -> None:

@@ -8,9 +8,11 @@ import binascii
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._device import give_way
+from aiodatadist._link.control.peer_share import NoteRoom
 from aiodatadist._link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS
 from aiodatadist._values import checks
 from aiodatadist._wire.messages import MAX_NOTE, Message, Note, Taken
@@ -182,36 +184,61 @@ class IncomingNotifications:
     Args:
         post: sends a message to the peer while it listens.
         deliver: called with a payload, and with a function to call when the user has taken the notification.
+        room: returns the room for the peer's notifications, over all its links.
     """
 
-    def __init__(self, post: Callable[[Message], None], deliver: Callable[[bytes, Callable[[], None]], object]) -> None:
+    def __init__(
+        self,
+        post: Callable[[Message], None],
+        deliver: Callable[[bytes, Callable[[], None]], object],
+        room: Callable[[], NoteRoom],
+    ) -> None:
         self._post = post
         self._deliver = deliver
+        self._room = room
         self._heard = self._taken = 0
         self._early: dict[int, bytes] = {}  # those behind one that has not come
 
     def on_note(self, message: Note) -> None:
         """Deliver a notification and those that waited for it; keep it if an earlier one has not come.
 
-        Raises ProtocolError if the peer sends more than this end's user takes.
+        If there is no room because of what came over the peer's earlier links and was not taken, the notification
+        counts as lost: its sender repeats it until there is room.
+
+        Raises ProtocolError if the peer sends more than this end's user takes, or is too old to repeat it.
         """
         number = message.number or self._heard + 1
         if number > self._taken + WINDOW:
             raise ProtocolError("the peer sends notifications faster than they are taken")
-        if number != self._heard + 1:
-            if number > self._heard:
-                self._early[number] = decode(message)
+        if number <= self._heard or number in self._early:
             self._answer()
             return
         payload: bytes | None = decode(message)
+        if payload is None or not self._room().take(len(payload)):
+            if not message.number:
+                raise ProtocolError(
+                    "the peer sends notifications over one link after the other, and they are not taken"
+                )
+            return
+        if number != self._heard + 1:
+            self._early[number] = payload
+            self._answer()
+            return
         while payload is not None:
             self._heard += 1
-            self._deliver(payload, self._took)
+            self._deliver(payload, partial(self._took, len(payload)))
             payload = self._early.pop(self._heard + 1, None)
 
-    def _took(self) -> None:
+    def _took(self, nbytes: int) -> None:
+        self._room().free(nbytes)
         self._taken += 1
         self._answer()
+
+    def end(self) -> None:
+        """Forget what waits for an earlier notification, because the link has ended."""
+        for payload in self._early.values():
+            self._room().free(len(payload))
+        self._early.clear()
 
     def _answer(self) -> None:
         self._post(Taken(count=self._taken, heard=self._heard))

@@ -13,6 +13,7 @@ import anyio.abc
 
 from aiodatadist._concurrency import forks
 from aiodatadist._concurrency.signal import Signal
+from aiodatadist._link.control.peer_share import Inflow
 from aiodatadist._wire.frames import MAX_BODY, Decoder, Unknown, encode
 from aiodatadist._wire.messages import Message
 from aiodatadist.errors import PeerLost
@@ -59,6 +60,7 @@ class Wire:
         self._react: Callable[[Message | Unknown], bool] | None = None
         self._failure: Exception | None = None
         self._decoder = Decoder(UNVERIFIED_BODY)
+        self._inflow: Inflow | None = None
         self._ready: deque[Message | Unknown] = deque()
         self._backlog: list[bytes] = []
         self._backlog_bytes = 0
@@ -83,6 +85,10 @@ class Wire:
     def trust(self) -> None:
         """Accept messages of full size from now on, because the peer is known."""
         self._decoder.max_body = MAX_BODY
+
+    def limit(self, inflow: Inflow) -> None:
+        """Count what the peer sends from now on, and do not read while it has sent too much."""
+        self._inflow = inflow
 
     def meet(self, first: Message | Unknown) -> None:
         """Note a message that the peer has sent before, on the same connection."""
@@ -211,6 +217,9 @@ class Wire:
             ProtocolError: if the received bytes are not a message.
             Exception: whatever a reaction at once raised.
         """
+        inflow = self._inflow
+        if inflow is not None and inflow.is_spent and (seconds := inflow.wait()) > 0:
+            await anyio.sleep(seconds)
         while not self._ready:
             if self._unread:
                 piece, self._unread = self._unread[:PIECE], self._unread[PIECE:] or _NOTHING
@@ -227,6 +236,10 @@ class Wire:
             if self._failure is not None:
                 raise self._failure
             self._unread = memoryview(data)
+            if inflow is not None:
+                inflow.received(len(data))
+        if inflow is not None:
+            inflow.heard()
         return self._ready.popleft()
 
     def react_at_once(self, react: Callable[[Message | Unknown], bool] | None) -> None:
@@ -241,16 +254,21 @@ class Wire:
         """React to bytes that came while no earlier ones wait to be read. Return True if they need not be received."""
         if self._react is None or not self._is_waiting or self._ready or self._unread:
             return False
-        if self._backlog_bytes > MAX_BACKLOG:
+        inflow = self._inflow
+        if self._backlog_bytes > MAX_BACKLOG or (inflow is not None and inflow.is_spent):
             return False
         message = self._decoder.peek(data)
         if message is None:
             return False
         try:
-            return self._react(message)
+            has_reacted = self._react(message)
         except Exception as error:  # receive() raises it
             self._failure = error
             return False
+        if has_reacted and inflow is not None:
+            inflow.received(len(data))
+            inflow.heard()
+        return has_reacted
 
     async def aclose(self) -> None:
         """Close the stream at once."""

@@ -159,7 +159,9 @@ class Channels:
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         name: Callable[[], str],
         incidents: Incidents,
+        opening: int = peer_budget.OPENING_CHANNELS,
     ) -> None:
+        """Make the channels of a link. At most ``opening`` of them are opened for the peer at a time."""
         self._incidents = incidents
         self.out_of_use: Callable[[LinkChannel], object] = lambda _: None
         self._transport = transport
@@ -178,7 +180,7 @@ class Channels:
         self._changed = Signal()
         self._renewal: _Renewal | None = None
         self._expected: set[str] = set()  # names of channels that are being opened, or wait for their turn
-        self._turns = anyio.Semaphore(peer_budget.OPENING_CHANNELS)  # of renewals of the peer's
+        self._turns = anyio.Semaphore(opening)  # of renewals of the peer's
         self._outdated: deque[tuple[int, int, int]] = deque()  # as _renew_for_peer says
         self._pause = 0.0
         self._heard: deque[str] = deque(maxlen=2 * MAX_FOLLOWING)

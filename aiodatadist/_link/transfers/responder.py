@@ -20,9 +20,8 @@ from aiodatadist._device import StreamTransfer, TransferReport, TransferState, g
 from aiodatadist._link.control.served_requests import ServedRequests
 from aiodatadist._link.lifecycle import LinkState
 from aiodatadist._link.transfers.requests_in_line import RequestInLine, RequestLines
-from aiodatadist._values import peer_budget
 from aiodatadist._values.grid import Side
-from aiodatadist._values.peer_budget import CHECKSUM_CACHES, Budget
+from aiodatadist._values.peer_budget import Budget
 from aiodatadist._values.selection import BlockParts, Layers, Selection
 from aiodatadist._values.transfer_priority import TransferPriority
 from aiodatadist._wire.messages import MAX_INDEXES, Digest, Digests, Found, Lookup, OtherPulled, Pull, Pulled
@@ -85,6 +84,7 @@ class Responder:
         self._running = running
         self._session = session = running.session
         self._registry = session.host.registry
+        self._quotas = session.host.peer_shares.quotas
         self._shortcuts = shortcuts
         self._under_way: dict[int, _Stoppable] = {}
         self._asked_early: dict[Entry, list[Lookup]] = {}  # for caches that are being revoked
@@ -196,10 +196,10 @@ class Responder:
     def _check_room(self, selection: Selection) -> None:
         """Raise TransferError if the requests that wait would name too many blocks with this one."""
         numbers = self._waiting_blocks + selection.count_blocks()
-        if numbers > peer_budget.REQUEST_BLOCKS:
+        if numbers > self._quotas.request_blocks:
             self._session.totals.budget_refusals[Budget.REQUEST_BLOCKS.value] += 1
             raise TransferError(
-                f"requests that wait would name {numbers} blocks with this one: the limit is {peer_budget.REQUEST_BLOCKS}",
+                f"requests that wait would name {numbers} blocks with this one: the limit is {self._quotas.request_blocks}",
                 hint="pull again when some of them have ended",
             )
 
@@ -389,7 +389,7 @@ class Responder:
         Return None if there is no room for them beside earlier questions of this peer. A question that is alone always has
         room.
         """
-        limit = CHECKSUM_CACHES * self._session.peer_leases.held_bytes
+        limit = self._quotas.checksum_caches * self._session.peer_leases.held_bytes
         if self._summing and self._summing + nbytes > limit:
             return None
         self._summing += nbytes

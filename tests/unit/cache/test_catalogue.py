@@ -58,7 +58,7 @@ def test_a_peer_tells_of_a_limited_number_of_caches() -> None:
     catalogue = Catalogue()
     for number in range(1, peer_budget.HELD_CACHES + 1):
         catalogue.learn(entry(cache_id=number))
-    with pytest.raises(ProtocolError, match="more than 16384 caches"):
+    with pytest.raises(ProtocolError, match="more than 4096 caches"):
         catalogue.learn(entry(cache_id=2**40))
     catalogue.learn(entry(cache_id=1), name_of(BLOCKS))  # one that is known
     catalogue.withdraw(1)
@@ -71,7 +71,7 @@ def test_a_peer_tells_of_a_limited_number_of_tensors() -> None:
     most = peer_budget.HELD_TENSORS // len(tensors)
     for number in range(1, most + 1):
         catalogue.learn(entry(cache_id=number, addresses=tensors))
-    with pytest.raises(ProtocolError, match="more than 2097152 tensors"):
+    with pytest.raises(ProtocolError, match="more than 262144 tensors"):
         catalogue.learn(entry(cache_id=most + 1, addresses=tensors[:1]))
     catalogue.withdraw(1)
     catalogue.learn(entry(cache_id=most + 1, addresses=tensors))
@@ -90,7 +90,7 @@ def test_caches_that_were_taken_back_count_until_the_last_transfer_has_left_them
     assert len(catalogue) == 0
     assert cache is not None
     cache.release()
-    with pytest.raises(ProtocolError, match="more than 2097152 tensors"):
+    with pytest.raises(ProtocolError, match="more than 262144 tensors"):
         catalogue.learn(entry(cache_id=most + 1, addresses=tensors[:1]))
     cache.release()
     for number in (most + 1, most + 1):  # no longer used when it is taken back, so gone at once
@@ -106,7 +106,7 @@ def test_caches_that_were_taken_back_count_to_the_limit_of_caches() -> None:
         assert cache is not None
         cache.use()
         catalogue.withdraw(number)
-    with pytest.raises(ProtocolError, match="more than 16384 caches"):
+    with pytest.raises(ProtocolError, match="more than 4096 caches"):
         catalogue.learn(entry(cache_id=1))
     assert cache is not None
     cache.release()

@@ -1,0 +1,173 @@
+"""The share of one peer, over all of its links: its messages in a second, and its notifications. No I/O, no timers.
+
+A peer that breaks its link and makes another one has the same share: so what it may send, and what waits here to be taken,
+does not grow with the number of its links.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from aiodatadist._config.quotas import Quotas
+from aiodatadist._values.peer_budget import Budget
+
+WINDOW_SECONDS: Final = 1.0
+"""The length of a window."""
+MAX_SHARES: Final = 4096
+"""The number of peers whose shares are remembered after their links have ended: those that were linked last."""
+
+
+class Window:
+    """A limit on what may come in a window of time. The clock is read only when the limit is reached.
+
+    A window that lasted longer before the limit was reached is over, so a slow sender never waits.
+
+    Args:
+        limit: the amount for one window.
+        clock: returns the time in seconds.
+    """
+
+    __slots__ = ("_began", "_clock", "left", "limit")
+
+    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
+        self.limit: Final = limit
+        self.left = limit
+        self._clock = clock
+        self._began = clock()
+
+    def wait(self) -> float:
+        """Return the seconds until more may come: 0 if the limit is not reached, or its window is over.
+
+        What came beyond the limit counts to the next window.
+        """
+        if self.left > 0:
+            return 0.0
+        now = self._clock()
+        rest = self._began + WINDOW_SECONDS - now
+        if rest > 0:
+            return rest
+        self._began = now
+        self.left = min(self.limit, self.left + self.limit * int((-rest) // WINDOW_SECONDS + 1))
+        return 0.0 if self.left > 0 else WINDOW_SECONDS
+
+
+class Inflow:
+    """The messages that a peer sends, with their bytes, and revocations among them.
+
+    Attributes:
+        windows: the windows by the name of their limit.
+        waits: counts the waits by limit.
+    """
+
+    def __init__(self, quotas: Quotas, clock: Callable[[], float], waits: Counter[str]) -> None:
+        self.waits = waits
+        self._frames = Window(quotas.frames, clock)
+        self._bytes = Window(quotas.frame_bytes, clock)
+        self._revocations = Window(quotas.revocations, clock)
+        self.windows: Final = {
+            Budget.FRAMES: self._frames,
+            Budget.FRAME_BYTES: self._bytes,
+            Budget.REVOCATIONS: self._revocations,
+        }
+
+    def received(self, nbytes: int) -> None:
+        """Count bytes."""
+        self._bytes.left -= nbytes
+
+    def heard(self) -> None:
+        """Count a message."""
+        self._frames.left -= 1
+
+    def revoked(self) -> None:
+        """Count a revocation."""
+        self._revocations.left -= 1
+
+    @property
+    def is_spent(self) -> bool:
+        """True if a limit is reached, though its window may be over."""
+        return self._frames.left <= 0 or self._bytes.left <= 0 or self._revocations.left <= 0
+
+    def wait(self) -> float:
+        """Return the seconds for which the peer must not be read, and count the wait; 0 if it may be read."""
+        longest = 0.0
+        for limit, window in self.windows.items():
+            seconds = window.wait()
+            if seconds > 0:
+                self.waits[limit.value] += 1
+            longest = max(longest, seconds)
+        return longest
+
+
+class NoteRoom:
+    """Room for the notifications of a peer that were not taken."""
+
+    def __init__(self, quotas: Quotas, waits: Counter[str]) -> None:
+        self.notes = 0
+        self.nbytes = 0
+        self._quotas = quotas
+        self._waits = waits
+
+    def take(self, nbytes: int) -> bool:
+        """Count a notification of this size and return True, unless there is no room for it: then count a wait."""
+        quotas = self._quotas
+        if self.notes >= quotas.notes:
+            self._waits[Budget.NOTES.value] += 1
+            return False
+        if self.nbytes + nbytes > quotas.note_bytes:
+            self._waits[Budget.NOTE_BYTES.value] += 1
+            return False
+        self.notes += 1
+        self.nbytes += nbytes
+        return True
+
+    def free(self, nbytes: int) -> None:
+        """Release the room of a notification."""
+        self.notes -= 1
+        self.nbytes -= nbytes
+
+
+class PeerShare:
+    """The share of one peer.
+
+    Attributes:
+        inflow: the messages that it sends.
+        notes: room for its notifications.
+    """
+
+    def __init__(self, quotas: Quotas, clock: Callable[[], float], waits: Counter[str]) -> None:
+        self.inflow: Final = Inflow(quotas, clock, waits)
+        self.notes: Final = NoteRoom(quotas, waits)
+
+
+class PeerShares:
+    """The shares of all peers, by cluster id. ``len()`` is their number.
+
+    Args:
+        clock: returns the time in seconds.
+        waits: counts waits by limit.
+    """
+
+    def __init__(self, quotas: Quotas, clock: Callable[[], float], waits: Counter[str]) -> None:
+        self.quotas: Final = quotas
+        self._clock = clock
+        self._waits = waits
+        self._shares: OrderedDict[int, PeerShare] = OrderedDict()  # the one that was linked last at the end
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def unknown(self) -> PeerShare:
+        """Return a share for a link whose peer is not known yet."""
+        return PeerShare(self.quotas, self._clock, self._waits)
+
+    def of(self, cluster_id: int) -> PeerShare:
+        """Return the share of a peer. Its links keep it; so do those that have ended, as long as it is remembered."""
+        share = self._shares.pop(cluster_id, None)
+        if share is None:
+            share = self.unknown()
+        self._shares[cluster_id] = share
+        while len(self._shares) > MAX_SHARES:
+            self._shares.popitem(last=False)
+        return share

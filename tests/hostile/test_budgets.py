@@ -1,0 +1,109 @@
+"""The budget of a peer: what it sends beyond that is not read, and its other links add nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from aiodatadist import BlocksCacheKey, CacheDesc, DataType, Quotas
+from aiodatadist._link.session import Session
+from aiodatadist._wire.messages import MAX_NOTE, Ping, Revoke
+from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster
+
+BLOCKS = CacheDesc(1, [4, 64], DataType.DT_UINT8)
+FEW = Quotas(frames=100, frame_bytes=1 << 20, revocations=4)
+
+
+def session(one: Cluster, other: int) -> Session:
+    return inside(one.datadist).links.any(other).session
+
+
+@contextmanager
+def seconds_of_the_loop(expected: float) -> Iterator[None]:
+    """Assert that a body waits for exactly this long, by the clock of a loop that jumps."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    yield
+    assert loop.time() - began == pytest.approx(expected)
+
+
+@pytest.mark.autojump
+async def test_messages_beyond_the_limit_wait_for_the_next_second() -> None:
+    async with linked_pair(BLOCKS, quotas=FEW) as (owner, peer, *_):
+        liar = session(peer, owner.datadist.cluster_id)
+        await liar.ping()
+        with seconds_of_the_loop(3):
+            for call in range(2**40, 2**40 + 320):
+                liar.post(Ping(call=call))
+            await liar.ping()
+        assert owner.datadist.figures().budget_waits["frames"] == 3
+        assert owner.datadist.figures().links == {"ready": 1}, "it only waited"
+
+
+@pytest.mark.autojump
+async def test_bytes_beyond_the_limit_wait_too_and_other_peers_do_not() -> None:
+    quotas = Quotas(frame_bytes=1 << 20)
+    async with linked_pair(BLOCKS, quotas=quotas) as (owner, peer, *_):
+        liar = session(peer, owner.datadist.cluster_id)
+        async with open_cluster(3, device_id=2) as third:
+            await third.datadist.link_clusters([cluster_info(owner)])
+            honest = session(third, owner.datadist.cluster_id)
+            for _ in range(16):  # 88 KB each
+                await liar.notify(bytes(MAX_NOTE))
+            with seconds_of_the_loop(0):
+                await honest.ping()
+            with seconds_of_the_loop(1):
+                await liar.ping()
+        assert owner.datadist.figures().budget_waits == {"frame_bytes": 1}
+
+
+@pytest.mark.autojump
+async def test_revocations_beyond_the_limit_wait() -> None:
+    async with linked_pair(BLOCKS, quotas=FEW) as (owner, peer, *_):
+        liar = session(peer, owner.datadist.cluster_id)
+        with seconds_of_the_loop(2):
+            for number in range(1, 11):
+                liar.post(Revoke(cache_id=2**40 + number, number=2**40 + number, seconds=1))
+            await liar.ping()
+        assert owner.datadist.figures().budget_waits == {"revocations": 2}
+
+
+@pytest.mark.autojump
+async def test_a_new_link_gives_a_peer_no_further_budget() -> None:
+    async with open_cluster(1, quotas=FEW) as owner, open_cluster(2, device_id=1) as peer:
+        with seconds_of_the_loop(2):
+            for _ in range(4):
+                await peer.datadist.link_clusters([cluster_info(owner)])
+                liar = session(peer, 1)
+                for call in range(2**40, 2**40 + 60):
+                    liar.post(Ping(call=call))
+                await liar.ping()
+                await peer.datadist.unlink_clusters([cluster_info(owner)])
+
+
+async def test_figures_name_every_limit() -> None:
+    async with open_cluster(1, quotas=Quotas(frames=123)) as owner:
+        assert owner.datadist.figures().quotas == Quotas(frames=123).model_dump()
+
+
+@pytest.mark.autojump
+async def test_notifications_beyond_the_limit_stay_with_their_sender_and_hold_up_nothing_else() -> None:
+    async with open_cluster(1) as owner, open_cluster(2, device_id=1) as peer:
+        await owner.blocks(BLOCKS)
+        mine = await peer.blocks(BLOCKS)
+        for link in range(2):
+            await peer.datadist.link_clusters([cluster_info(owner)])
+            for number in range(40 * link, 40 * (link + 1)):
+                await session(peer, 1).notify(b"%d" % number)
+            await session(peer, 1).ping()
+            if not link:
+                await peer.datadist.unlink_clusters([cluster_info(owner)])
+        room = session(owner, 2).share.notes
+        assert room.notes == 64, "over both links"
+        await peer.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), mine, [0], [1])
+        notes = owner.datadist.notifications()
+        assert [(await anext(notes)).payload for _ in range(80)] == [b"%d" % number for number in range(80)]
+        assert room.notes == room.nbytes == 0
