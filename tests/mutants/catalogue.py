@@ -19,6 +19,7 @@ HALF_MADE = "tests/hostile/test_half_made.py"
 OFFERS, LOGS, FOREIGN = "tests/hostile/test_offers.py", "tests/hostile/test_logs.py", "tests/unit/test_foreign.py"
 HELD_DESTROY = "tests/strict/test_held_destroy.py"
 PROGRESS = "tests/unit/layered/test_progress.py"
+BUDGETS = "tests/hostile/test_budgets.py"
 HOST_NAMES = "tests/test_host_names.py"
 LOOK_UPS = "tests/hostile/test_look_ups.py"
 DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
@@ -486,11 +487,35 @@ MUTANTS = (
     ),
     # ---- messages ----
     Mutant(
+        "flood-is-read",
+        "what a peer sends beyond its limits is not read in the same second",
+        "aiodatadist/_link/control/wire.py",
+        "        if inflow is not None and inflow.is_spent and (seconds := inflow.wait()) > 0:\n",
+        "        if inflow is not None and (seconds := 0.0) > 0:\n",
+        (BUDGETS,),
+    ),
+    Mutant(
+        "each-link-has-a-share",
+        "links of one peer have one share",
+        "aiodatadist/_link/control/peer_share.py",
+        "        share = self._shares.pop(cluster_id, None)\n",
+        "        share = None\n",
+        (f"{BUDGETS}::test_a_new_link_gives_a_peer_no_further_budget",),
+    ),
+    Mutant(
+        "notifications-of-each-link",
+        "notifications that are not taken are bounded over all links of a peer",
+        "aiodatadist/_link/control/peer_share.py",
+        "        if self.notes >= quotas.notes:\n",
+        "        if False:\n",
+        (f"{BUDGETS}::test_notifications_beyond_the_limit_stay_with_their_sender_and_hold_up_nothing_else",),
+    ),
+    Mutant(
         "notification-twice",
         "a notification is delivered once",
         "aiodatadist/_link/control/notifications.py",
-        "        if number != self._heard + 1:\n            if number > self._heard:\n",
-        "        if number > self._heard + 1:\n            if number > self._heard:\n",
+        "        if number <= self._heard or number in self._early:\n            self._answer()\n            return\n",
+        "        if number <= self._heard:\n            self._deliver(decode(message), partial(self._took, 0))\n",
         (f"{LOST_WORDS}::test_each_notification_arrives_once_and_in_order",),
         chaos="one-sided",
     ),
