@@ -1009,6 +1009,42 @@ async def test_a_layer_of_one_tensor(one_sided: bool, is_gated: bool) -> None:
             manager.transfer_cache_async(made.src, said, [config], [1], [4], tensor_num_per_layer=0)
 
 
+@modes
+@pytest.mark.parametrize("each", [2, 4])
+async def test_a_receiver_counts_in_its_own_layers(one_sided: bool, each: int) -> None:
+    """The sender has 8 layers of one tensor; the receiver counts pairs of them, or four together."""
+    async with fan(one_sided=one_sided) as made:
+        config: Config = TransferConfig(2, made.dsts[0].tensor_addrs)
+        if one_sided:
+            config = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(2 * LAYERS), range(2 * LAYERS))
+        synchronizer, manager = AwaitableLayerSynchronizer(2 * LAYERS), made.targets[0].datadist.cache_manager
+        async with manager.receive_layers(1, made.dsts[0], tensor_num_per_layer=each) as receiver:
+            task = made.source.datadist.cache_manager.transfer_cache_async(
+                made.src, synchronizer, [config], [1, 2, 9], [4, 5, 0], tensor_num_per_layer=1
+            )
+            news = task.progress()
+            for tensor in range(2 * LAYERS):
+                synchronizer.ready(tensor)
+                await anext(news)
+                await there_and_back(made.source, made.targets[0])
+                assert receiver.landed == list(range((tensor + 1) // each))
+            await task
+
+
+@modes
+async def test_a_receiver_of_single_tensors_hears_of_each(one_sided: bool) -> None:
+    async with fan(one_sided=one_sided) as made:
+        synchronizer, manager = AwaitableLayerSynchronizer(LAYERS), made.targets[0].datadist.cache_manager
+        async with manager.receive_layers(1, made.dsts[0], tensor_num_per_layer=1) as receiver:
+            task = made.blocks(synchronizer, [made.config(0, range(2), range(2, 4))])
+            for layer in range(2):
+                synchronizer.ready(layer)
+                async with asyncio.timeout(20):
+                    await receiver.layer(5 + 2 * layer)
+                assert receiver.landed == [*range(4, 6 + 2 * layer)]
+            await task
+
+
 async def test_gated_layers_are_told_too() -> None:
     async with fan() as made, computing_stream(made) as compute:
         before = made.held(0)

@@ -584,7 +584,7 @@ class CacheManager(Caches):
         entry = self._local(cache, "cache")
         link = self._engine.links.find(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         link.session.check_ready()
-        receiver = link.session.layer_events.watch(entry.cache_id, max(1, len(entry.addresses) // tensors))
+        receiver = link.session.layer_events.watch(entry.cache_id, len(entry.addresses), tensors)
         try:
             await link.session.announce(receiver)
             yield receiver

@@ -17,6 +17,7 @@ from aiodatadist._layered.comparison import LayerComparison
 from aiodatadist._layered.progress import END, Event, Progress, Stage
 from aiodatadist._layered.request import Wanted
 from aiodatadist._link import AwaitedLink, Transfers, check_still_usable
+from aiodatadist._link.control.layer_events import NO_LAYERS, LandedLayers
 from aiodatadist._link.data.cost_model import group_size
 from aiodatadist._values.grid import Grid
 from aiodatadist._values.transfer_priority import TransferPriority
@@ -86,7 +87,7 @@ class Destination:
         self._news = news
         self._remote: RemoteCache | None = None
         self._grid: Grid | None = None
-        self._named: Callable[[int, int], list[tuple[int, int]]] = lambda first, stop: []
+        self._named: Callable[[int, int], list[LandedLayers]] = lambda first, stop: []
         self._transfers: dict[StreamTransfer, int] = {}
         self._waits: dict[StreamTransfer, int] = {}
         self._wait_stream = ""
@@ -473,11 +474,11 @@ class Destination:
         first = self.progress.landed
         if self.progress.on(Event.LAND, landed) and self._remote is not None:
             for named in self._named(first, landed):
-                self.link.session.layer_events.tell(self._remote.cache_id, *named)
+                self.link.session.layer_events.tell(self._remote.cache_id, named)
             if self.progress.is_all_landed:
                 self._close(TransferState.DONE, None)
 
-    def on_watched(self) -> list[tuple[int, int]]:
+    def on_watched(self) -> list[LandedLayers]:
         told = self.progress.landed
         self.watch()
         return self._named(0, told) if told else []
@@ -520,7 +521,7 @@ class Destination:
             self.link.session.layer_events.finish(self)
             if state is not TransferState.DONE:
                 failure = error or TransferError("the transfer was cancelled")
-                self.link.session.layer_events.tell(self._remote.cache_id, 0, 0, failure)
+                self.link.session.layer_events.tell(self._remote.cache_id, NO_LAYERS, failure)
         if state is not TransferState.DONE:  # otherwise all has landed, and the device reports it in a moment
             for transfer in [*self._transfers, *self._waits]:
                 transfer.cancel()

@@ -12,6 +12,7 @@ from aiodatadist._cache.catalogue import RemoteCache
 from aiodatadist._cache.names import AddressKey, Key
 from aiodatadist._cache.plan import are_below, check_below, check_once, plan
 from aiodatadist._cache.table import Entry
+from aiodatadist._link.control.layer_events import LandedLayers
 from aiodatadist._values import checks
 from aiodatadist._values.descriptors import Placement
 from aiodatadist._values.grid import BlockNumbers, Grid, indexes
@@ -93,26 +94,27 @@ class Wanted:
             )
         return _Tensors(remote.cache_id, bool(self.selection.dst_blocks), pieces, stride, addresses)
 
-    def numbering(self, remote: RemoteCache) -> Callable[[int, int], list[tuple[int, int]]]:
-        """Return a function that names layers of the destination, as ranges.
+    def numbering(self, remote: RemoteCache) -> Callable[[int, int], list[LandedLayers]]:
+        """Return a function that names layers of the destination.
 
         It names those that become complete when the layers from ``first`` to ``stop``, counted from the first that is sent,
         have landed in this order. Addresses may name the tensors of the destination in any order.
         """
         if self.addresses is None:
             base = self.first or 0
-            return lambda first, stop: [(base + first, base + stop)]
-        completed = _completed(remote, self.addresses, self.tensors)
-        return lambda first, stop: _ranges(sorted(layer for some in completed[first:stop] for layer in some))
+            return lambda first, stop: [LandedLayers(base + first, base + stop, self.tensors)]
+        completed, each = _completed(remote, self.addresses, self.tensors)
+        return lambda first, stop: _ranges(sorted(layer for some in completed[first:stop] for layer in some), each)
 
     def __str__(self) -> str:
         return f"{self.key}, {self.selection}"
 
 
-def _completed(remote: RemoteCache, addresses: array[int], tensors: int) -> list[list[int]]:
+def _completed(remote: RemoteCache, addresses: array[int], tensors: int) -> tuple[list[list[int]], int]:
     """Return, for each layer that is sent, the layers of the peer's cache to which it brings the last tensor.
 
-    A layer there has as many tensors as one that is sent touches: one if keys and values go into the same.
+    Also return the number of tensors that these have. It is the number that a layer touches that is sent: one if keys and
+    values go into the same.
     """
     starts = {address: tensor for tensor, address in enumerate(remote.addresses)}
     touched = [starts[a] if a in starts else remote.tensor_at(a) for a in addresses]
@@ -124,17 +126,17 @@ def _completed(remote: RemoteCache, addresses: array[int], tensors: int) -> list
         known = [part for part in parts if part is not None]
         if len(known) == each:
             completed[max(known)].append(layer)
-    return completed
+    return completed, each
 
 
-def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return ascending numbers as ranges."""
-    found: list[tuple[int, int]] = []
+def _ranges(numbers: Sequence[int], tensors: int) -> list[LandedLayers]:
+    """Return layers with ascending numbers as ranges."""
+    found: list[LandedLayers] = []
     for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1] = (found[-1][0], number + 1)
+        if found and found[-1].stop == number:
+            found[-1] = found[-1]._replace(stop=number + 1)
         else:
-            found.append((number, number + 1))
+            found.append(LandedLayers(number, number + 1, tensors))
     return found
 
 

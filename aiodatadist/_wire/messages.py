@@ -20,8 +20,8 @@ MINOR = 2
 owner's limit of a pull (``Claimed.seconds``), and numbers that reveal a message that is lost, repeated or late (in
 ``Note``, ``Taken``, ``Revoke``, ``Watch``, ``Landed``).
 2: digests that the owner of kept blocks compares (``blocks_digest`` and ``prompt_digest`` in ``Claim``, ``Unclaim``),
-the reason why it refuses a claim (``Claimed.why``), and several requests or answers in one message (``Pull.also``,
-``Pulled.also``).
+the reason why it refuses a claim (``Claimed.why``), several requests or answers in one message (``Pull.also``,
+``Pulled.also``), and the size of the layers that landed (``Landed.tensors``).
 """
 
 DIGESTS_SINCE = 2
@@ -543,6 +543,8 @@ class Landed(_Message):
     """Layers ``first`` to ``stop`` of a cache of the receiver's hold what the sender's transfer put there.
 
     With a reason, the transfer failed, and no more layers come. ``watch`` is the call of the ``watch`` that it answers.
+    ``tensors`` is the number of tensors in each of these layers, because the receiver may count in others. It is 0 if the
+    sender does not say: then the layers count as the receiver's.
     """
 
     type: Literal["landed"] = "landed"
@@ -552,6 +554,7 @@ class Landed(_Message):
     status: Status = 0
     reason: Reason = ""
     watch: Annotated[UInt63, Since(1)] = 0
+    tensors: Annotated[int, Field(ge=0, le=MAX_TENSORS), Since(2)] = 0
 
 
 class Ping(_Message):

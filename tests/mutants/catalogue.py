@@ -20,6 +20,7 @@ OFFERS, LOGS, FOREIGN = "tests/hostile/test_offers.py", "tests/hostile/test_logs
 HELD_DESTROY = "tests/strict/test_held_destroy.py"
 PROGRESS = "tests/unit/layered/test_progress.py"
 BUDGETS = "tests/hostile/test_budgets.py"
+LAYERED = "tests/test_layered.py"
 HOST_NAMES = "tests/test_host_names.py"
 LOOK_UPS = "tests/hostile/test_look_ups.py"
 DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
@@ -375,6 +376,14 @@ MUTANTS = (
         "            if count > getattr(self, event.most):\n",
         "            if count > self.total:\n",
         (PROGRESS,),
+    ),
+    Mutant(
+        "a-layer-of-some-tensors",
+        "a receiver's layer is complete when all of its tensors have landed, in whatever layers the sender counts",
+        "aiodatadist/_link/control/layer_events.py",
+        " and all(self._landed[layer * each : (layer + 1) * each])",
+        "",
+        (f"{LAYERED}::test_a_receiver_counts_in_its_own_layers",),
     ),
     # ---- who owns memory ----
     Mutant(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import anyio
 
@@ -17,15 +17,28 @@ from aiodatadist._wire.reasons import reason_of
 from aiodatadist.errors import LinkError, LLMException, LLMStatusCode, ParamInvalid, ProtocolError, TransferError
 
 
+class LandedLayers(NamedTuple):
+    """Layers from ``first`` to ``stop``, of ``tensors`` tensors each; 0 if the sender does not say how many."""
+
+    first: int
+    stop: int
+    tensors: int
+
+
+NO_LAYERS = LandedLayers(0, 0, 0)
+
+
 class LayerReceiver:
     """The layers of one cache as a peer's transfer fills them. Returned by ``CacheManager.receive_layers``."""
 
-    def __init__(self, layer_events: LayerEvents, cache_id: int, num_layers: int) -> None:
+    def __init__(self, layer_events: LayerEvents, cache_id: int, num_tensors: int, tensors_per_layer: int) -> None:
         self._layer_events = layer_events
+        self._landed = bytearray(num_tensors)  # a 1 for each tensor, because the sender may count in other layers
+        self._tensors_per_layer = tensors_per_layer
         self._cache_id = cache_id
         self._call = 0
         self._asked_at = 0.0
-        self._events = [Signal() for _ in range(num_layers)]
+        self._events = [Signal() for _ in range(max(1, num_tensors // tensors_per_layer))]
         self._failure: LLMException | None = None
 
     @property
@@ -89,17 +102,25 @@ class LayerReceiver:
     def _take(self, message: Landed) -> None:
         if message.watch not in (0, self._call):
             return  # an event of an earlier watch
-        for event in self._events[message.first : message.stop]:
-            event.set()
+        self._land(LandedLayers(message.first, message.stop, message.tensors or self._tensors_per_layer))
         if message.reason:
             self._failure = TransferError(printable(message.reason), status_code=LLMStatusCode.of(message.status))
+
+    def _land(self, layers: LandedLayers) -> None:
+        """Note tensors that have landed, and set the layers that are complete now."""
+        end, each = len(self._landed), self._tensors_per_layer
+        first, stop = min(layers.first * layers.tensors, end), min(layers.stop * layers.tensors, end)
+        self._landed[first:stop] = b"\1" * (stop - first)
+        for layer in range(first // each, -(-stop // each)):
+            if layer < len(self._events) and all(self._landed[layer * each : (layer + 1) * each]):
+                self._events[layer].set()
 
 
 class Sender(Protocol):
     """A layered transfer of this end into a cache of the peer's."""
 
-    def on_watched(self) -> list[tuple[int, int]]:
-        """Report layers from now on, because the peer watches. Return those that have landed, as ranges."""
+    def on_watched(self) -> list[LandedLayers]:
+        """Report layers from now on, because the peer watches. Return those that have landed."""
 
     def on_link_ended(self, failure: LinkError) -> None:
         """Start nothing more on the link, which is ending."""
@@ -112,27 +133,26 @@ class _Watched:
 
     def __init__(self, call: int) -> None:
         self.call: int = call
-        self._ranges: (
-            list[tuple[int, int]] | tuple[()]
-        ) = ()  # a list once layers have landed: a peer may watch thousands
+        self._ranges: list[LandedLayers] | tuple[()] = ()  # a list once layers have landed: a peer may watch thousands
         self._failure: Landed | None = None
 
     def told(self, message: Landed) -> None:
         """Remember an event that is sent to the peer."""
-        first, stop = message.first, message.stop
+        told = LandedLayers(message.first, message.stop, message.tensors)
         if message.reason:
             self._failure = message
             return
         if not isinstance(self._ranges, list):
             self._ranges = []
-        if self._ranges and self._ranges[-1][1] == first:
-            self._ranges[-1] = (self._ranges[-1][0], stop)
-        elif not any(a <= first and stop <= b for a, b in self._ranges):
-            self._ranges.append((first, stop))
+        last = self._ranges[-1] if self._ranges else NO_LAYERS
+        if last.stop == told.first and last.tensors == told.tensors:
+            self._ranges[-1] = last._replace(stop=told.stop)
+        elif not any(a <= told.first and told.stop <= b and tensors == told.tensors for a, b, tensors in self._ranges):
+            self._ranges.append(told)
 
     def again(self, cache_id: int) -> list[Landed]:
         """Return the events that the peer was sent, to be sent again."""
-        said = [Landed(cache_id=cache_id, first=a, stop=b, watch=self.call) for a, b in self._ranges]
+        said = [Landed(cache_id=cache_id, watch=self.call, **told._asdict()) for told in self._ranges]
         return said if self._failure is None else [*said, self._failure]
 
 
@@ -166,11 +186,11 @@ class LayerEvents:
 
     # ---- receiving ----
 
-    def watch(self, cache_id: int, num_layers: int) -> LayerReceiver:
+    def watch(self, cache_id: int, num_tensors: int, tensors_per_layer: int) -> LayerReceiver:
         """Return a receiver for the layers of a cache. Raises ParamInvalid if the cache has one already."""
         if cache_id in self._receivers:
             raise ParamInvalid(f"layers of cache {cache_id} are being received already")
-        receiver = self._receivers[cache_id] = LayerReceiver(self, cache_id, num_layers)
+        receiver = self._receivers[cache_id] = LayerReceiver(self, cache_id, num_tensors, tensors_per_layer)
         return receiver
 
     async def announce(self, receiver: LayerReceiver) -> None:
@@ -231,7 +251,7 @@ class LayerEvents:
         for sender in list(self._active):
             sender.on_link_ended(failure)
 
-    def tell(self, cache_id: int, first: int, stop: int, error: LLMException | None = None) -> None:
+    def tell(self, cache_id: int, layers: LandedLayers, error: LLMException | None = None) -> None:
         """Tell the peer that layers have landed or, with an error, that no more will. Free if the peer does not watch."""
         watched = self._watched.get(cache_id)
         if watched is None:
@@ -239,7 +259,7 @@ class LayerEvents:
         status, reason = (0, "")
         if error is not None:
             status, reason = int(error.status_code), reason_of(error)
-        landed = Landed(cache_id=cache_id, first=first, stop=stop, status=status, reason=reason, watch=watched.call)
+        landed = Landed(cache_id=cache_id, status=status, reason=reason, watch=watched.call, **layers._asdict())
         watched.told(landed)
         self._post(landed)
 
@@ -268,5 +288,5 @@ class LayerEvents:
             raise ProtocolError(f"the peer watches more than {peer_budget.WATCHED_CACHES} caches")
         self._watched[cache_id] = _Watched(call)
         for sender in list(self._senders.get(cache_id, ())):
-            for first, stop in sender.on_watched():
-                self.tell(cache_id, first, stop)
+            for layers in sender.on_watched():
+                self.tell(cache_id, layers)

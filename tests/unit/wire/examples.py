@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from aiodatadist._wire.messages import (
+    MAX_TENSORS,
     MINOR,
     Accept,
     AttachHeartbeats,
@@ -164,7 +165,7 @@ EACH: list[Message] = [
     Broken(channel="channel"),
     Outdated(call=1, mine=1, yours=2),
     Watch(cache_id=1, on=True),
-    Landed(cache_id=1, first=0, stop=2),
+    Landed(cache_id=1, first=0, stop=2, tensors=2),
     Unsupported(kind="inquire", call=1),
 ]
 """One of each kind."""
@@ -306,6 +307,14 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Broken, channel=channels),
     st.builds(Outdated, call=ids, mine=uint32, yours=uint32),
     st.builds(Watch, cache_id=ids, on=st.booleans()),
-    st.builds(Landed, cache_id=ids, first=uint32, stop=uint32, status=statuses, reason=names),
+    st.builds(
+        Landed,
+        cache_id=ids,
+        first=uint32,
+        stop=uint32,
+        status=statuses,
+        reason=names,
+        tensors=st.integers(0, MAX_TENSORS),
+    ),
     st.builds(Unsupported, kind=names, call=ids),
 )
