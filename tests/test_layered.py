@@ -294,6 +294,45 @@ async def test_a_destination_layer_that_two_configs_name_is_refused(one_sided: b
         assert [made.held(i) for i in range(2)] == before
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["looked-up", "known"])
+async def test_two_keys_of_one_cache_are_one_destination(is_known: bool) -> None:
+    async with fan() as made:
+        whole, by_id = made.config(0), CacheKeyByIdAndIndex(2, made.dsts[0].cache_id, 0)
+        if is_known:
+            await made.blocks(Immediate(), [whole])
+            await made.blocks(Immediate(), [TransferWithCacheKeyConfig(by_id, range(1), range(1))])
+        same = TransferWithCacheKeyConfig(by_id, range(2), range(1, 3))
+        task = made.blocks(Computing(made), [whole, same])
+        assert set(await task.get_results()) == {OK, LLMStatusCode.LLM_PARAM_INVALID}
+        with pytest.raises(ParamInvalid, match=r"name the same memory.*can be named only once in a call"):
+            await task
+        before = made.held(0)
+        apart = TransferWithCacheKeyConfig(by_id, range(2, 4), range(2, 4))
+        await made.blocks(Computing(made), [made.config(0, range(2)), apart])
+        assert made.held(0) == made.after_blocks(0, before)
+
+
+async def test_two_caches_in_the_same_memory_are_one_destination() -> None:
+    async with fan() as made:
+        target = made.targets[0].datadist.cache_manager
+        again = await target.register_blocks_cache(BLOCKS, made.dsts[0].tensor_addrs, BlocksCacheKey(2, 5))
+        assert again.cache_id != made.dsts[0].cache_id
+        same = TransferWithCacheKeyConfig(BlocksCacheKey(2, 5), range(1), range(3, 4))
+        task = made.blocks(Computing(made), [made.config(0), same])
+        assert set(await task.get_results()) == {OK, LLMStatusCode.LLM_PARAM_INVALID}
+
+
+async def test_slots_of_two_caches_in_the_same_memory_are_one_destination() -> None:
+    async with fan(SLOTS, SLOTS) as made:
+        first = made.dsts[0]
+        again = await made.targets[0].datadist.cache_manager.register_cache(SLOTS, first.tensor_addrs)
+        for slot, is_same in ((1, True), (2, False)):
+            keys = CacheKeyByIdAndIndex(2, first.cache_id, slot), CacheKeyByIdAndIndex(2, again.cache_id, 1)
+            configs: list[Config] = [TransferWithCacheKeyConfig(key, range(2), range(2)) for key in keys]
+            expected = {OK, LLMStatusCode.LLM_PARAM_INVALID if is_same else OK}
+            assert set(await made.start(Computing(made), configs).get_results()) == expected
+
+
 @pytest.mark.parametrize(
     ("apart", "is_refused"),
     [(1, True), (512, True), (1024, True), (1536, True), (2048, False), (4096, True), (5120, True)],

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from aiodatadist._cache.catalogue import RemoteCache
@@ -15,7 +17,7 @@ from aiodatadist._cache.table import Entry
 from aiodatadist._link.control.layer_events import LandedLayers
 from aiodatadist._values import checks
 from aiodatadist._values.descriptors import Placement
-from aiodatadist._values.grid import BlockNumbers, Grid, indexes
+from aiodatadist._values.grid import BlockNumbers, Grid, Side, indexes
 from aiodatadist._values.selection import Geometry, Layers, Selection, layers_of
 from aiodatadist._values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 from aiodatadist.errors import ParamInvalid
@@ -54,6 +56,7 @@ class Wanted:
         selection: all layers at once.
         block_size: bytes of the destination's blocks; 0 if it is a slot.
         addresses: of the destination's tensors, if the caller gave them; otherwise the key's cache has them.
+        places: of the destinations of the same call, as far as their caches are known.
     """
 
     link: Transfers | AwaitedLink
@@ -62,6 +65,7 @@ class Wanted:
     first: int | None
     selection: Selection
     block_size: int
+    places: Places
     addresses: array[int] | None = None
 
     @property
@@ -70,7 +74,16 @@ class Wanted:
         return self.selection.layers.tensors_per_layer
 
     def grid(self, source: Entry, remote: RemoteCache, slot: int) -> Grid:
-        """Return all layers' ranges, once the peer's cache is known. Raises LLMException if they do not fit."""
+        """Return all layers' ranges, once the peer's cache is known.
+
+        Raises LLMException if they do not fit, or would overwrite those of another destination of the same call.
+        """
+        grid = self._ranges(source, remote, slot)
+        if self.addresses is None:
+            self.places.take(self, grid.local_side)
+        return grid
+
+    def _ranges(self, source: Entry, remote: RemoteCache, slot: int) -> Grid:
         if source.blocks and not self.selection.src_blocks:
             return self._one_stride(source, remote, slot)
         if self.addresses is not None:
@@ -141,7 +154,10 @@ def _ranges(numbers: Sequence[int], tensors: int) -> list[LandedLayers]:
 
 
 def check_apart(wanted: Sequence[Wanted]) -> None:
-    """Raise ParamInvalid if two layers have the same destination, because their order is unknown."""
+    """Raise ParamInvalid if two layers have the same destination, because their order is unknown.
+
+    Only :class:`Places` finds two keys of the same memory, once the caches behind them are known.
+    """
     layers: dict[Key, dict[int, int]] = {}
     addresses: dict[tuple[int, int], int] = {}
     places: dict[int, list[tuple[int, int]]] = {}  # addresses of each cluster, with their config
@@ -203,6 +219,41 @@ def _is_shared(apart: int, blocks: set[int], nbytes: int) -> bool:
     return any(not blocks.isdisjoint([block + step for block in blocks]) for step in (whole, whole + (rest > 0)))
 
 
+class Places:
+    """The places of a call's destinations by key, as they become known: two keys may name the same memory of a peer."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[tuple[int, Wanted]]] = {}  # ascending addresses of each cluster
+
+    def take(self, wanted: Wanted, side: Side) -> None:
+        """Note the place of a destination, instead of an earlier one. Raises ParamInvalid if it overlaps another one's."""
+        starts, numbers, each = side.addresses, side.index, side.stride
+        if len(numbers) == 1:
+            starts, each = array("Q", [start + numbers[0] * each for start in starts]), side.nbytes
+        known = self._known.setdefault(wanted.key.cluster_id, [])
+        known[:] = [place for place in known if place[1] is not wanted]
+        if known:
+            _check_apart_from(known, wanted, starts, set(numbers) if len(numbers) > 1 else {0}, each)
+        known.extend((start, wanted) for start in starts)
+        known.sort(key=itemgetter(0))
+
+
+def _check_apart_from(
+    known: Sequence[tuple[int, Wanted]], wanted: Wanted, starts: array[int], blocks: set[int], nbytes: int
+) -> None:
+    reach = (max(blocks) - min(blocks) + 1) * nbytes
+    for start in starts:
+        first = bisect_right(known, start - reach, key=itemgetter(0))
+        for other, owner in known[first : bisect_left(known, start + reach, key=itemgetter(0))]:
+            if _is_shared(abs(other - start), blocks, nbytes):
+                raise ParamInvalid(
+                    f"{owner.key} and {wanted.key} name the same memory of cluster {wanted.key.cluster_id}: "
+                    "a destination can be named only once in a call"
+                )
+
+
 @dataclass(frozen=True, slots=True)
 class LayeredRequest:
     """The checked arguments that all destinations share."""
@@ -212,6 +263,7 @@ class LayeredRequest:
     dst_blocks: array[int]
     block_size: int
     tensors: int
+    places: Places = field(default_factory=Places)
 
     @classmethod
     def of(
@@ -269,7 +321,7 @@ class LayeredRequest:
                 )
             selection = self._selection(slot, Layers(layers, dst_layers, self.tensors))
             first = 0 if dst_layers is None else dst_layers.start
-            return Wanted(find_link(key), key, layers, first, selection, self.block_size)
+            return Wanted(find_link(key), key, layers, first, selection, self.block_size, self.places)
         return self._wanted_by_address(config, layers, find_link)
 
     def _selection(self, slot: int, layers: Layers) -> Selection:
@@ -286,4 +338,4 @@ class LayeredRequest:
         check_once(addresses, "dst_addrs")
         key = AddressKey(config.dst_cluster_id, addresses[0])
         selection = self._selection(config.src_batch_index, Layers(layers, None, self.tensors))
-        return Wanted(find_link(key), key, layers, None, selection, self.block_size, addresses)
+        return Wanted(find_link(key), key, layers, None, selection, self.block_size, self.places, addresses)
