@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,6 +153,7 @@ def vllm() -> Iterator[SimpleNamespace]:
 
 
 TOKENS = list(range(100, 140))
+CLUSTERS = count(7)
 WORKER = {"cluster_id": 7, "host": "127.0.0.1", "port": 26000, "cache_ids": [1], "layout": dict(LAYOUT)}
 
 
@@ -175,7 +177,8 @@ class Engine:
     def __init__(self, vllm: SimpleNamespace, blocks: int = 100, **settings: Any) -> None:
         self.vllm = vllm
         self.side = vllm.scheduler_side.SchedulerSide(Settings(**settings), SIZE, blocks)
-        self.side.meet({0: WorkerAddress.model_validate(WORKER)})
+        self.worker = {**WORKER, "cluster_id": next(CLUSTERS)}
+        self.side.meet({0: WorkerAddress.model_validate(self.worker)})
 
     def orders(self) -> Any:
         none = SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[])
@@ -256,6 +259,25 @@ def test_an_offer_with_another_block_size_than_its_workers_is_no_offer(
     offer = {**prefill.prefill("p", TOKENS, [1, 2, 3]), "remote_block_size": size}
     assert decode.side.matched_tokens(request(vllm, "d", TOKENS, offer), SIZE) == (0, False)
     assert f"remote_block_size is {size}: a worker has block_size 16" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["pulled", "pushed"])
+def test_an_engine_is_offered_nothing_by_itself(
+    vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """The load failed, because no engine links to itself, and by default vLLM failed the request."""
+    engine, another = Engine(vllm), Engine(vllm)
+    params = engine.prefill("p", TOKENS, [1, 2, 3])
+    place = {key: engine.worker[key] for key in ("cluster_id", "host", "port")}
+    if kind == "pushed":
+        params = {"do_remote_prefill": True, "transfer_id": "0123456789abcdef", "prefill": place}
+    made = request(vllm, "d", TOKENS, dict(params))
+    assert engine.side.matched_tokens(made, 0) == (0, False)
+    assert f"offer refused: cluster {place['cluster_id']} is this engine's own" in caplog.text
+    engine.side.allocated(made, [4, 5, 6], 0)
+    orders = engine.orders()
+    assert (orders.loads, orders.releases, orders.expects, orders.declines) == ([], [], [], [])
+    assert another.side.matched_tokens(request(vllm, "d", TOKENS, dict(params)), 0) == (40, True)
 
 
 def test_an_image_behind_what_is_offered_does_not_count(vllm: SimpleNamespace) -> None:

@@ -96,7 +96,8 @@ class Scheduler:
 
     def __init__(self, vllm: SimpleNamespace) -> None:
         self.side = vllm.scheduler_side.SchedulerSide(Settings(max_leased_per_client=0.5), 16, 64, 3)
-        self.side.meet({rank: WorkerAddress.model_validate(WORKER) for rank in range(3)})
+        own = {**WORKER, "cluster_id": 99}  # not the one that offers
+        self.side.meet({rank: WorkerAddress.model_validate(own) for rank in range(3)})
         self._status = vllm.scheduler_side.RequestStatus.FINISHED_LENGTH_CAPPED
 
     def serve(self, params: Any, **fields: Any) -> tuple[int, bool]:

@@ -7,7 +7,7 @@ addresses that it makes this engine dial must be among ``peers``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter
@@ -143,6 +143,11 @@ class Offers:
         self._max_workers = max_workers
         self._incidents = incidents or Incidents()
         self._waiting: dict[str, _Known] = {}
+        self._own: frozenset[int] = frozenset()
+
+    def meet(self, cluster_ids: Iterable[int]) -> None:
+        """Note the cluster ids of this engine's own workers, which it pulls nothing from."""
+        self._own = frozenset(cluster_ids)
 
     def params_of(self, request: Any) -> dict[str, Any]:
         """Return the parameters of one of vLLM's requests; empty if it has none, or something else, which is refused.
@@ -195,13 +200,22 @@ class Offers:
             self._refuse(Incident.OFFER_UNREADABLE, request_id, "kv_transfer_params", error)
         else:
             for peer in self._places_of(offer):
-                why = self._peers.why_not(peer.host, peer.port, peer.cluster_id)
-                if why:
+                if why := self._why_not(peer):
                     self._refuse(Incident.OFFER_ELSEWHERE, request_id, "offer refused", why)
                     break
             else:
                 return offer
         return None
+
+    def _why_not(self, peer: PeerAddress) -> str:
+        """Return why nothing is pulled from a place; empty if it may be.
+
+        A link to itself cannot be made. A router that chose this engine for both halves of a request would have the
+        load fail, and with vLLM's default policy the request.
+        """
+        if peer.cluster_id in self._own:
+            return f"cluster {peer.cluster_id} is this engine's own"
+        return self._peers.why_not(peer.host, peer.port, peer.cluster_id)
 
     def _read(self, params: Mapping[str, Any]) -> Offer | PushOffer:
         """Return the offer. Raises Unreadable if it is none, or too large."""

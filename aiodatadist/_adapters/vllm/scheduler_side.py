@@ -54,6 +54,7 @@ class SchedulerSide:
     def meet(self, addresses: Mapping[int, WorkerAddress]) -> None:
         """Note the workers, by rank."""
         self._workers = tuple(addresses[rank] for rank in sorted(addresses))
+        self._offers.meet(each.cluster_id for each in self._workers)
 
     # ---- decode ----
 
