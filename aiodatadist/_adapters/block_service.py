@@ -89,6 +89,8 @@ class Settings(BaseModel):
         max_leased_per_client: the share that may be kept for one client, if the engine knows who sent a request. If
             None, only ``max_leased`` applies. A client that chooses its own name evades this limit, but not
             ``max_leased``.
+        max_awaited: the share of the KV cache's blocks that requests may have while they wait for another engine. Further
+            requests are computed here.
         sync_kv_timeout: milliseconds for one transfer, once it runs.
         heartbeat_interval, heartbeat_misses, transfer_checksum: see :class:`~aiodatadist.LLMConfig`.
     """
@@ -114,6 +116,7 @@ class Settings(BaseModel):
     max_offer_workers: int = Field(default=64, ge=1, le=1024)
     max_leased: float = Field(default=0.5, ge=0, le=1)
     max_leased_per_client: float | None = Field(default=None, ge=0, le=1)
+    max_awaited: float = Field(default=0.5, ge=0, le=1)
     sync_kv_timeout: int = Field(default=10_000, ge=1)
     heartbeat_interval: float = 2.0
     heartbeat_misses: int = 3

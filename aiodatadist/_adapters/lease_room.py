@@ -1,6 +1,7 @@
-"""The part of a KV cache that may be kept for peers. Pure: an engine asks it before it offers a request's blocks.
+"""The part of a KV cache that peers may occupy. Pure: an engine asks it before it keeps blocks, or awaits them.
 
-Without a limit, requests whose blocks no peer fetches would fill the cache, each for ``lease_seconds``.
+Without a limit, requests whose blocks no peer fetches would fill the cache, each for ``lease_seconds``, and so would
+requests whose blocks no peer sends, each for ``pull_seconds``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ MAX_CLIENT = 256
 
 
 class LeaseRoom:
-    """The blocks of one KV cache that are kept for peers. A block that several requests share counts once.
+    """The blocks of one KV cache that are kept for peers, or those that are awaited from peers.
+
+    A block that several requests share counts once: it is free when the last of them has ended.
 
     Args:
         blocks: number of blocks of the KV cache.
@@ -31,6 +34,14 @@ class LeaseRoom:
     def __len__(self) -> int:
         """Return the number of blocks that are kept."""
         return len(self._kept)
+
+    def __contains__(self, request: str) -> bool:
+        """Return True if blocks of this request are kept."""
+        return request in self._requests
+
+    def fits(self, count: int) -> bool:
+        """Return True if ``count`` blocks more may be kept, even if no other request has them."""
+        return len(self._kept) + count <= self._most
 
     def take(self, request: str, blocks: Iterable[int], client: str = "") -> bool:
         """Count a request's blocks as kept. Return False, and count nothing, if that exceeds a limit.

@@ -30,7 +30,8 @@ def engines(model: Path, address: Answer) -> Iterator[tuple[Engine, Engine]]:
     settings = {"port": address["port"], "cluster_id": address["cluster_id"], "push": True, "lease_seconds": 10}
     settings["max_leased"] = 1.0  # a request of the longest prompt takes half of its small cache
     prefill = Engine(model, model / "prefill.log", settings, max_num_batched_tokens=512, **SMALL)
-    decode = Engine(model, model / "decode.log", {"device_id": 1, "pull_seconds": 20}, **SMALL)
+    others = {"device_id": 1, "pull_seconds": 20, "max_awaited": 1.0}  # for the same reason
+    decode = Engine(model, model / "decode.log", others, **SMALL)
     with opened(prefill, decode):
         yield prefill, decode
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,20 +173,46 @@ def test_an_offer_with_another_block_size(alone: Engine, pair: tuple[Engine, Eng
     watch.nothing_is_kept()
 
 
-def test_requests_whose_blocks_no_engine_fetches_take_no_more_than_their_share(model: Path) -> None:
+@pytest.fixture(scope="module")
+def limited(model: Path) -> Iterator[Engine]:
+    """Start an engine that lets few blocks be kept for others, or wait for them."""
+    settings = {"device_id": 6, "max_leased": 0.3, "max_awaited": 0.3, "lease_seconds": 8}
+    engine = Engine(model, model / "limited.log", settings, **SMALL)
+    with opened(engine):
+        engine.generate("ready", prompts(1, 110)[0], 1)
+        yield engine
+
+
+def test_requests_whose_blocks_no_engine_fetches_take_no_more_than_their_share(limited: Engine) -> None:
     """Limit leased blocks that no engine fetches: they took the whole KV cache for as long as leases last."""
-    settings = {"device_id": 6, "max_leased": 0.3, "lease_seconds": 8}
-    prefill = Engine(model, model / "leased.log", settings, **SMALL)
-    with opened(prefill):
-        prefill.generate("ready", prompts(1, 110)[0], 1)
-        watch = Watch(prefill)
-        first, second, third = (two(111 + number)[0] for number in range(3))  # of five blocks each, of 41
-        assert prefill.prefill("leased-0", first) is not None
-        assert prefill.prefill("leased-1", second) is not None
-        answer = prefill.generate("leased-2", third, 1, {"do_remote_decode": True})
-        assert (answer["reason"], answer["params"]) == ("length", None)
-        assert prefill.prefill("leased-again", first) is not None, "all but its last block are kept already"
-        eventually(lambda: watch.counted("lease_no_room"), 1)
-        eventually(lambda: watch.counted("lease_expired"), 3)
-        assert prefill.prefill("leased-3", third) is not None
-        watch.nothing_is_kept()
+    watch = Watch(limited)
+    first, second, third = (two(111 + number)[0] for number in range(3))  # of five blocks each, of 41
+    assert limited.prefill("leased-0", first) is not None
+    assert limited.prefill("leased-1", second) is not None
+    answer = limited.generate("leased-2", third, 1, {"do_remote_decode": True})
+    assert (answer["reason"], answer["params"]) == ("length", None)
+    assert limited.prefill("leased-again", first) is not None, "all but its last block are kept already"
+    eventually(lambda: watch.counted("lease_no_room"), 1)
+    eventually(lambda: watch.counted("lease_expired"), 3)
+    assert limited.prefill("leased-3", third) is not None
+    watch.nothing_is_kept()
+
+
+def test_requests_that_no_engine_computes_take_no_more_than_their_share(
+    alone: Engine, pair: tuple[Engine, Engine], limited: Engine, address: Answer
+) -> None:
+    """Limit blocks that wait for an engine: a few requests of invented transfers held the whole KV cache of another."""
+    watch = Watch(limited)
+    *waiting, honest = (two(120 + number)[0] for number in range(9))  # of five blocks each, of 41
+    (answer,) = expected(alone, [honest])
+    for number, prompt in enumerate(waiting):
+        params = {"do_remote_prefill": True, "transfer_id": f"no-engine-computes-{number}", "prefill": address}
+        limited.say(op="add", id=f"waiting-{number}", prompt=prompt, max_tokens=1, params=params)
+    limited.say(op="add", id="honest", prompt=honest, max_tokens=TOKENS, params=None)
+    answers = {each["id"]: each["tokens"] for each in (limited.hear() for _ in range(7))}
+    assert answers["honest"] == answer
+    assert answers.keys() == {"honest", *(f"waiting-{number}" for number in range(2, 8))}
+    assert watch.counted("offer_no_room") == 6
+    for number in range(2):
+        limited.say(op="abort", id=f"waiting-{number}")
+    watch.nothing_is_kept()

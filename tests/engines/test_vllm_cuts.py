@@ -10,7 +10,7 @@ import pytest
 from tests.engines.engines import BLOCK, Engine, Router, opened, prompts
 from tests.engines.test_vllm import TOKENS, Watch, expected
 
-SETTINGS = {"device_id": 4, "pull_seconds": 20, "lease_seconds": 10, "max_leased": 1.0}
+SETTINGS = {"device_id": 4, "pull_seconds": 20, "lease_seconds": 10, "max_leased": 1.0, "max_awaited": 1.0}
 
 
 @pytest.fixture(scope="module")

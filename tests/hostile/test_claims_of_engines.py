@@ -341,3 +341,36 @@ def test_pushed_requests_for_which_no_peer_asks_take_no_more_than_their_share_ei
     assert engine.side.take_counters() == {"lease_no_room": 1}
     engine.side.sent(["r0"])
     assert len(engine.side._room) == 3
+
+
+@pytest.mark.parametrize("kind", ["pulled", "pushed"])
+def test_requests_that_no_peer_answers_take_no_more_than_their_share(vllm: SimpleNamespace, kind: str) -> None:
+    """Limit blocks that wait for peers: eight requests of transfers that no engine computes held a whole KV cache."""
+    engine, another = Engine(vllm, 12), Engine(vllm)
+    place = {key: another.worker[key] for key in ("cluster_id", "host", "port")}
+
+    def come(number: int, computed: int = 0) -> tuple[Any, tuple[int, bool]]:
+        params = {"do_remote_prefill": True, "transfer_id": f"transfer-{number}", "prefill": place}
+        if kind == "pulled":
+            params = dict(another.prefill(f"p{number}", TOKENS, [1, 2, 3]))
+        made = request(vllm, f"d{number}", TOKENS, params)
+        found = engine.side.matched_tokens(made, computed)
+        engine.side.allocated(made, [3 * number + i for i in range(3)], found[0])
+        return made, found
+
+    first, found = come(0)
+    assert [found, come(1)[1]] == [(40, True)] * 2
+    assert come(2)[1] == come(3, 2 * SIZE)[1] == (0, False), (
+        "blocks of its prefix that it has may be needed by it alone"
+    )
+    orders = engine.orders()
+    assert len(orders.loads + orders.expects) == len(orders.releases + orders.declines) == 2
+    assert engine.side.take_counters() == {"offer_no_room": 2}
+    first.status = vllm.scheduler_side.RequestStatus.FINISHED_ABORTED
+    engine.side.finished(first, [])
+    assert engine.orders().cancels == ["d0"]
+    assert come(4)[1] == (0, False), "until no more bytes of the first one can land"
+    engine.side.received(["d0", "unknown"])
+    assert come(5)[1] == (40, True)
+    engine.side.received(["d1", "d5"])
+    assert len(engine.side._awaited) == 0

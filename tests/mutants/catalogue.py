@@ -1219,6 +1219,14 @@ MUTANTS = (
         ("tests/unit/test_lease_room.py", CLAIMS_OF_ENGINES),
     ),
     Mutant(
+        "awaited-without-limit",
+        "max_awaited limits what waits for peers",
+        "aiodatadist/_adapters/vllm/scheduler_side.py",
+        "        if not self._awaited.fits(-(-stop // self._block_size)):\n",
+        "        if False:\n",
+        (CLAIMS_OF_ENGINES,),
+    ),
+    Mutant(
         "honest-early-claim-gives-way",
         "claims of leases that do not exist let others of the same engine be early",
         "aiodatadist/_link/control/early_claims.py",

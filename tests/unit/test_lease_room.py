@@ -31,6 +31,17 @@ def test_a_block_that_requests_share_counts_once() -> None:
     assert len(room) == 0
 
 
+def test_blocks_that_may_be_others_fit_as_if_they_were_new() -> None:
+    room = LeaseRoom(10, 0.5)
+    assert (room.fits(5), room.fits(6)) == (True, False)
+    assert room.take("a", [1, 2, 3])
+    assert (room.fits(2), room.fits(3)) == (True, False)
+    assert "a" in room
+    room.give_back("a")
+    assert "a" not in room
+    assert room.fits(5)
+
+
 def test_a_client_has_a_share_of_its_own() -> None:
     room = LeaseRoom(20, 0.5, 0.2)
     assert room.take("a", [1, 2, 3, 4], "one")

@@ -32,21 +32,22 @@ class SchedulerSide:
 
     Args:
         block_size: tokens of a block.
-        blocks: blocks of the KV cache, of which ``settings.max_leased`` may be kept for peers.
+        blocks: blocks of the KV cache, of which ``settings.max_leased`` may be kept for peers, and
+            ``settings.max_awaited`` may wait for them.
         ranks: number of workers.
     """
 
     def __init__(self, settings: Settings, block_size: int, blocks: int, ranks: int = 1) -> None:
         self._settings = settings
         self._room = LeaseRoom(blocks, settings.max_leased, settings.max_leased_per_client)
-        self._no_room = 0
+        self._awaited = LeaseRoom(blocks, settings.max_awaited)
+        self._counted: Counter[str] = Counter()
         self._block_size = block_size
         shortest = SHORTEST_NAME if settings.have_key else 1
         self.incidents = Incidents()
         self._offers = Offers(ranks, settings.allowed_peers(), settings.max_offer_workers, shortest, self.incidents)
         self._workers: tuple[WorkerAddress, ...] = ()
         self._orders = Orders()
-        self._loading: set[str] = set()
         self._pushed: dict[str, Transfer] = {}
         self._pushers: dict[tuple[str, bytes], str] = {}
         self._computed = ComputedBlocks(block_size)
@@ -59,10 +60,18 @@ class SchedulerSide:
     # ---- decode ----
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
-        """Return how many tokens more than ``computed`` are offered, and True if they come later."""
+        """Return how many tokens more than ``computed`` are offered, and True if they come later.
+
+        An offer is declined if its request would wait with more blocks than may wait.
+        """
         offer = self._offer_of(request)
-        count = 0 if offer is None else self._offered(request, offer) - computed
-        return (count, True) if count > 0 else (0, False)
+        if offer is None or (stop := self._offered(request, offer)) <= computed:
+            return 0, False
+        if not self._awaited.fits(-(-stop // self._block_size)):
+            self._counted["offer_no_room"] += 1
+            self._decline(request, offer)
+            return 0, False
+        return stop - computed, True
 
     def _offer_of(self, request: Any) -> Offer | PushOffer | None:
         params = self._offers.params_of(request)
@@ -82,11 +91,10 @@ class SchedulerSide:
         offer = self._offer_of(request)
         if offer is None:
             return
-        request.kv_transfer_params["do_remote_prefill"] = False
-        self._offers.forget(request.request_id)
         if not external_tokens:  # this engine has all of it already
-            self._refuse(request, offer)
+            self._decline(request, offer)
             return
+        self._is_read(request)
         stop = self._offered(request, offer)
         begin = stop - external_tokens
         first, last = begin // self._block_size, -(-stop // self._block_size)
@@ -97,7 +105,7 @@ class SchedulerSide:
             at, skip = offer.place(begin)
             digest = digest_of(request, stop)
             self._orders.loads.append(Load(request_id, offer, at, into, digest, skip, external_tokens))
-        self._loading.add(request_id)
+        self._awaited.take(request_id, map(int, block_ids[:last]))
 
     def _is_pusher(self, transfer: Transfer) -> bool:
         """Return True for the first request of a transfer. Others come from a router's retries, and push nothing."""
@@ -108,6 +116,16 @@ class SchedulerSide:
             self.incidents.add(Incident.NAME_TAKEN, logger, words, *map(printable, told))
         return first == request_id
 
+    def _is_read(self, request: Any) -> None:
+        """Let the request have no offer from now on."""
+        request.kv_transfer_params["do_remote_prefill"] = False
+        self._offers.forget(request.request_id)
+
+    def _decline(self, request: Any, offer: Offer | PushOffer) -> None:
+        """Let the request have no offer, and release it at the other engine."""
+        self._is_read(request)
+        self._refuse(request, offer)
+
     def _refuse(self, request: Any, offer: Offer | PushOffer) -> None:
         """Release an offer at the other engine, if it keeps it for this request."""
         if isinstance(offer, PushOffer):
@@ -117,7 +135,8 @@ class SchedulerSide:
 
     def received(self, request_ids: Iterable[str]) -> None:
         """Note that loads have ended."""
-        self._loading.difference_update(request_ids)
+        for request_id in request_ids:
+            self._awaited.give_back(request_id)
 
     def sent(self, request_ids: Iterable[str]) -> None:
         """Note that blocks of these requests are no longer kept."""
@@ -126,8 +145,8 @@ class SchedulerSide:
 
     def take_counters(self) -> Counter[str]:
         """Return what this half counted since the last call."""
-        taken, self._no_room = Counter(lease_no_room=self._no_room), 0
-        return +(taken + self.incidents.take())
+        taken, self._counted = self._counted, Counter()
+        return taken + self.incidents.take()
 
     # ---- prefill, and the end of a request ----
 
@@ -138,7 +157,7 @@ class SchedulerSide:
         self._offers.forget(request_id)
         if offer is not None:  # it was never scheduled here
             self._refuse(request, offer)
-        if request_id in self._loading:
+        if request_id in self._awaited:
             self._orders.cancels.append(request_id)
         is_whole = request.status in _WHOLE and bool(block_ids)
         name = self._offers.transfer_to_push(params)
@@ -194,7 +213,8 @@ class SchedulerSide:
     def _has_room(self, request: Any, blocks: Iterable[int]) -> bool:
         """Count the blocks as kept, unless too many are; return True if they are."""
         is_kept = self._room.take(request.request_id, map(int, blocks), _client_of(request))
-        self._no_room += not is_kept
+        if not is_kept:
+            self._counted["lease_no_room"] += 1
         return is_kept
 
     def take_orders(self, scheduled: Any) -> Orders:

@@ -49,6 +49,10 @@ COUNTERS = {
         "num_elsewhere_offers",
         "Requests that named an engine which is not among this engine's peers.",
     ),
+    "offer_no_room": (
+        "num_declined_offers",
+        "Requests whose offer this engine declined: too many blocks wait for other engines.",
+    ),
     "claims_refused": (
         "num_refused_claims",
         "Pulls of kept blocks that this engine refused: they named other blocks, or another prompt.",
