@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +30,12 @@ def folder_of(path: Path, *lines: str, mode: int = 0o600) -> Path:
     fresh.chmod(mode)
     fresh.rename(path / "keys")
     return path
+
+
+def policy_in(folder: Path, content: Any) -> Path:
+    """Write a policy into a folder of trust: JSON of an object, or a text as it is. Return the folder."""
+    fresh = folder / ".policy"
+    fresh.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    fresh.chmod(0o600)
+    fresh.rename(folder / "policy.json")
+    return folder

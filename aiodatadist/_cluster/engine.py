@@ -51,6 +51,7 @@ from aiodatadist._link import (
 )
 from aiodatadist._transport import RdmaConfig, Transport, open_transport
 from aiodatadist._values.descriptors import LLMRole, Placement
+from aiodatadist._values.peer_rights import PeerRights
 from aiodatadist._wire.auth import Side
 from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.handshake import Handshake, OwnListener
@@ -119,6 +120,7 @@ class Engine:
             self.quotas, lambda: asyncio.get_running_loop().time(), totals.budget_waits
         )
         self.key_ring: KeyRing = KeyRing(credential_for(config), f"cluster {owner.cluster_id}", totals.incidents)
+        self.rights_of: Callable[[str, int], PeerRights] = self.key_ring.rights_of
         self.observer: Observer | None = owner.observer
         self.block_leases: BlockLeases = BlockLeases(self.totals, resident.check_here, self.quotas)
         self.changes: ChangeFeed = ChangeFeed(self.totals, resident.check_here)

@@ -17,9 +17,11 @@ import anyio
 
 from aiodatadist._concurrency.blocking_calls import started_in_thread
 from aiodatadist._config.certificates import Certificates
+from aiodatadist._config.policy import Policy
 from aiodatadist._config.trust import Credential, Key
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.foreign import printable
+from aiodatadist._values.peer_rights import EVERY_RIGHT, PeerRights
 from aiodatadist.errors import AuthError, LLMException, ParamInvalid
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class KeyRing:
         self._found: tuple[Key, ...] | ParamInvalid | None = None
         self._used: tuple[Key, ...] | None = None
         self._certificates: Certificates | None = None
+        self._policy: Policy | ParamInvalid | None = None
         self._reading: _Reading | None = None
         self._readings = 0
 
@@ -109,6 +112,26 @@ class KeyRing:
         """Return the keys as they are now. Raises AuthError as :meth:`keys` does."""
         await self.look()
         return self.keys()
+
+    def rights_of(self, credential: str, cluster_id: int) -> PeerRights:
+        """Return the rights of a peer that has proved a credential of this name, by the policy that was read last.
+
+        Raises AuthError if the policy cannot be used, or does not let the peer link. It names no file; the log does.
+        """
+        policy = self._policy
+        if isinstance(policy, ParamInvalid):
+            told = "%s: no peer can be linked: %s", self._owner, policy
+            self._incidents.add(Incident.KEYS_UNUSABLE, logger, *told, level=logging.ERROR)
+            raise AuthError(f"{self._owner} cannot use its policy now") from policy
+        by_key = self._certificates is None
+        rights = EVERY_RIGHT if policy is None else policy.rights_of(credential, cluster_id, by_key=by_key)
+        if not rights.link:
+            named = f"{'key' if by_key else 'certificate'} {printable(credential)}" if credential else "no key"
+            raise AuthError(
+                f"the policy of {self._owner} does not let cluster {cluster_id} with {named} link",
+                hint="its policy.json must have a rule with 'link' for it",
+            )
+        return rights
 
     def for_client(self, keys: Keys) -> Sequence[Key]:
         """Return the keys of a listener for a client that is not known yet.
@@ -179,6 +202,10 @@ class KeyRing:
         else:
             self._tell_change(keys)
             self._found = self._used = keys
+        try:
+            self._policy = self._credential.policy()
+        except ParamInvalid as error:
+            self._policy = error
 
     def _tell_change(self, keys: tuple[Key, ...]) -> None:
         """Log that the keys are others than those used last: by their names, and never their secrets."""

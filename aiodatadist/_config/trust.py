@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from aiodatadist._config.certificates import FILES as TLS_FILES
 from aiodatadist._config.certificates import Certificates, read_certificates
+from aiodatadist._config.policy import POLICY, Policy, read_policy
 from aiodatadist._config.secret_files import check_writers, read_key, read_secret, unreadable
 from aiodatadist._config.user_key import key_path, user_key
 from aiodatadist.errors import ParamInvalid
@@ -27,15 +28,13 @@ KEY_FILE: Final = "the file of auth_key"
 """The name of a file with one key in errors."""
 KEYS: Final = "keys"
 """The file with keys in a folder of trust."""
-UNSUPPORTED: Final = ("policy.json",)
-"""Files of such a folder that would have to restrict links, and that this version cannot read."""
 SECRET_BYTES: Final = 32
 """The shortest secret of a folder of trust."""
 NETWORK_BYTES: Final = 16
 """The shortest ``auth_key`` with which a cluster leaves the machine."""
 MAX_KEYS: Final = 16
 """Keys in one file. A listener compares a proof with each of them."""
-_NAMES: Final = {KEYS: "the key file"} | dict(
+_NAMES: Final = {KEYS: "the key file", POLICY: "the policy"} | dict(
     zip(TLS_FILES, ("the certificate", "the private key", "the file of authorities"), strict=True)
 )
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -72,6 +71,14 @@ class Credential(ABC):
 
         Raises:
             ParamInvalid: if they cannot be used; the message names the file and the rule.
+        """
+        return None
+
+    def policy(self) -> Policy | None:
+        """Return what each peer may do, as it was read with the keys; None if a peer with a key may do everything.
+
+        Raises:
+            ParamInvalid: as :meth:`current`, if it could not be read.
         """
         return None
 
@@ -237,15 +244,19 @@ class AuthKeyFile(AuthKey):
 
 
 class _Held(NamedTuple):
-    """The content of a folder of trust: keys, or certificates. ``seen`` is the state of its files before they were read."""
+    """The content of a folder of trust: keys or certificates, and the policy.
+
+    ``seen`` is the state of its files before they were read.
+    """
 
     seen: tuple[tuple[int, ...], ...]
     keys: tuple[Key, ...] = ()
     certificates: Certificates | None = None
+    policy: Policy | None = None
 
 
 class TrustFolder(Credential):
-    """The keys or certificates in a folder, which are read again when the folder has changed.
+    """The keys or certificates in a folder, and its policy, which are read again when the folder has changed.
 
     Any thread may ask for them: what was read is replaced as a whole.
     """
@@ -275,20 +286,27 @@ class TrustFolder(Credential):
     def certificates(self) -> Certificates | None:
         return self._hold().certificates
 
+    def policy(self) -> Policy | None:
+        return (self._held or self._hold()).policy
+
     @property
     def is_stale(self) -> bool:
-        try:
-            return self._held is None or _states(self._look(self._files)) != self._held.seen
-        except ParamInvalid:
-            return True
+        return self._held is None or self._has_moved_on(self._held)
 
     def _hold(self) -> _Held:
         held = self._held
-        if held is not None and _states(self._look(self._files)) == held.seen:
+        if held is not None and not self._has_moved_on(held):
             return held
         self._held = None  # also if the new ones cannot be used: then the old ones are not used either
         fresh = self._held = self._read_new()
         return fresh
+
+    def _has_moved_on(self, held: _Held) -> bool:
+        """Return True if a file has changed, or is gone, since it was read."""
+        try:
+            return _states(self._look(self._files)) != held.seen
+        except ParamInvalid:
+            return True
 
     def _read_new(self, is_last: bool = False) -> _Held:
         files = self._files = self._present()
@@ -309,12 +327,15 @@ class TrustFolder(Credential):
     def _present(self) -> tuple[str, ...]:
         """Return the files of the mode that the folder is for. A file of them may be missing, which its reader reports."""
         has_tls = any(os.path.lexists(self.path / name) for name in TLS_FILES)
-        if has_tls and os.path.lexists(self.path / KEYS):
+        has_policy = os.path.lexists(self.path / POLICY)
+        mode = read_policy(self.path / POLICY).mode if has_policy else None
+        if mode is None and has_tls and os.path.lexists(self.path / KEYS):
             raise ParamInvalid(
                 f"{str(self.path)!r} has {KEYS!r} as well as certificates: must have either, or a mode in policy.json",
                 hint=f"remove {KEYS!r}, or {', '.join(TLS_FILES)}",
             )
-        return TLS_FILES if has_tls else (KEYS,)
+        files = TLS_FILES if mode == "tls" or (mode is None and has_tls) else (KEYS,)
+        return (*files, POLICY) if has_policy else files
 
     def _look(self, files: tuple[str, ...]) -> list[os.stat_result]:
         """Return the status of the folder and of these files, or of what symbolic links there point to."""
@@ -328,16 +349,12 @@ class TrustFolder(Credential):
 
     def _read(self, looked: list[os.stat_result], files: tuple[str, ...]) -> _Held:
         check_writers(self.path, "the folder of trust", looked[0])
-        for name in UNSUPPORTED:
-            if os.path.lexists(self.path / name):
-                raise ParamInvalid(
-                    f"{str(self.path / name)!r} is not supported yet: this version does not read it",
-                    hint="remove it: its restrictions would be ignored",
-                )
-        if files == TLS_FILES:
-            return _Held(_states(looked), certificates=read_certificates(self.path))
+        policy = read_policy(self.path / POLICY) if POLICY in files else None
+        if KEYS not in files:
+            certificates = read_certificates(self.path, None if policy is None else policy.dns_ids())
+            return _Held(_states(looked), certificates=certificates, policy=policy)
         path = self.path / KEYS
-        return _Held(_states(looked), keys_of(read_secret(path, "the key file"), path))
+        return _Held(_states(looked), keys_of(read_secret(path, "the key file"), path), policy=policy)
 
     @property
     def hint(self) -> str:

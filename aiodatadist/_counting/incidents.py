@@ -43,6 +43,8 @@ class Incident(StrEnum):
     LINK_MADE_AGAIN = "link_made_again"
     RELINK_FAILED = "relink_failed"
     RELINK_GIVEN_UP = "relink_given_up"
+    RIGHT_MISSING = "right_missing"
+    """A peer asked for what the policy, or the cache that it named, does not let it do."""
     CHANNEL_FAILED = "channel_failed"
     CLOSE_FAILED = "close_failed"
     PEER_OUTDATED = "peer_outdated"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from aiodatadist._counting import Totals
     from aiodatadist._link.control.block_leases import BlockLeases
     from aiodatadist._link.control.peer_share import PeerShares
+    from aiodatadist._values.peer_rights import PeerRights
 
 
 class LinkHost(Protocol):
@@ -63,6 +64,10 @@ class LinkHost(Protocol):
 
         In a forked child it raises ForkError.
         """
+        ...
+
+    def rights_of(self, credential: str, cluster_id: int) -> PeerRights:
+        """Return the rights of a peer that has proved a credential of this name. Raises AuthError if it may not link."""
         ...
 
     def serving_a_request(self, cluster_id: int) -> AbstractContextManager[None] | None:

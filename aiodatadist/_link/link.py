@@ -96,7 +96,7 @@ class Link:
         self.owners: Owners = Owners(session, lambda reason: self.disconnect(reason, DRAIN_TIMEOUT))
         incoming = IncomingNotifications(
             session.post_if_open,
-            lambda payload, taken: host.heard(session.cluster_id, self.generation, payload, taken),
+            self._heard_note,
             lambda: session.share.notes,
         )
         self._reactions = Reactions(session, self.owners, self.transfers, incoming)
@@ -111,6 +111,14 @@ class Link:
     def cluster_id(self) -> int:
         """The peer's cluster id; 0 until it is known."""
         return self.session.cluster_id
+
+    def _heard_note(self, payload: bytes, taken: Callable[[], None]) -> None:
+        """Pass a notification on. That of a peer without the right to send any is discarded, and counts as taken."""
+        if self.session.rights.notify:
+            self._host.heard(self.session.cluster_id, self.generation, payload, taken)
+        else:
+            self.session.lacks_right("notify", "its notification is dropped")
+            taken()
 
     # ---- opening ----
 
@@ -135,7 +143,8 @@ class Link:
         """
 
         async def met(peer: Hello) -> None:
-            self.session.meet(handshake.me, peer)
+            rights = self._host.rights_of(handshake.credential, peer.cluster_id)
+            self.session.meet(handshake.me, peer, rights)
             self.peer_links = peer.links
             await admit(peer)
 

@@ -14,7 +14,7 @@ from aiodatadist._link.control.block_leases import LeaseEnd
 from aiodatadist._link.control.peer_claim import PeerClaim
 from aiodatadist._link.control.served_requests import KNOWN
 from aiodatadist._link.lifecycle import LinkState
-from aiodatadist._values.digests import LeaseDigests
+from aiodatadist._values.digests import LeaseDigests, Refusal
 from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.messages import (
     DIGESTS_SINCE,
@@ -120,12 +120,20 @@ class Reactions:
         claim = PeerClaim(
             session, message.call, message.seconds, answer, message.takers, session.peer_minor >= 1, digests=digests
         )
+        if not session.rights.claim:
+            session.lacks_right("claim", "its claim of a lease is refused")
+            claim.why = Refusal.NO_RIGHT
+            leases.count(claim.why)
+            answer(False)
+            return
         if session.peer_minor < DIGESTS_SINCE:
             leases.warn_of(session.cluster_id, f"{PROTOCOL}.{session.peer_minor}")
         leases.claim(message.lease, claim, message.patience)
 
     def on_unclaim(self, message: Unclaim) -> None:
-        """End the peer's claim."""
+        """End the peer's claim. A peer that may not claim ends no lease either."""
+        if not self.session.rights.claim:
+            return
         why = None if message.end == "failed" else LeaseEnd(message.end)
         digests = LeaseDigests(message.blocks_digest, message.prompt_digest)
         self.session.host.block_leases.unclaim(self.session, message.call, message.lease, why, digests)

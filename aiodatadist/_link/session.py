@@ -25,6 +25,7 @@ from aiodatadist._link.data.channels import Channels, channel_name
 from aiodatadist._link.host import LinkHost
 from aiodatadist._link.lifecycle import AWAIT_LINK, Cause, Event, Lifecycle, LinkState, Service
 from aiodatadist._values.digests import UNSAID, LeaseDigests
+from aiodatadist._values.peer_rights import PeerRights, RightName
 from aiodatadist._wire.messages import Hello, Message, Ping, Pong, Unclaim
 from aiodatadist.errors import (
     FeatureNotEnabled,
@@ -58,6 +59,7 @@ class Session:
         instance: the peer's instance, from its hello.
         heartbeat: the peer's heartbeat interval, from its hello.
         life: the state of the link, and why it ended. Only events change it.
+        rights: what the peer may do; nothing until it is proved.
         closed: set once all resources of the link have been released.
         totals: the totals of this end, over all its links.
         incidents: the incidents of this end, over all its links.
@@ -85,6 +87,7 @@ class Session:
         self.cluster_id: int = 0
         self.instance: str = ""
         self.heartbeat: float = 0.0
+        self.rights: PeerRights = PeerRights()
         self.life: Lifecycle = Lifecycle()
         self.closed: Signal = Signal()
         self.questions: PendingQuestions = PendingQuestions(wire.post, self.post_again)
@@ -108,8 +111,9 @@ class Session:
             wire.post, host.check_here, self.questions, self._knows_numbers, self.post_again
         )
 
-    def meet(self, me: int, peer: Hello) -> None:
-        """Note who the peer is, which its proved hello says."""
+    def meet(self, me: int, peer: Hello, rights: PeerRights) -> None:
+        """Note who the peer is, which its proved hello says, and what it may do."""
+        self.rights = rights
         self.cluster_id, self.instance, self.heartbeat = peer.cluster_id, peer.instance, peer.heartbeat
         self._names = me, peer.cluster_id
         self.share = self.host.peer_shares.of(peer.cluster_id)
@@ -138,6 +142,19 @@ class Session:
     def _knows_numbers(self) -> bool:
         """Return True if the peer's version numbers notifications and revocations, so that this end may do so, too."""
         return self.peer_minor >= 1
+
+    def may_read(self, entry: Entry) -> bool:
+        """Return True if the peer may read a cache of this end."""
+        return self.rights.read
+
+    def may_write(self, entry: Entry) -> bool:
+        """Return True if the peer may write into a cache of this end."""
+        return self.rights.write
+
+    def lacks_right(self, right: RightName, what: str) -> None:
+        """Count, and log, that the peer asked for something without the right to it."""
+        told = "cluster %d has no right to %s: %s", self.cluster_id, right, what
+        self.incidents.add(Incident.RIGHT_MISSING, logger, *told)
 
     # ---- words ----
 

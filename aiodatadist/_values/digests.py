@@ -69,6 +69,7 @@ class Refusal(StrEnum):
     OTHER_BLOCKS = "other blocks"
     ANOTHER_PROMPT = "another prompt"
     NO_DIGESTS = "no digests"
+    NO_RIGHT = "no right to claim"
 
 
 class LeaseDigests(NamedTuple):

@@ -30,7 +30,7 @@ from aiodatadist._config.llm_config import use_key_file
 from aiodatadist._config.trust import Key, TrustFolder
 from aiodatadist._counting import Incidents
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
-from tests.keys import HEX, folder_of
+from tests.keys import HEX, folder_of, policy_in
 from tests.test_pull import moved
 
 OLD, NEW, NEWER = f"old {HEX}", f"new {'cd' * 32}", f"newer {'ef' * 32}"
@@ -87,7 +87,7 @@ async def test_a_key_that_was_removed_links_no_longer(tmp_path: Path, caplog: py
         (lambda folder: (folder / "keys").chmod(0o622), "mode 0622: group and others must not be able to write it"),
         (lambda folder: folder.chmod(0o777), "mode 0777: group and others must not be able to write it"),
         (lambda folder: (folder / "keys").unlink(), "cannot be read: No such file or directory"),
-        (lambda folder: (folder / "policy.json").touch(), "policy.json' is not supported yet"),
+        (lambda folder: policy_in(folder, "{}"), "policy.json': version: Field required"),
     ],
     ids=["a writable file", "a writable folder", "no file", "a policy"],
 )

@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "keys and a certificate": (_with("tls.crt"), "has 'keys' as well as certificates: must have either, or a mode"),
     "keys and a private key": (_with("tls.key"), "has 'keys' as well as certificates: must have either, or a mode"),
     "keys and an authority": (_with("ca.crt"), "has 'keys' as well as certificates: must have either, or a mode"),
-    "a policy": (_with("policy.json"), "policy.json' is not supported yet"),
+    "an empty policy": (_with("policy.json"), "policy.json': Invalid JSON"),
 }
 
 

@@ -26,6 +26,7 @@ LOOK_UPS = "tests/hostile/test_look_ups.py"
 DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
 TRUST, ROTATED_KEYS = "tests/hostile/test_trust.py", "tests/hostile/test_rotated_keys.py"
 CHANNELS, ANSWERS, WITHDRAWN = (f"tests/hostile/test_{name}.py" for name in ("channels", "answers", "withdrawn_caches"))
+POLICY = "tests/hostile/test_policy.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
 MUTANTS = (
@@ -1493,12 +1494,12 @@ MUTANTS = (
         (TRUST,),
     ),
     Mutant(
-        "a-certificate-is-ignored",
-        "files that this version cannot read, and that restrict links, are not ignored",
+        "a-policy-is-ignored",
+        "a policy that cannot be read is not taken for none",
         "aiodatadist/_config/trust.py",
-        "            if os.path.lexists(self.path / name):\n",
-        "            if False:\n",
-        (TRUST,),
+        "        has_policy = os.path.lexists(self.path / POLICY)\n",
+        "        has_policy = (self.path / POLICY).is_file()\n",
+        ("tests/unit/test_policy.py",),
     ),
     Mutant(
         "a-short-key-on-a-network",
@@ -1560,7 +1561,7 @@ MUTANTS = (
         "keys-are-read-once",
         "a key that was removed links no longer",
         "aiodatadist/_config/trust.py",
-        "        if held is not None and _states(self._look(self._files)) == held.seen:\n",
+        "        if held is not None and not self._has_moved_on(held):\n",
         "        if held is not None:\n",
         (ROTATED_KEYS,),
     ),
@@ -1629,5 +1630,62 @@ MUTANTS = (
         "        with anyio.move_on_after(RIVAL_SECONDS):\n",
         "        with anyio.move_on_after(6 * RIVAL_SECONDS):\n",
         ("tests/hostile/test_taken_ids.py",),
+    ),
+    # ---- what a peer may do ----
+    Mutant(
+        "who-may-not-link-is-linked",
+        "a peer that no rule of the policy fits is not linked",
+        "aiodatadist/_cluster/key_ring.py",
+        "        if not rights.link:\n",
+        "        if rights is None:\n",
+        (POLICY,),
+    ),
+    Mutant(
+        "ids-of-a-rule-are-ignored",
+        "a rule counts only for the cluster ids that it names",
+        "aiodatadist/_config/policy.py",
+        "        return is_inside and self.match.fits(name, by_key)\n",
+        "        return self.match.fits(name, by_key)\n",
+        (POLICY,),
+    ),
+    Mutant(
+        "who-may-not-read-reads",
+        "an owner moves no byte for a peer that may not read",
+        "aiodatadist/_link/transfers/responder.py",
+        "        self._check_reader(entry)\n        if name.kind",
+        "        if name.kind",
+        (POLICY,),
+    ),
+    Mutant(
+        "who-may-not-claim-claims",
+        "a peer without the right claims no lease",
+        "aiodatadist/_link/reactions.py",
+        "        if not session.rights.claim:\n",
+        "        if session.rights is None:\n",
+        (POLICY,),
+    ),
+    Mutant(
+        "who-may-not-claim-releases",
+        "a peer that may not claim leases ends none",
+        "aiodatadist/_link/reactions.py",
+        "        if not self.session.rights.claim:\n",
+        "        if self.session.rights is None:\n",
+        (POLICY,),
+    ),
+    Mutant(
+        "who-may-not-notify-notifies",
+        "notifications of a peer without the right reach no one",
+        "aiodatadist/_link/link.py",
+        "        if self.session.rights.notify:\n",
+        "        if self.session.rights.link:\n",
+        (POLICY,),
+    ),
+    Mutant(
+        "who-may-not-be-critical-is",
+        "requests of a peer without the right do not pass others",
+        "aiodatadist/_link/transfers/responder.py",
+        "        if message.priority == TransferPriority.CRITICAL.value and not self._session.rights.critical:\n",
+        "        if message.priority == TransferPriority.CRITICAL.value and self._session.rights is None:\n",
+        (POLICY,),
     ),
 )

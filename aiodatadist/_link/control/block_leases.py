@@ -317,7 +317,7 @@ class BlockLeases:
         if name in self._lasting:
             raise ParamInvalid(f"name is {name}: a lease of this name exists already")
         lease = self._lasting[name] = BlockLease(
-            name, cluster_id, entry, blocks, seconds, pull_seconds, self._check_here, prompt_digest, self._count
+            name, cluster_id, entry, blocks, seconds, pull_seconds, self._check_here, prompt_digest, self.count
         )
         self._totals.leases_opened += 1
         lease.add_done_callback(self._ended)
@@ -336,7 +336,8 @@ class BlockLeases:
         self._lasting.pop(lease.name, None)
         _remember(self._past, lease.name)
 
-    def _count(self, why: Refusal) -> None:
+    def count(self, why: Refusal) -> None:
+        """Count a claim that was refused."""
         self._totals.claims_refused[why.name.lower()] += 1
 
     def warn_of(self, cluster_id: int, version: str) -> None:

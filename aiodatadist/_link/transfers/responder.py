@@ -103,7 +103,9 @@ class Responder:
         wanted = message.name
         name = Name(wanted.kind, wanted.id, wanted.model_id)
         found = self._registry.offered(name) if session.life.state is LinkState.READY else None
-        if found is None:
+        if found is None or not (session.may_read(found[0]) or session.may_write(found[0])):
+            if found is not None:
+                session.lacks_right("read", f"cache {found[0].cache_id} is not shown")
             session.post(Found(call=message.call, cache=None))
             return
         entry, slot = found
@@ -145,7 +147,13 @@ class Responder:
                 self._say(_report_all(ended))
 
     def begin(self, message: Pull) -> None:
-        """Serve a request, unless it came before, or was stopped before it came."""
+        """Serve a request, unless it came before, or was stopped before it came.
+
+        A critical request of a peer that may have none is served as a normal one.
+        """
+        if message.priority == TransferPriority.CRITICAL.value and not self._session.rights.critical:
+            self._session.lacks_right("critical", "its request is served as a normal one")
+            message = message.model_copy(update={"priority": int(TransferPriority.NORMAL)})
         if len(self._under_way) + len(self._in_line) >= MAX_SERVED:
             raise ProtocolError(f"{MAX_SERVED} requests are under way")
         if not self._served.is_new(message.call) or self._write_at_once(message):
@@ -416,6 +424,7 @@ class Responder:
         try:
             if entry is None:
                 raise CacheNotFound(f"cache {message.cache_id} was never announced, or has been revoked")
+            self._check_reader(entry)  # checksums of single bytes would tell what they are
             side = _side(message, entry)
             entry.lease()
             try:
@@ -449,12 +458,23 @@ class Responder:
             return (await self._session.host.digester.digests(entry, side, self._session.cluster_id)).tolist()
         raise _not_summed(seconds)
 
+    def _check_reader(self, entry: Entry) -> None:
+        """Raise ParamInvalid if the peer may not read a cache."""
+        session = self._session
+        if not session.may_read(entry):
+            session.lacks_right("read", f"its request for cache {entry.cache_id} is refused")
+            raise ParamInvalid(
+                f"cluster {session.cluster_id} may not read cache {entry.cache_id}",
+                hint="its owner's policy.json, or the cache's readers, must allow it",
+            )
+
     def _find(self, message: Pull) -> tuple[Entry, Name, int]:
         name = Name(message.name.kind, message.name.id, message.name.model_id)
         found = self._registry.offered(name)
         if found is None:
             raise CacheNotFound(f"there is no cache or slot with the name {tuple(name)}")
         entry, slot = found
+        self._check_reader(entry)
         if name.kind == "id":
             slot = message.slot
         if slot >= (1 if entry.blocks else entry.pieces):
