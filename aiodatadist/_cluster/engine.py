@@ -138,7 +138,15 @@ class Engine:
         retries = config.link_retry_count
         self.initiator: LinkInitiator = LinkInitiator(self, self.links, self.relinker, self._heartbeats, retries)
         self.initiator.host_names = HostNames(self.quotas.look_ups)
-        self._clients = ClientSlots()
+        self._clients = ClientSlots(
+            self.quotas.unproved_of_one,
+            self.quotas.unproved,
+            self.quotas.unproved_per_second,
+            True,
+            lambda: asyncio.get_running_loop().time(),
+            totals.budget_refusals,
+            totals.budget_waits,
+        )
         self._half_links = HalfLinks()
         self._owner = owner
         self._config = config
@@ -320,8 +328,9 @@ class Engine:
             if client.scope.cancelled_caught:
                 raise client.too_late()
             if isinstance(introduced, AttachHeartbeats):  # outside the scope: heartbeats last as long as their link
-                client.is_known()
                 beating = self._heartbeats.accept(introduced)
+                client.has_proved()
+                client.is_known()
                 await self._heartbeats.beat(beating, socket.socket(fileno=sock.detach()))
         except OwnListener:
             self.initiator.met_itself = True

@@ -19,7 +19,9 @@ from aiodatadist._wire.messages import AttachHeartbeats, Hello, Message
 from aiodatadist.errors import LinkError, LinkTimeout
 
 HANDSHAKE_TIMEOUT = 60.0
-"""Seconds from a client's proof until it asks for a link, and again from then until the link is made."""
+"""Seconds from when a client asks for a link until the link is made."""
+ASKING_TIMEOUT = 5.0
+"""Seconds from a client's proof until it asks for a link."""
 CLIENT_TIMEOUT = 5.0
 """Seconds that a client has to identify itself, and to prove its identity if there is a key."""
 LAST_LOOK = 0.2
@@ -72,11 +74,11 @@ class PendingClient:
         if slot is not None:
             self._slots.leave(slot)
 
-    def _has_longer(self, step: str) -> None:
-        """Give the client the time of a handshake for its next step."""
+    def _has_longer(self, step: str, seconds: float) -> None:
+        """Give the client more time for its next step."""
         self._timer.cancel()
-        self.step, self._limit = step, f"within {HANDSHAKE_TIMEOUT:g} s"
-        self.scope.deadline = anyio.current_time() + HANDSHAKE_TIMEOUT
+        self.step, self._limit = step, f"within {seconds:g} s"
+        self.scope.deadline = anyio.current_time() + seconds
 
     @asynccontextmanager
     async def room_in(self, half_links: HalfLinks, gave_up: Callable[[], LinkError]) -> AsyncIterator[None]:
@@ -92,9 +94,10 @@ class PendingClient:
             self._limit = f"{MADE_ROOM}: {half_links.words}"
             self.scope.cancel()
 
-        self._has_longer(f"find room for its link ({half_links.words})")
+        self._has_longer(f"find room for its link ({half_links.words})", HANDSHAKE_TIMEOUT)
         try:
             async with half_links.room_for(self.host, give_way):
+                self.has_proved()
                 self.is_known()
                 self.step = "open its channel"
                 yield
@@ -103,9 +106,15 @@ class PendingClient:
                 self._words.refuse(gave_up())
             raise
 
-    def _has_proved(self) -> None:
-        """Give the client more time from here on. It must still make room if many others come."""
-        self._has_longer("ask for a link")
+    def has_proved(self) -> None:
+        """Note that the client proved what it is. It no longer counts to the rate of its address."""
+        if self._slot is not None:
+            self._slots.proved(self._slot)
+
+    async def _wait_for_turn(self) -> None:
+        """Wait while too many clients of the same address have come, and proved nothing."""
+        if self._slot is not None and (seconds := self._slots.wait(self._slot)) > 0:
+            await anyio.sleep(seconds)
 
     async def introduce(
         self, handshake: Callable[[int | None], Awaitable[Handshake]], gave_up: Callable[[], LinkError]
@@ -120,6 +129,7 @@ class PendingClient:
             LinkError: if it gets no link; it was told the reason.
         """
         try:
+            await self._wait_for_turn()
             message = await self._words.hear()
             if isinstance(message, AttachHeartbeats):
                 return message
@@ -130,7 +140,8 @@ class PendingClient:
             while made.is_introducing:
                 answers = made.receive(message)
                 if made.proved is not None:
-                    self._has_proved()
+                    self.has_proved()
+                    self._has_longer("ask for a link", ASKING_TIMEOUT)  # and makes room if many others come
                 await self._words.say(*answers)
                 message = await self._words.hear()
         except LinkError as error:

@@ -48,7 +48,7 @@ class Quotas(WholeOption):
     Raises ParamInvalid if a value breaks its rule, or an unknown field is given.
     """
 
-    unproved: Annotated[int, Field(ge=16, le=65_536)] = peer_budget.UNPROVED
+    unproved: Annotated[int, Field(ge=1, le=65_536)] = peer_budget.UNPROVED
     unproved_of_one: Annotated[int, Field(ge=1, le=65_536)] = peer_budget.UNPROVED_OF_ONE
     unproved_per_second: Annotated[int, Field(ge=1, le=65_536)] = peer_budget.UNPROVED_PER_SECOND
     frames: Annotated[int, Field(ge=100, le=2**31)] = peer_budget.FRAMES

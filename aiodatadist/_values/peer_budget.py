@@ -41,9 +41,23 @@ class Budget(StrEnum):
     CHANNELS = "channels"
 
 
-REFUSALS = (Budget.EARLY_CLAIMS, Budget.WANTS, Budget.WANT_BLOCKS, Budget.REQUEST_BLOCKS)
-"""Limits beyond which a request is refused or gives way: each time counts."""
-WAITS = (Budget.FRAMES, Budget.FRAME_BYTES, Budget.REVOCATIONS, Budget.NOTES, Budget.NOTE_BYTES)
+REFUSALS = (
+    Budget.UNPROVED,
+    Budget.UNPROVED_OF_ONE,
+    Budget.EARLY_CLAIMS,
+    Budget.WANTS,
+    Budget.WANT_BLOCKS,
+    Budget.REQUEST_BLOCKS,
+)
+"""Limits beyond which a request is refused, or it or a connection gives way: each time counts."""
+WAITS = (
+    Budget.UNPROVED_PER_SECOND,
+    Budget.FRAMES,
+    Budget.FRAME_BYTES,
+    Budget.REVOCATIONS,
+    Budget.NOTES,
+    Budget.NOTE_BYTES,
+)
 """Limits beyond which a peer is not read for a while, or its notification is not received: each time counts."""
 
 UNPROVED = 1024

@@ -16,7 +16,7 @@ import anyio.lowlevel
 import pytest
 
 from aiodatadist import LinkTimeout, LLMClusterInfo, LLMException, LLMStatusCode
-from aiodatadist._cluster import client_slots, half_links, link_table
+from aiodatadist._cluster import half_links, link_table
 from aiodatadist._cluster.dial import Steps
 from aiodatadist._cluster.half_links import HalfLinks
 from aiodatadist._concurrency.fair_queue import FairQueue
@@ -221,8 +221,7 @@ async def test_nothing_is_kept_of_the_ids_of_links_that_were_never_made() -> Non
 async def test_a_client_that_waits_for_room_makes_room_for_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a peer could keep as many connections as it likes."""
     monkeypatch.setattr(half_links, "UNDISTURBED_SECONDS", 1e6)
-    monkeypatch.setattr(client_slots, "MAX_CLIENTS", 2)
-    async with open_cluster(1, auth_key=KEY) as cluster, AsyncExitStack() as stack:
+    async with open_cluster(1, auth_key=KEY, quotas={"unproved": 2}) as cluster, AsyncExitStack() as stack:
         for number in range(FEW):
             await stop_half_way(cluster, await stack.enter_async_context(client_of(cluster)), 100 + number)
         waiting: list[Client] = []

@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import resource
 import socket
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -15,7 +18,7 @@ import pytest
 
 from aiodatadist import CacheDesc, DataType, LLMRole, LLMStatusCode
 from aiodatadist._cluster import client_slots, link_table
-from aiodatadist._cluster.client_slots import ClientSlots
+from aiodatadist._cluster.client_slots import Bucket, ClientSlots
 from aiodatadist._cluster.pending_client import CLIENT_TIMEOUT
 from aiodatadist._config.trust import Key
 from aiodatadist._wire.frames import Decoder, Unknown, encode
@@ -140,11 +143,10 @@ async def test_time_in_which_the_listener_is_busy_does_not_count() -> None:
             assert [type(each) for each in heard] == [Proof]
 
 
-async def test_silent_connections_make_room_for_a_cluster_that_links(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_connections_make_room_for_a_cluster_that_links() -> None:
     """The oldest of the address that has most of them, and it is told why."""
-    monkeypatch.setattr(client_slots, "MAX_CLIENTS", 4)
     async with (
-        open_cluster(1, auth_key=KEY) as prompt,
+        open_cluster(1, auth_key=KEY, quotas={"unproved": 4}) as prompt,
         open_cluster(2, device_id=1, auth_key=KEY) as decoder,
     ):
         slots = inside(prompt.datadist)._clients
@@ -166,9 +168,8 @@ async def test_silent_connections_make_room_for_a_cluster_that_links(monkeypatch
             assert refused.kind == "key"
 
 
-def test_the_address_with_most_connections_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_slots, "MAX_CLIENTS", 4)
-    slots, gone = ClientSlots(), list[str]()
+def test_the_address_with_most_connections_makes_room() -> None:
+    slots, gone = ClientSlots(of_all=4), list[str]()
 
     def enter(host: str) -> None:
         slots.enter(host, lambda: gone.append(host))
@@ -188,3 +189,167 @@ def test_strangers_take_a_quarter_of_the_files_at_most(monkeypatch: pytest.Monke
     for files in (10**6, resource.RLIM_INFINITY):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=files: (soft, soft))
         assert ClientSlots()._limit == client_slots.MAX_CLIENTS
+
+
+# ---- the budget of an address ----
+
+
+class Clock:
+    """A clock that stands still unless the test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_bucket_gives_what_it_has_and_then_at_its_rate() -> None:
+    bucket = Bucket(20, 64, 0)
+    assert [bucket.take(0) for _ in range(64)] == [0] * 64
+    assert [bucket.take(0) for _ in range(3)] == [0.05, 0.1, 0.15]
+    assert bucket.take(1) == 0, "20 have come, of which 3 were owed"
+    bucket.give()
+    assert [bucket.take(1) for _ in range(17)] == [0] * 17
+    assert bucket.take(1) == 0.05
+    assert [bucket.take(3600) for _ in range(64)] == [0] * 64
+    assert bucket.take(3600) == 0.05, "no more than a burst gathers"
+
+
+def test_each_address_has_a_rate_of_its_own() -> None:
+    clock, waits = Clock(), Counter[str]()
+    slots = ClientSlots(64, 1024, 20, True, clock, None, waits)
+    numbers = [slots.enter("10.0.0.1", lambda: None) for _ in range(64)]
+    assert [slots.wait(number) for number in numbers] == [0] * 64
+    late = slots.enter("10.0.0.1", lambda: None)
+    assert slots.wait(late) == pytest.approx(0.05)
+    assert waits == {"unproved_per_second": 1}
+    assert slots.wait(slots.enter("10.0.0.2", lambda: None)) == 0
+    clock.now += 0.05
+    assert slots.wait(late) == 0
+
+
+def test_who_proves_itself_and_who_was_never_read_does_not_count_to_the_rate() -> None:
+    slots = ClientSlots(2, 1024, 1, True, Clock())
+    for _ in range(100):
+        number = slots.enter("10.0.0.1", lambda: None)
+        assert slots.wait(number) == 0
+        slots.proved(number)
+        slots.leave(number)
+    for _ in range(2):
+        slots.leave(slots.enter("10.0.0.1", lambda: None))
+    for _ in range(100):
+        number = slots.enter("10.0.0.1", lambda: None)
+        assert slots.wait(number) == 1
+        slots.leave(number)
+
+
+def test_addresses_of_this_machine_share_the_limit_of_all() -> None:
+    slots = ClientSlots(2, 10, 1, True, Clock())
+    for host in ["127.0.0.1"] * 8 + ["::1", "::ffff:127.0.0.1"]:
+        assert slots.wait(slots.enter(host, lambda: None)) == 0
+    assert (len(slots), slots.displaced) == (10, 0)
+
+
+def test_rates_of_few_addresses_are_remembered() -> None:
+    slots = ClientSlots(64, 1024, 20, True, Clock())
+    for number in range(2 * client_slots.MAX_RATES):
+        slots.leave(slots.enter(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", lambda: None))
+    assert len(slots._rates) == client_slots.MAX_RATES
+
+
+@pytest.fixture
+def as_if_remote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat loopback addresses like those of other machines."""
+    monkeypatch.setattr(client_slots, "is_of_this_machine", lambda host: False)
+
+
+@pytest.mark.usefixtures("as_if_remote")
+async def test_an_address_displaces_its_own_connections_only() -> None:
+    async with (
+        open_cluster(1, auth_key=KEY) as prompt,
+        open_cluster(2, device_id=1, auth_key=KEY) as decoder,
+    ):
+        slots = inside(prompt.datadist)._clients
+        with silent(prompt, 1, "127.0.0.3") as (other,), silent(prompt, MANY) as many:
+            while slots.displaced < MANY - 64:
+                await anyio.lowlevel.checkpoint()
+            await link(decoder, prompt)
+            assert prompt.datadist.figures().budget_refusals == {"unproved_of_one": MANY - 64}
+            other.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                other.recv(1)
+            many[MANY - 65].settimeout(10)
+            assert many[MANY - 65].recv(4096), "it was told that it had to leave"
+
+
+@pytest.mark.autojump
+@pytest.mark.usefixtures("as_if_remote")
+async def test_a_client_beyond_the_rate_of_its_address_is_read_when_its_turn_comes() -> None:
+    quotas = {"unproved_of_one": 4, "unproved_per_second": 1}
+    loop = asyncio.get_running_loop()
+    async with open_cluster(1, auth_key=KEY, quotas=quotas) as cluster:
+        slots = inside(cluster.datadist)._clients
+        with silent(cluster, 4, "127.0.0.1"):
+            while len(slots) < 4:
+                await anyio.lowlevel.checkpoint()
+            began = loop.time()
+            async with client_of(cluster) as client:
+                await client.say(stranger())
+                assert isinstance(await client.hear(), Hello)
+                assert loop.time() - began == pytest.approx(1)
+        assert cluster.datadist.figures().budget_waits == {"unproved_per_second": 1}
+
+
+@pytest.mark.autojump
+async def test_a_client_has_five_seconds_to_prove_itself_and_five_more_to_ask_for_a_link() -> None:
+    loop = asyncio.get_running_loop()
+    async with open_cluster(1, auth_key=KEY) as cluster, client_of(cluster) as client:
+        handshake = Handshake("client", stranger(), (Key("auth_key", KEY),), 1)
+        hello, *_ = handshake.start(Connect(channel="c", timeout=5))
+        await client.say(hello)
+        answers = handshake.receive(await client.hear())
+        await anyio.sleep(4)
+        began = loop.time()
+        await client.say(*(each for each in answers if isinstance(each, Proof)))
+        assert isinstance(await client.hear(), Proof)
+        assert isinstance(await client.hear(), Refuse)
+        assert loop.time() - began == pytest.approx(5)
+
+
+async def test_a_listener_accepts_at_most_64_clients_in_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, accepted, most = asyncio.get_running_loop(), 0, 0
+    accept = loop.sock_accept
+
+    async def counted(sock: socket.socket) -> tuple[socket.socket, Any]:
+        nonlocal accepted, most
+        found = await accept(sock)
+        if not accepted:
+            loop.call_soon(went_round)
+        accepted += 1
+        most = max(most, accepted)
+        return found
+
+    def went_round() -> None:
+        nonlocal accepted
+        accepted = 0
+
+    monkeypatch.setattr(loop, "sock_accept", counted)
+    async with open_cluster(1, auth_key=KEY) as cluster:
+        slots = inside(cluster.datadist)._clients
+        with silent(cluster, 200):
+            while len(slots) < 200:
+                await anyio.lowlevel.checkpoint()
+    assert 1 <= most <= 64
+
+
+async def test_no_connection_has_a_thread_before_its_proof() -> None:
+    async with open_cluster(1, auth_key=KEY) as cluster:
+        slots, before = inside(cluster.datadist)._clients, threading.active_count()
+        with silent(cluster, MANY):
+            while len(slots) < MANY:
+                await anyio.lowlevel.checkpoint()
+            async with client_of(cluster) as client:
+                await client.say(stranger())
+                assert isinstance(await client.hear(), Hello)
+                assert threading.active_count() == before

@@ -612,6 +612,22 @@ MUTANTS = (
     ),
     # ---- strangers ----
     Mutant(
+        "strangers-without-a-rate",
+        "clients of one address that prove nothing are read at a limited rate",
+        "aiodatadist/_cluster/client_slots.py",
+        "        return _Slot(place, bucket, now + bucket.take(now))\n",
+        "        return _Slot(place)\n",
+        (STRANGERS,),
+    ),
+    Mutant(
+        "minutes-to-ask-for-a-link",
+        "a client that is proved has seconds to ask for a link",
+        "aiodatadist/_cluster/pending_client.py",
+        "ASKING_TIMEOUT = 5.0\n",
+        "ASKING_TIMEOUT = 60.0\n",
+        (STRANGERS,),
+    ),
+    Mutant(
         "unproved-ends-relinking",
         "relinking goes on after whatever an unproved peer says",
         "aiodatadist/_cluster/relinker.py",
