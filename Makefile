@@ -17,7 +17,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test mutants measure nightly check native pytest frozen alone chaos hccs roce aicpu hardware packaging bare site types torch lmcache sglang vllm smoke strict abi sniffio oldest bench wheel clean
+.PHONY: help demo test mutants measure nightly check native pytest hostile frozen alone chaos hccs roce aicpu hardware packaging bare site types torch lmcache sglang vllm smoke strict abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -72,6 +72,9 @@ ORDINARY := -m 'not alone and not measures' --ignore=tests/strict --ignore=tests
 # Marked as recursive by `+`, its output is shown at once, not at its end; make -n would run what is marked.
 pytest: $(STAMP)  ## the Python tests, in four processes: they wait as much as they work
 	$(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)@env -u MAKEFLAGS $(PYTEST) $(WORKERS) $(ORDINARY)
+
+hostile: $(STAMP)  ## attacks on what is promised of peers, strangers and routers: every file that tests/hostile/rows.py names
+	@env -u MAKEFLAGS $(PYTEST) $(WORKERS) -m 'not alone and not measures' $$($(BIN)/python -m tests.hostile.rows)
 
 # Processes that stand still half of the time take longer, and none of it is a failure.
 frozen: $(STAMP)  ## the same while single processes are frozen at random, which it says the seed of; for the night
