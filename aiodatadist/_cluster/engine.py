@@ -119,7 +119,9 @@ class Engine:
         self.peer_shares: PeerShares = PeerShares(
             self.quotas, lambda: asyncio.get_running_loop().time(), totals.budget_waits
         )
-        self.key_ring: KeyRing = KeyRing(credential_for(config), f"cluster {owner.cluster_id}", totals.incidents)
+        self.key_ring: KeyRing = KeyRing(
+            credential_for(config), f"cluster {owner.cluster_id}", totals.incidents, owner.cluster_id
+        )
         self.rights_of: Callable[[str, int], PeerRights] = self.key_ring.rights_of
         self.observer: Observer | None = owner.observer
         self.block_leases: BlockLeases = BlockLeases(self.totals, resident.check_here, self.quotas)
@@ -162,7 +164,7 @@ class Engine:
         """Open everything, serve until stopped, and close. Errors of the opening are raised; later ones are not."""
         async with AsyncExitStack() as stack:
             if self._config.listen_ip_info is not None or self.key_ring.are_given:
-                await self.key_ring.check(self.cluster_id)  # before anything is opened
+                await self.key_ring.check()  # before anything is opened
             self.device = await stack.enter_async_context(await Device.open(self._config.device))
             self.transport = await in_thread(self._open_transport)
             stack.push_async_callback(self.transport.aclose)
@@ -303,7 +305,7 @@ class Engine:
         Raises LLMException if the port or the keys cannot be used; the old listener then continues.
         """
         if address is not None:
-            await self.key_ring.check(self.cluster_id)
+            await self.key_ring.check()
         self._replace_listener(
             None if address is None else await Listener.open(*address, self.key_ring.keys, "switch_role")
         )

@@ -46,21 +46,22 @@ class KeyRing:
 
     Args:
         owner: names it in the log, for instance ``cluster 7``.
+        cluster_id: the cluster that a certificate must be for; None for a server, which needs keys.
 
     Attributes:
         why_not: returns the rule that keeps a cluster with these keys from an address; empty if there is none.
         are_given: True if the keys were chosen for this cluster. Only then members on other machines can have them.
     """
 
-    def __init__(self, credential: Credential, owner: str, incidents: Incidents) -> None:
+    def __init__(self, credential: Credential, owner: str, incidents: Incidents, cluster_id: int | None = None) -> None:
         self.why_not: Callable[[str], str] = credential.why_not
         self.are_given: bool = credential.is_given
         self._credential = credential
         self._owner = owner
         self._incidents = incidents
-        self._found: tuple[Key, ...] | ParamInvalid | None = None
-        self._used: tuple[Key, ...] | None = None
-        self._certificates: Certificates | None = None
+        self._cluster_id = cluster_id
+        self._found: tuple[Key, ...] | Certificates | ParamInvalid | None = None
+        self._used: tuple[Key, ...] | Certificates | None = None
         self._policy: Policy | ParamInvalid | None = None
         self._reading: _Reading | None = None
         self._readings = 0
@@ -81,25 +82,46 @@ class KeyRing:
         if isinstance(self._found, ParamInvalid):
             raise self._found
 
-    async def check(self, cluster_id: int | None = None) -> None:
-        """Read the keys or certificates. Raises ParamInvalid if they cannot be used, by this cluster if one is given."""
+    async def check(self) -> None:
+        """Read the keys or certificates. Raises ParamInvalid if they cannot be used."""
         if not self._credential.is_in_file:
             self._read()
         await self.look()
-        if self._certificates is not None and cluster_id is not None:
-            self._certificates.check(cluster_id, time.time())
         if self._found is None:
             raise ParamInvalid(self._too_late())
         if isinstance(self._found, ParamInvalid):
             raise self._found
+        if isinstance(self._found, Certificates):
+            raise ParamInvalid(f"{self._found!r} is not used yet: this version links with keys only")
 
     def keys(self) -> tuple[Key, ...]:
         """Return the keys as they were read last, without waiting.
 
         A link that this end asks for uses the first, one that it is asked for may use any.
 
-        Raises AuthError if they cannot be used; the message names the file and the rule.
+        Raises AuthError if they cannot be used, or there are certificates instead; the message names the file and the
+        rule.
         """
+        found = self._proof()
+        if isinstance(found, Certificates):
+            raise AuthError(f"{self._owner} proves a certificate, and has no keys")
+        return found
+
+    def certificates(self) -> Certificates | None:
+        """Return the certificates as they were read last, without waiting; None if keys prove the cluster, or nothing does.
+
+        Raises AuthError if they cannot be used, or have expired since they were read.
+        """
+        found = self._proof()
+        if not isinstance(found, Certificates):
+            return None
+        try:
+            self._check(found)
+        except ParamInvalid as error:
+            raise AuthError(str(error.args[0]), hint=error.hint) from error
+        return found
+
+    def _proof(self) -> tuple[Key, ...] | Certificates:
         if self._found is None and not self._credential.is_in_file:
             self._read()
         if self._found is None:
@@ -107,6 +129,14 @@ class KeyRing:
         if isinstance(self._found, ParamInvalid):
             raise AuthError(str(self._found.args[0]), hint=self._found.hint) from self._found
         return self._found
+
+    def _check(self, found: tuple[Key, ...] | Certificates) -> None:
+        """Raise ParamInvalid if these are certificates that this owner cannot use now."""
+        if not isinstance(found, Certificates):
+            return
+        if self._cluster_id is None:
+            raise ParamInvalid(f"{self._owner} needs keys: must not have certificates instead")
+        found.check(self._cluster_id, time.time())
 
     async def fresh(self) -> tuple[Key, ...]:
         """Return the keys as they are now. Raises AuthError as :meth:`keys` does."""
@@ -123,7 +153,7 @@ class KeyRing:
             told = "%s: no peer can be linked: %s", self._owner, policy
             self._incidents.add(Incident.KEYS_UNUSABLE, logger, *told, level=logging.ERROR)
             raise AuthError(f"{self._owner} cannot use its policy now") from policy
-        by_key = self._certificates is None
+        by_key = not isinstance(self._used, Certificates)
         rights = EVERY_RIGHT if policy is None else policy.rights_of(credential, cluster_id, by_key=by_key)
         if not rights.link:
             named = f"{'key' if by_key else 'certificate'} {printable(credential)}" if credential else "no key"
@@ -191,27 +221,34 @@ class KeyRing:
     def _read(self) -> None:
         """Read the keys, on any thread. Whatever is wrong with them is found by those who use them."""
         try:
-            keys = self._credential.current()
+            found = self._credential.proof()
+            self._check(found)
         except ParamInvalid as error:
             self._found = error
-            with suppress(ParamInvalid):
-                self._certificates = self._credential.certificates()
         except (OSError, ValueError, LLMException) as error:
             self._found = ParamInvalid(f"the keys cannot be read: {printable(error)}")
             self._found.__cause__ = error
         else:
-            self._tell_change(keys)
-            self._found = self._used = keys
+            self._tell_change(found)
+            self._found = self._used = found
         try:
             self._policy = self._credential.policy()
         except ParamInvalid as error:
             self._policy = error
 
-    def _tell_change(self, keys: tuple[Key, ...]) -> None:
-        """Log that the keys are others than those used last: by their names, and never their secrets."""
-        if not keys or self._used in (None, keys):
+    def _tell_change(self, found: tuple[Key, ...] | Certificates) -> None:
+        """Log that the keys or certificates are others than those used last: by their names, and never their secrets."""
+        if not found or self._used in (None, found):
             return
-        old = dict(self._used or ())
+        if isinstance(found, Certificates):
+            words = "%s: new links prove the certificate %s, which expires in %d s"
+            told = self._owner, printable(found.names.any), found.expires - time.time()
+            self._incidents.add(Incident.KEYS_CHANGED, logger, words, *told, level=logging.INFO)
+        else:
+            self._tell_change_of_keys(found)
+
+    def _tell_change_of_keys(self, keys: tuple[Key, ...]) -> None:
+        old = dict(() if isinstance(self._used, Certificates) else self._used or ())
         replaced = [key.name for key in keys if old.get(key.name, key.secret) != key.secret]
         words = "%s: new proofs use key %s of %s"
         told = [self._owner, keys[0].name, ", ".join(key.name for key in keys)]

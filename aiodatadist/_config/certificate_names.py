@@ -23,7 +23,7 @@ _MAX_URI: Final = 2048
 """The longest SPIFFE id that its specification asks implementations to support."""
 
 DnsIds = Mapping[str, Sequence[range]]
-"""The ids that the policy grants to DNS names, which are in lower case."""
+"""The ids that the policy lists for DNS names, which are in lower case."""
 
 
 def uri_id(uri: str) -> int | None:
@@ -42,43 +42,36 @@ class CertificateNames:
 
     Args:
         names: kind and text of each, as ``ssl.SSLObject.getpeercert()`` lists them under ``subjectAltName``.
-        dns: the ids that the policy grants to DNS names.
-
-    Attributes:
-        uris: the URIs, in the certificate's order.
-        dns: the DNS names, in lower case.
+        dns: the ids that DNS names stand for.
     """
 
     def __init__(self, names: Iterable[tuple[str, str]], dns: DnsIds | None = None) -> None:
         kept = tuple(names)
-        self.uris: tuple[str, ...] = tuple(text for kind, text in kept if kind == "URI")
-        self.dns: tuple[str, ...] = tuple(text.lower() for kind, text in kept if kind == "DNS")
+        uris = [text for kind, text in kept if kind == "URI"]
+        hosts = [text.lower() for kind, text in kept if kind == "DNS"]
         self._named: dict[int, str] = {}
-        for uri in self.uris:
+        for uri in uris:
             cluster = uri_id(uri)
             if cluster is not None:
                 self._named.setdefault(cluster, uri)
-        granted = {} if dns is None else dns
-        self._granted: tuple[tuple[str, range], ...] = tuple(
-            (name, ids) for name in self.dns for ids in granted.get(name, ())
-        )
+        self._listed = tuple((host, ids) for host in hosts for ids in (dns or {}).get(host, ()))
+        self._all = [*uris, *hosts]
 
     @property
     def any(self) -> str:
         """A name to speak of the certificate: the first that stands for clusters, or else the first; empty if none."""
-        chosen = [*self._named.values(), *(name for name, _ in self._granted), *self.uris, *self.dns]
-        return chosen[0] if chosen else ""
+        return next(iter([*self._named.values(), *(name for name, _ in self._listed), *self._all]), "")
 
     def name_for(self, cluster_id: int) -> str | None:
-        """Return the name that makes the certificate one for this cluster; None if there is none."""
+        """Return the name that makes the certificate one for this cluster: a URI or a host; None if there is none."""
         named = self._named.get(cluster_id)
         if named is not None:
             return named
-        return next((name for name, ids in self._granted if cluster_id in ids), None)
+        return next((name for name, ids in self._listed if cluster_id in ids), None)
 
     def clusters(self) -> str:
         """Say which clusters the certificate is for: ``cluster 7``, ``clusters 7, 1-999`` or ``no cluster``."""
-        ids = [*map(str, self._named), *(_shown(each) for _, each in self._granted)]
+        ids = [*map(str, self._named), *(_shown(each) for _, each in self._listed)]
         if not ids:
             return "no cluster"
         more = ", ..." if len(ids) > MAX_SHOWN else ""

@@ -45,7 +45,7 @@ class Certificates:
         names: the names in its own certificate.
         begins: the time from which its own certificate is valid, in seconds since the epoch.
         expires: the time at which it expires.
-        dns: the ids that the policy grants to DNS names, for certificates of peers.
+        dns: the ids that the policy lists for DNS names, for certificates of peers.
     """
 
     def __init__(

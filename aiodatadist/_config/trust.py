@@ -64,16 +64,6 @@ class Credential(ABC):
             ParamInvalid: if they cannot be used; the message names the file and the rule.
         """
 
-    def certificates(self) -> Certificates | None:
-        """Return the certificates of TLS mode; None if keys prove the cluster, or nothing does.
-
-        It may read files for some milliseconds if :attr:`is_stale`.
-
-        Raises:
-            ParamInvalid: if they cannot be used; the message names the file and the rule.
-        """
-        return None
-
     def policy(self) -> Policy | None:
         """Return what each peer may do, as it was read with the keys; None if a peer with a key may do everything.
 
@@ -82,10 +72,9 @@ class Credential(ABC):
         """
         return None
 
-    @property
-    def is_stale(self) -> bool:
-        """True if the next call of :meth:`certificates` reads files, so that it needs a thread."""
-        return False
+    def proof(self) -> tuple[Key, ...] | Certificates:
+        """Return the certificates of TLS mode, or else the keys, as :meth:`current` does and raises."""
+        return self.current()
 
     @property
     def is_given(self) -> bool:
@@ -275,23 +264,20 @@ class TrustFolder(Credential):
         return True
 
     def current(self) -> tuple[Key, ...]:
-        held = self._hold()
-        if held.certificates is not None:
+        proof = self.proof()
+        if isinstance(proof, Certificates):
             raise ParamInvalid(
                 f"{str(self.path)!r} has certificates: must have keys, because only keys are used here",
                 hint=f"give this a folder with a file {KEYS!r}",
             )
-        return held.keys
-
-    def certificates(self) -> Certificates | None:
-        return self._hold().certificates
+        return proof
 
     def policy(self) -> Policy | None:
         return (self._held or self._hold()).policy
 
-    @property
-    def is_stale(self) -> bool:
-        return self._held is None or self._has_moved_on(self._held)
+    def proof(self) -> tuple[Key, ...] | Certificates:
+        held = self._hold()
+        return held.keys if held.certificates is None else held.certificates
 
     def _hold(self) -> _Held:
         held = self._held
@@ -351,7 +337,7 @@ class TrustFolder(Credential):
         check_writers(self.path, "the folder of trust", looked[0])
         policy = read_policy(self.path / POLICY) if POLICY in files else None
         if KEYS not in files:
-            certificates = read_certificates(self.path, None if policy is None else policy.dns_ids())
+            certificates = read_certificates(self.path, {} if policy is None else policy.dns_ids())
             return _Held(_states(looked), certificates=certificates, policy=policy)
         path = self.path / KEYS
         return _Held(_states(looked), keys_of(read_secret(path, "the key file"), path), policy=policy)

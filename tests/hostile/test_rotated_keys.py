@@ -26,6 +26,7 @@ from aiodatadist import (
 )
 from aiodatadist._cluster.key_ring import LOOK_SECONDS, KeyRing
 from aiodatadist._concurrency.blocking_calls import in_thread
+from aiodatadist._config.certificates import Certificates
 from aiodatadist._config.llm_config import use_key_file
 from aiodatadist._config.trust import Key, TrustFolder
 from aiodatadist._counting import Incidents
@@ -145,16 +146,16 @@ class HeldReadings:
         self.go_on = threading.Event()
         self.threads: set[int] = set()
         self._is_holding = False
-        read = TrustFolder.current
+        read = TrustFolder.proof
 
-        def current(folder: TrustFolder) -> tuple[Key, ...]:
+        def proof(folder: TrustFolder) -> tuple[Key, ...] | Certificates:
             self.threads.add(threading.get_ident())
             if self._is_holding:
                 self.held.set()
                 self.go_on.wait()
             return read(folder)
 
-        monkeypatch.setattr(TrustFolder, "current", current)
+        monkeypatch.setattr(TrustFolder, "proof", proof)
 
     def hold(self) -> None:
         """Let readings hang from now on."""
@@ -209,14 +210,14 @@ async def test_many_links_at_a_time_share_a_reading(tmp_path: Path, monkeypatch:
     """Looks that come while a reading runs share the next one."""
     reads = 0
     folder = TrustFolder(str(folder_of(tmp_path / "trust", OLD)))
-    read = folder.current
+    read = folder.proof
 
-    def counted() -> tuple[Key, ...]:
+    def counted() -> tuple[Key, ...] | Certificates:
         nonlocal reads
         reads += 1
         return read()
 
-    monkeypatch.setattr(folder, "current", counted)
+    monkeypatch.setattr(folder, "proof", counted)
     ring = KeyRing(folder, "cluster 1", Incidents())
     async with anyio.create_task_group() as group:
         for _ in range(50):
@@ -238,7 +239,7 @@ async def test_whatever_goes_wrong_when_keys_are_read_the_looks_go_on(
 
     async with open_cluster(1, trust=folder) as prompt, open_cluster(2, device_id=1, trust=folder) as decoder:
         with monkeypatch.context() as broken:
-            broken.setattr(TrustFolder, "current", fail)
+            broken.setattr(TrustFolder, "proof", fail)
             await anyio.sleep(LOOK_SECONDS + 1)
             assert "no peer can be proved: the keys cannot be read: " in caplog.text
         await anyio.sleep(LOOK_SECONDS)

@@ -73,13 +73,10 @@ def test_a_name_of_another_kind_names_no_cluster() -> None:
 def test_a_dns_name_is_for_the_clusters_that_the_policy_lists() -> None:
     """A name is compared as a whole and without case. A name with a * in the certificate stands for no other name."""
     listed = {"decode.example": [range(10, 20), range(42, 43)], "*.example": [range(5)]}
+
     names = CertificateNames([("DNS", "DECODE.example"), ("DNS", "other.example")], listed)
-    assert [names.name_for(each) for each in (10, 19, 20, 42, 1)] == [
-        *["decode.example"] * 2,
-        None,
-        "decode.example",
-        None,
-    ]
+    found = [names.name_for(each) for each in (10, 19, 20, 42, 1)]
+    assert found == [*["decode.example"] * 2, None, "decode.example", None]
     assert names.clusters() == "clusters 10-19, 42"
     assert CertificateNames([("DNS", "decode.example")]).name_for(10) is None
     assert CertificateNames([("DNS", "decode.example.")], listed).name_for(10) is None

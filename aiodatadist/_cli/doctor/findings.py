@@ -266,10 +266,10 @@ def trust_findings() -> Iterator[Finding]:
 
 def _of_folder(credential: TrustFolder) -> Finding:
     """Return the finding for a folder of trust. Raises ParamInvalid if it cannot be used."""
-    certificates = credential.certificates()
-    if certificates is not None:
-        return _of_certificates(certificates, credential.path, time.time())
-    first, *others = (key.name for key in credential.current())
+    proof = credential.proof()
+    if isinstance(proof, Certificates):
+        return _of_certificates(proof, credential.path, time.time())
+    first, *others = (key.name for key in proof)
     accepted = f"; {', '.join(others)} is accepted, too" if others else ""
     value = f"key {first} of {credential.path / KEYS} ({_mode(credential.path / KEYS)})"
     return Finding("trust", value, "ok", f"from {VARIABLE}; clusters with the same key link, on any machine{accepted}")

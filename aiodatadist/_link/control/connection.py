@@ -25,6 +25,7 @@ from aiodatadist._link.control.wire import GONE, RECEIVE, UNVERIFIED_BODY, Wire
 from aiodatadist._wire.frames import Decoder, Unknown, encode
 from aiodatadist._wire.handshake import refusal
 from aiodatadist._wire.messages import Message
+from aiodatadist._wire.tls_pipe import TlsPipe
 from aiodatadist.errors import LinkError, PeerLost
 
 MAX_REST = 8 << 20
@@ -107,10 +108,14 @@ class _Reader(asyncio.StreamReader):
     Attributes:
         broken: the error that broke the connection.
         hear: called with bytes that come while no others wait to be read. If it returns True, they are not read again.
+        pipe: the TLS through which all bytes come, if any.
+        wrong: what was wrong with bytes that came through it. They end the stream.
     """
 
     broken: Exception | None = None
     hear: Callable[[bytes], bool] | None = None
+    pipe: TlsPipe | None = None
+    wrong: LinkError | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,8 +124,28 @@ class _Reader(asyncio.StreamReader):
         self._has_unread: Callable[[], int] = self._buffer.__len__  # type: ignore[attr-defined]
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        if self.pipe is not None:
+            data = self._opened(self.pipe, bytes(data))
+            if self.wrong is not None or self.pipe.is_over:
+                self.feed_eof()
+            if not data:
+                return
         if self.hear is None or self._has_unread() or not self.hear(bytes(data)):
             super().feed_data(data)
+
+    def _opened(self, pipe: TlsPipe, data: bytes) -> bytes:
+        """Return the bytes of messages in bytes that came over TLS, and send what TLS answers by itself."""
+        if self.wrong is not None:
+            return b""
+        plain = b""
+        try:
+            plain = pipe.feed(data)
+        except LinkError as error:
+            self.wrong = error
+        answer = pipe.outgoing()
+        if answer and self._transport is not None and not self._transport.is_closing():  # type: ignore[attr-defined]
+            self._transport.write(answer)  # type: ignore[attr-defined]  # asyncio's own, as below
+        return plain
 
     def set_exception(self, exc: Exception) -> None:
         self.broken = exc
@@ -139,7 +164,7 @@ class _Reader(asyncio.StreamReader):
         sock = None if transport is None else transport.get_extra_info("socket")
         with contextlib.suppress(OSError):
             while sock is not None and self._has_unread() < MAX_REST and (data := os.read(sock.fileno(), RECEIVE)):
-                self._buffer.extend(data)  # type: ignore[attr-defined]  # asyncio's own: see __init__
+                self._buffer.extend(data if self.pipe is None else self._opened(self.pipe, data))  # type: ignore[attr-defined]  # asyncio's own: see __init__
 
 
 TCP_INFO_BYTES = 256
@@ -194,8 +219,9 @@ class Connection(anyio.abc.ByteStream):
         place: the address and port of the other end.
     """
 
-    def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: _Reader, writer: asyncio.StreamWriter, pipe: TlsPipe | None = None) -> None:
         self._reader = reader
+        self._pipe = reader.pipe = pipe
         self._writer = writer
         self._may_hold_more = False
         place = writer.get_extra_info("peername")  # None if the other end has closed already; a str for a Unix socket
@@ -203,8 +229,13 @@ class Connection(anyio.abc.ByteStream):
         writer.transport.set_write_buffer_limits(0)  # so that drain() waits until the kernel has accepted everything
 
     @classmethod
-    async def over(cls, sock: socket.socket) -> Self:
-        """Make a stream over a socket. The stream owns the socket from here on, even if this raises."""
+    async def over(cls, sock: socket.socket, pipe: TlsPipe | None = None, unread: bytes = b"") -> Self:
+        """Make a stream over a socket. The stream owns the socket from here on, even if this raises.
+
+        Args:
+            pipe: TLS whose handshake is complete.
+            unread: bytes of messages that came through it already.
+        """
         loop, reader = asyncio.get_running_loop(), _Reader()
         protocol = _Protocol(reader)
         try:
@@ -212,8 +243,10 @@ class Connection(anyio.abc.ByteStream):
             # for sockets created with an explicit protocol number.
             if sock.family in {socket.AF_INET, socket.AF_INET6}:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            reader.feed_data(unread)
+            reader.pipe = pipe  # before the loop reads from the socket
             transport, _ = await loop.create_connection(lambda: protocol, sock=sock)
-            return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+            return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop), pipe)
         except BaseException:
             sock.close()
             raise
@@ -231,11 +264,18 @@ class Connection(anyio.abc.ByteStream):
         return None if sock is None else seconds_since_data(sock)
 
     async def receive(self, max_bytes: int = RECEIVE) -> bytes:
-        """Receive bytes. Raises EndOfStream or BrokenResourceError if no more will come."""
+        """Receive bytes.
+
+        Raises:
+            EndOfStream, BrokenResourceError: if no more will come.
+            LinkError: if TLS refused the bytes, or carried the peer's refusal.
+        """
         if self._may_hold_more:  # then reading does not wait, and a peer that sends much would hold up the loop
             await anyio.lowlevel.checkpoint()
         data = await self._reader.read(max_bytes)
         if not data:
+            if self._reader.wrong is not None:
+                raise self._reader.wrong
             if self._reader.broken is not None:
                 raise anyio.BrokenResourceError from self._reader.broken
             raise anyio.EndOfStream
@@ -246,7 +286,7 @@ class Connection(anyio.abc.ByteStream):
         """Send bytes, and wait until the kernel has accepted them. Raises BrokenResourceError."""
         if self._writer.transport.is_closing():
             raise anyio.BrokenResourceError
-        self._writer.write(item)
+        self._writer.write(item if self._pipe is None else self._pipe.seal(item))
         try:
             await self._writer.drain()
         except OSError as error:
@@ -260,8 +300,31 @@ class Connection(anyio.abc.ByteStream):
         transport = self._writer.transport
         if transport.is_closing() or transport.get_write_buffer_size():
             return False
-        transport.write(data)
+        transport.write(data if self._pipe is None else self._pipe.seal(data))
         return True
+
+    async def start_tls(self, pipe: TlsPipe) -> None:
+        """Shake hands as a client, and pass everything through TLS from then on. No other task may use it meanwhile.
+
+        Raises:
+            LinkError: if either end refuses the other, or the peer is gone.
+        """
+        is_complete = pipe.shake()
+        try:
+            while not is_complete:
+                await self.send(pipe.outgoing())
+                is_complete = pipe.shake(await self.receive())
+            unread = pipe.feed(b"")
+            last = pipe.outgoing()
+            self._pipe = self._reader.pipe = pipe  # before anything else can come
+            self._writer.write(last)
+            asyncio.StreamReader.feed_data(self._reader, unread)
+        except (anyio.EndOfStream, anyio.BrokenResourceError) as error:
+            raise PeerLost(GONE) from error
+        except LinkError:
+            with contextlib.suppress(anyio.BrokenResourceError):
+                await self.send(pipe.outgoing())  # the reason, as an alert
+            raise
 
     async def send_eof(self) -> None:
         with contextlib.suppress(OSError):

@@ -1,0 +1,169 @@
+"""TLS without I/O: bytes of the socket on one side, bytes of messages on the other.
+
+A link's connection stays the same with TLS and without it: what comes passes through :meth:`TlsPipe.feed`, what goes through
+:meth:`TlsPipe.seal`. So both event loops, and the plain socket on which a client proves itself, treat it alike.
+
+A certificate is verified by OpenSSL during the handshake. What this end then knows is the names in it, which the peer's hello
+must agree with.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Final, Literal
+
+from aiodatadist._config.certificate_names import CertificateNames
+from aiodatadist._config.certificates import Certificates, alt_names, validity
+from aiodatadist._values.foreign import printable
+from aiodatadist._wire.frames import MAGIC, Decoder
+from aiodatadist._wire.handshake import refused
+from aiodatadist._wire.messages import Refuse
+from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, ProtocolError
+
+Side = Literal["client", "server"]
+
+FIRST_BYTE: Final = b"\x16"
+"""The first byte of a client that begins TLS. A message begins with ``K``."""
+RECORD: Final = 1 << 14
+"""The most bytes of messages in one record of TLS."""
+MAX_HANDSHAKE: Final = 16 << 10
+"""The most bytes that a peer may send before it is proved."""
+HINT: Final = "both ends need certificates of an authority in the other end's ca.crt, and valid now"
+_ABOUT_CERTIFICATES: Final = (
+    "CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR", "INSUFFICIENT_SECURITY",
+)  # fmt: skip
+"""Words in the names of alerts with which a peer refuses this end's certificate."""
+
+
+class TlsPipe:
+    """An end of a TLS connection.
+
+    Feed it what the socket brings with :meth:`shake` until that returns True, and with :meth:`feed` from then on. Send what
+    :meth:`outgoing` returns after each call of these two, also if it raised: then it has the alert for the peer.
+
+    Attributes:
+        names: the names in the peer's certificate, once the handshake is complete.
+        expires: the time at which that certificate expires, in seconds since the epoch.
+        is_proved: True once the peer has proved that it has the certificate.
+        is_over: True once the peer has closed its side: nothing comes after that.
+    """
+
+    def __init__(self, side: Side, own: Certificates) -> None:
+        self.names = CertificateNames(())
+        self.expires = 0.0
+        self.is_proved = False
+        self._own = own
+        self._side = side
+        self.is_over = False
+        self._shaken = 0
+        self._plain: Decoder | None = None
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = own.server if side == "server" else own.client
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=side == "server")
+
+    def shake(self, data: bytes = b"") -> bool:
+        """Continue the handshake with bytes of the socket; return True if it is complete.
+
+        Raises:
+            AuthError: if either end's certificate is refused.
+            ProtocolError: if the bytes are not a handshake of TLS 1.3, or too many.
+        """
+        if (
+            self._side == "client"
+            and data
+            and not self._shaken
+            and data[:1] != FIRST_BYTE
+            and MAGIC.startswith(data[:1])
+        ):
+            self._plain = Decoder(MAX_HANDSHAKE)
+        self._shaken += len(data)
+        if self._plain is not None:
+            return self._hear_plain(self._plain, data)
+        self._incoming.write(data)
+        if self._shaken > MAX_HANDSHAKE:
+            raise ProtocolError(
+                f"the peer's handshake has more than {MAX_HANDSHAKE} bytes: must have at most that many"
+            )
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLError as error:
+            raise self._reason(error) from None
+        shown = self._tls.getpeercert()
+        if not shown:  # an SSLContext that does not ask for a certificate
+            raise AuthError("the peer showed no certificate: must show one", hint=HINT)
+        self.names, self.expires = CertificateNames(alt_names(shown), self._own.dns), validity(shown)[1]
+        self.is_proved = True
+        return True
+
+    def _hear_plain(self, decoder: Decoder, data: bytes) -> bool:
+        """Hear a peer that answers without TLS: it has no certificates, and says so. Nothing that it says is proved."""
+        for message in decoder.feed(data):
+            if isinstance(message, Refuse):
+                raise refused(message, is_proved=False, hint=HINT)
+            raise ProtocolError("the peer answers without TLS: this end proves a certificate, and needs one")
+        return False
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the bytes of messages in bytes of the socket. Nothing comes any more once the peer has closed its side.
+
+        Raises:
+            ProtocolError: if a byte was changed, added or left out on its way.
+            AuthError: if the peer refuses this end's certificate.
+        """
+        if self.is_over:
+            return b""
+        self._incoming.write(data)
+        records: list[bytes] = []
+        try:
+            while not self.is_over and (self._incoming.pending or self._tls.pending()):
+                records.append(self._tls.read(RECORD))
+                self.is_over = not records[-1]
+        except ssl.SSLWantReadError:  # the rest is a part of a record, or a message between the two ends of TLS
+            pass
+        except ssl.SSLError as error:
+            raise self._reason(error) from None
+        return records[0] if len(records) == 1 else b"".join(records)
+
+    def seal(self, data: bytes) -> bytes:
+        """Return the bytes for the socket that carry these, and whatever else waits for it."""
+        left = memoryview(data)
+        while left:
+            left = left[self._tls.write(left) :]
+        return self._outgoing.read()
+
+    def outgoing(self) -> bytes:
+        """Return the bytes for the socket that the handshake, or the reading, has caused."""
+        return self._outgoing.read() if self._outgoing.pending else b""
+
+    def credential_of(self, cluster_id: int) -> str:
+        """Return the name in the peer's certificate that stands for the cluster that the peer says it is.
+
+        Raises IncompatiblePeer if there is none.
+        """
+        name = self.names.name_for(cluster_id)
+        if name is None:
+            error = IncompatiblePeer(
+                f"its certificate is for {printable(self.names.clusters())}, it says {cluster_id}",
+                hint=f"its certificate must have the URI spiffe://DOMAIN/.../cluster/{cluster_id}",
+            )
+            error.is_proved = self.is_proved
+            raise error
+        return printable(name)
+
+    def _reason(self, error: ssl.SSLError) -> LinkError:
+        """Return an error of OpenSSL's as what it means for the link."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return AuthError(f"the peer's certificate does not verify: {printable(error.verify_message)}", hint=HINT)
+        reason = error.reason or printable(error)
+        words = reason.replace("_", " ").lower()
+        if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+            return AuthError("the peer showed no certificate: must show one", hint=HINT)
+        if "ALERT" in reason and any(word in reason for word in _ABOUT_CERTIFICATES):
+            refused = AuthError(f"the peer refused this end's certificate: {words.partition('alert ')[2]}", hint=HINT)
+            refused.is_proved = self.is_proved
+            return refused
+        if self.is_proved:
+            return ProtocolError(f"a message was changed or added on its way: {words}")
+        return ProtocolError(f"the peer does not speak TLS 1.3 as it should: {words}")
