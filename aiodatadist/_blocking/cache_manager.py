@@ -85,6 +85,7 @@ class CacheManager:
         name: str | None = None,
         pull_timeout: float | None = None,
         prompt_digest: bytes | None = None,
+        for_cluster: int | None = None,
     ) -> BlockLease:
         """Reserve blocks of a cache for one peer, like :meth:`aiodatadist.CacheManager.lease_blocks`."""
 
@@ -96,6 +97,7 @@ class CacheManager:
                 name=name,
                 pull_timeout=pull_timeout,
                 prompt_digest=prompt_digest,
+                for_cluster=for_cluster,
             )
             return BlockLease(self._thread, inner)
 

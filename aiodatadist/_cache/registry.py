@@ -23,6 +23,7 @@ from aiodatadist._config.llm_config import PoolConfig
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._device import Device, Memory
 from aiodatadist._transport import Region, Transport
+from aiodatadist._values.audience import EVERY_CLUSTER, Audience
 from aiodatadist._values.descriptors import Cache, CacheDesc, CacheHome, Placement, forget_addresses
 from aiodatadist.errors import CacheNotFound, FeatureNotEnabled, LLMException, LLMStatusCode, OutOfMemory, ParamInvalid
 
@@ -192,6 +193,7 @@ class CacheRegistry:
         blocks: bool,
         naming: Naming,
         accessible: bool | None,
+        audience: Audience = EVERY_CLUSTER,
     ) -> Cache:
         """Return a cache over the caller's memory, which ``keep`` keeps alive. If this fails, nothing is registered.
 
@@ -203,6 +205,7 @@ class CacheRegistry:
             is_offered = desc.placement is Placement.DEVICE if accessible is None else accessible
             entry = self.table.add(desc, addresses, blocks, naming(), is_offered)
             entry.may_receive |= accessible is None
+            entry.audience = audience
             try:
                 await self._make_known(entry)
             except BaseException:

@@ -13,6 +13,7 @@ from aiodatadist._cache.names import Name, name_of
 from aiodatadist._cache.pool import PagePool
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._transport import Region
+from aiodatadist._values.audience import EVERY_CLUSTER, Audience
 from aiodatadist._values.descriptors import BlocksCacheKey, Cache, CacheDesc, CacheHome, CacheKey, Placement
 from aiodatadist._wire.messages import MAX_TENSORS, CacheEntry
 from aiodatadist.errors import LLMException, ParamInvalid
@@ -36,6 +37,14 @@ class LeaseHolder(Protocol):
         """
 
 
+class SlotNames(dict[Name, int]):
+    """The names of slots of a new cache, and the only cluster that may use each, if it is for one cluster."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.takers: dict[Name, int] = {}
+
+
 class Entry:
     """A cache, its references and its users.
 
@@ -44,6 +53,8 @@ class Entry:
 
     Attributes:
         names: its names, each with its batch slot. Its id is not among them.
+        takers: the only cluster that may use a name, for names that are for one cluster.
+        audience: the clusters that may read it, and that may write into it.
         pool: the pool of its memory; None for the caller's own memory.
         references: number of references to a contiguous cache from a pool: its id, until that is deallocated, and its
             names.
@@ -63,6 +74,7 @@ class Entry:
     __slots__ = (
         "_change",
         "addresses",
+        "audience",
         "blocks",
         "cache",
         "cache_id",
@@ -86,6 +98,7 @@ class Entry:
         "pool",
         "remote_accessible",
         "stride",
+        "takers",
         "views",
         "writers",
     )  # fmt: skip
@@ -99,6 +112,8 @@ class Entry:
         self.may_receive: bool = remote_accessible  # as the destination of this cluster's own pulls
         self.is_known: bool = pool is not None  # registered with the transport
         self.names: dict[Name, int] = names
+        self.takers: dict[Name, int] = {}
+        self.audience: Audience = EVERY_CLUSTER
         self.pool: PagePool | None = pool
         self.data_type = desc.data_type.value
         self.addresses: array[int] = array("Q", cache.tensor_addrs)
@@ -130,6 +145,14 @@ class Entry:
     def regions(self) -> list[Region]:
         """Return the memory of each distinct tensor once."""
         return [Region(address, self.nbytes, self.placement) for address in dict.fromkeys(self.addresses)]
+
+    def is_for(self, cluster_id: int, name: Name, slot: int) -> bool:
+        """Return True if a cluster may use a slot by a name. By the cache's id it may not if a key is for another cluster."""
+        if not self.takers:
+            return True
+        if name.kind == "id":
+            return all(taker == cluster_id for each, taker in self.takers.items() if self.names.get(each) == slot)
+        return self.takers.get(name, cluster_id) == cluster_id
 
     # ---- users ----
 
@@ -295,7 +318,7 @@ class CacheTable:
             raise ParamInvalid(f"a blocks cache with model_id {name.model_id} exists already: one per model id")
         return {name: 0}
 
-    def check_slots(self, desc: CacheDesc, keys: Sequence[CacheKey]) -> dict[Name, int]:
+    def check_slots(self, desc: CacheDesc, keys: Sequence[CacheKey]) -> SlotNames:
         """Return the names for a new contiguous cache: the i-th key names slot i; placeholders name nothing.
 
         Raises:
@@ -303,7 +326,7 @@ class CacheTable:
         """
         if len(keys) > desc.shape[0]:
             raise ParamInvalid(f"{len(keys)} keys for {desc.shape[0]} batch slots: the limit is one each")
-        names: dict[Name, int] = {}
+        names = SlotNames()
         for slot, key in enumerate(keys):
             if key.is_placeholder:
                 continue
@@ -311,6 +334,8 @@ class CacheTable:
             if name in self._names or name in names:
                 raise ParamInvalid(f"{key} is bound to a slot already")
             names[name] = slot
+            if key.for_cluster is not None:
+                names.takers[name] = key.for_cluster
         return names
 
     def add(
@@ -333,6 +358,8 @@ class CacheTable:
     def bind(self, entry: Entry, names: dict[Name, int]) -> None:
         """Add names for slots of a cache. No await may lie between their check and this."""
         entry.names.update(names)
+        if isinstance(names, SlotNames):
+            entry.takers.update(names.takers)
         for name, slot in names.items():
             self._names[name] = (entry, slot)
 
@@ -341,6 +368,7 @@ class CacheTable:
         entry, _ = self._names.pop(name, (None, 0))
         if entry is not None:
             entry.names.pop(name, None)
+            entry.takers.pop(name, None)
             entry.coverage.pop(name, None)
         return entry
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiodatadist._cache.names import Key, Name, name_of
@@ -16,6 +16,7 @@ from aiodatadist._counting import Call, Ended, Observer, tell
 from aiodatadist._device import MAX_COPY_SECONDS, TransferCompletion, TransferState, give_way, tensors
 from aiodatadist._link import AwaitedLink
 from aiodatadist._values import checks
+from aiodatadist._values.audience import Audience
 from aiodatadist._values.descriptors import (
     BlocksCacheKey,
     Cache,
@@ -63,7 +64,13 @@ class Caches:
     # ---- making caches ----
 
     async def allocate_cache(
-        self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = (), *, timeout: float | None = None
+        self,
+        cache_desc: CacheDesc,
+        cache_keys: Sequence[CacheKey] = (),
+        *,
+        timeout: float | None = None,
+        readers: Collection[int] | None = None,
+        writers: Collection[int] | None = None,
     ) -> Cache:
         """Make a contiguous cache from pool memory. Its contents are undefined.
 
@@ -73,6 +80,8 @@ class Caches:
             timeout: seconds to wait for room, ``math.inf`` for no limit. Callers are served in the order in which they
                 came, so a small cache can wait behind a large one. If None, the cache is made at once or not at all;
                 while others wait, it is not made.
+            readers, writers: must be None. A link reaches a pool as a whole, so a cache with readers or writers of its own
+                needs memory of its own: see :meth:`register_cache`.
 
         Raises:
             TypeError, ValueError, ParamInvalid: if an argument is wrong, if a key is bound already or has been bound by
@@ -86,6 +95,7 @@ class Caches:
         After failure and cancellation no memory has been taken, and the next caller in the queue has its turn.
         """
         checks.instance(cache_desc, "cache_desc", CacheDesc)
+        _check_pooled(Audience.of(readers, writers))
         keys = checks.sequence(cache_keys, "cache_keys", CacheKey)
         return await self._allocate(
             cache_desc, False, timeout, lambda: self._registry.table.check_slots(cache_desc, keys)
@@ -97,13 +107,16 @@ class Caches:
         blocks_cache_key: BlocksCacheKey | None = None,
         *,
         timeout: float | None = None,
+        readers: Collection[int] | None = None,
+        writers: Collection[int] | None = None,
     ) -> Cache:
         """Make a blocks cache from pool memory: ``cache_desc.shape[0]`` blocks in each tensor. Its contents are undefined.
 
-        Without a key it can be a destination, and peers can name it by id. For ``timeout``, errors, failure and
-        cancellation see :meth:`allocate_cache`.
+        Without a key it can be a destination, and peers can name it by id. For ``timeout``, ``readers``, ``writers``,
+        errors, failure and cancellation see :meth:`allocate_cache`.
         """
         checks.instance(cache_desc, "cache_desc", CacheDesc)
+        _check_pooled(Audience.of(readers, writers))
         key = check_blocks_key(blocks_cache_key)
         return await self._allocate(cache_desc, True, timeout, lambda: self._registry.table.check_blocks(key))
 
@@ -123,6 +136,9 @@ class Caches:
         addrs: Sequence[Tensor],
         cache_keys: Sequence[CacheKey] = (),
         remote_accessible: bool | None = None,
+        *,
+        readers: Collection[int] | None = None,
+        writers: Collection[int] | None = None,
     ) -> Cache:
         """Make a contiguous cache from memory that the caller owns. It can be called at any time, also after linking.
 
@@ -134,6 +150,9 @@ class Caches:
             cache_keys: the i-th key names batch slot i for peers; placeholders name nothing.
             remote_accessible: True if the cache takes part in transfers with peers, as source or destination. By
                 default device memory does; host memory can only be the destination of this cluster's own pulls.
+            readers: ids of the clusters that may read the cache. If None, each peer that may read caches.
+            writers: ids of the clusters that may write into it: push, or in request/response mode deliver what this
+                cluster pulls. If None, each peer that may write into caches.
 
         Raises:
             TypeError, ValueError, ParamInvalid: if an argument is wrong. Nothing was registered.
@@ -141,7 +160,12 @@ class Caches:
         """
         keys = checks.sequence(cache_keys, "cache_keys", CacheKey)
         return await self._register(
-            cache_desc, addrs, False, remote_accessible, lambda: self._registry.table.check_slots(cache_desc, keys)
+            cache_desc,
+            addrs,
+            False,
+            remote_accessible,
+            lambda: self._registry.table.check_slots(cache_desc, keys),
+            Audience.of(readers, writers),
         )
 
     async def register_blocks_cache(
@@ -150,6 +174,9 @@ class Caches:
         addrs: Sequence[Tensor],
         blocks_cache_key: BlocksCacheKey | None = None,
         remote_accessible: bool | None = None,
+        *,
+        readers: Collection[int] | None = None,
+        writers: Collection[int] | None = None,
     ) -> Cache:
         """Make a blocks cache from memory that the caller owns: ``cache_desc.shape[0]`` blocks in each tensor.
 
@@ -157,11 +184,22 @@ class Caches:
         """
         key = check_blocks_key(blocks_cache_key)
         return await self._register(
-            cache_desc, addrs, True, remote_accessible, lambda: self._registry.table.check_blocks(key)
+            cache_desc,
+            addrs,
+            True,
+            remote_accessible,
+            lambda: self._registry.table.check_blocks(key),
+            Audience.of(readers, writers),
         )
 
     async def _register(
-        self, desc: CacheDesc, addrs: Sequence[Tensor], blocks: bool, accessible: bool | None, naming: Callable[[], Any]
+        self,
+        desc: CacheDesc,
+        addrs: Sequence[Tensor],
+        blocks: bool,
+        accessible: bool | None,
+        naming: Callable[[], Any],
+        audience: Audience,
     ) -> Cache:
         checks.instance(desc, "cache_desc", CacheDesc)
         spans = tensors.spans(addrs, "addrs", desc, host_as_device=self._engine.device.runtime.is_soft)
@@ -169,7 +207,7 @@ class Caches:
             checks.instance(accessible, "remote_accessible", bool)
         keep = [span.keep for span in spans if span.keep is not None]
         return await self._registry_here.register(
-            desc, [span.address for span in spans], keep, blocks, naming, accessible
+            desc, [span.address for span in spans], keep, blocks, naming, accessible, audience
         )
 
     def _task(self, what: str, peer: int, transfer: TransferCompletion, about: object) -> CacheTask:
@@ -501,6 +539,15 @@ def _observe(observer: Observer, call: Call, transfer: TransferCompletion) -> No
         end(Ended(done.status, done.error, *figures))
 
     transfer.add_done_callback(ended)
+
+
+def _check_pooled(audience: Audience) -> None:
+    """Raise ParamInvalid if a cache of pool memory is to have an audience of its own."""
+    if not audience.is_every_cluster:
+        raise ParamInvalid(
+            "readers or writers are given for memory of a pool, which a link reaches as a whole",
+            hint="register memory of its own: register_cache() or register_blocks_cache() with readers or writers",
+        )
 
 
 def _not_accessible(cache: Cache, name: str) -> ParamInvalid:

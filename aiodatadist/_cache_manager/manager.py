@@ -216,6 +216,7 @@ class CacheManager(Caches):
         name: str | None = None,
         pull_timeout: float | None = None,
         prompt_digest: bytes | None = None,
+        for_cluster: int | None = None,
     ) -> BlockLease:
         """Keep blocks of a cache for one peer, which gets the lease's ticket and calls :meth:`pull_leased`.
 
@@ -237,6 +238,7 @@ class CacheManager(Caches):
                 ``sync_kv_timeout`` if that is more.
             prompt_digest: of the tokens that the blocks hold, as :func:`aiodatadist.prompt_digest` returns it. A pull
                 with another one, or none, is refused.
+            for_cluster: the only cluster that may claim the lease, or release it. If omitted, each peer may.
 
         Raises:
             TypeError, ValueError, ParamInvalid: if an argument is wrong, or there is a lease of this name.
@@ -257,8 +259,10 @@ class CacheManager(Caches):
         self._engine.check_running()
         engine = self._engine
         check_prompt_digest(prompt_digest)
+        if for_cluster is not None:
+            checks.integer(for_cluster, "for_cluster", checks.UINT64)
         return engine.block_leases.open(
-            engine.cluster_id, entry, numbers, seconds, limit, check_lease_name(name), prompt_digest
+            engine.cluster_id, entry, numbers, seconds, limit, check_lease_name(name), prompt_digest, for_cluster
         )
 
     def _pull_seconds(self) -> float:

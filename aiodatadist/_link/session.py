@@ -145,11 +145,11 @@ class Session:
 
     def may_read(self, entry: Entry) -> bool:
         """Return True if the peer may read a cache of this end."""
-        return self.rights.read
+        return self.rights.read and entry.audience.may_read(self.cluster_id)
 
     def may_write(self, entry: Entry) -> bool:
         """Return True if the peer may write into a cache of this end."""
-        return self.rights.write
+        return self.rights.write and entry.audience.may_write(self.cluster_id)
 
     def lacks_right(self, right: RightName, what: str) -> None:
         """Count, and log, that the peer asked for something without the right to it."""

@@ -29,11 +29,11 @@ class Cluster:
     datadist: LLMDataDist
     memories: dict[int, Memory] = field(default_factory=dict)
 
-    async def blocks(self, desc: CacheDesc, model_id: int | None = 0) -> Cache:
-        """Allocate memory for a blocks cache, and register it under a model id."""
+    async def blocks(self, desc: CacheDesc, model_id: int | None = 0, **audience: Any) -> Cache:
+        """Allocate memory for a blocks cache, and register it under a model id, with ``readers`` and ``writers`` if given."""
         memory, addresses = self._allocate(desc)
         key = None if model_id is None else BlocksCacheKey(self.datadist.cluster_id, model_id)
-        cache = await self.datadist.cache_manager.register_blocks_cache(desc, addresses, key, True)
+        cache = await self.datadist.cache_manager.register_blocks_cache(desc, addresses, key, True, **audience)
         return self._keep(cache, memory)
 
     async def contiguous(self, desc: CacheDesc, keys: Sequence[CacheKey] = ()) -> Cache:

@@ -318,7 +318,7 @@ class _Key:
 
     __slots__: tuple[str, ...] = ()
 
-    def _values(self) -> tuple[int, ...]:
+    def _values(self) -> tuple[int | None, ...]:
         return tuple(getattr(self, name) for name in self.__slots__)
 
     def __eq__(self, other: object) -> bool:
@@ -328,7 +328,8 @@ class _Key:
         return hash((type(self).__name__, *self._values()))
 
     def __repr__(self) -> str:
-        body = ", ".join(f"{n[1:]}={v}" for n, v in zip(self.__slots__, self._values(), strict=True))
+        pairs = zip(self.__slots__, self._values(), strict=True)
+        body = ", ".join(f"{name[1:]}={value}" for name, value in pairs if value is not None)
         return f"{type(self).__name__}({body})"
 
 
@@ -346,19 +347,30 @@ def _bind(call: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict
 
 
 class CacheKey(_Key):
-    """The name of one batch slot: ``CacheKey(cluster_id, req_id, model_id=0, prefix_id=2**64-1)``.
+    """The name of one batch slot: ``CacheKey(cluster_id, req_id, model_id=0, prefix_id=2**64-1, for_cluster=None)``.
 
     With a ``prefix_id`` it names a shared prefix, otherwise a request. A ``req_id`` of 2**64-1 without a prefix is a
-    placeholder that binds nothing. ``cluster_id`` is the peer to pull from; it is ignored when a cache is made.
+    placeholder that binds nothing. ``cluster_id`` is the peer to pull from; it is ignored when a cache is made. With
+    ``for_cluster``, which counts only when a cache is made, no other cluster finds or consumes the slot by this key.
     """
 
-    __slots__ = ("_cluster_id", "_req_id", "_model_id", "_prefix_id")  # noqa: RUF023 - the order of the arguments
+    __slots__ = ("_cluster_id", "_req_id", "_model_id", "_prefix_id", "_for_cluster")  # noqa: RUF023 - the order of the arguments
 
     @overload
-    def __init__(self, cluster_id: int, req_id: int, model_id: int = 0, prefix_id: int = UNSET) -> None: ...
+    def __init__(
+        self, cluster_id: int, req_id: int, model_id: int = 0, prefix_id: int = UNSET, *, for_cluster: int | None = None
+    ) -> None: ...
     @overload
-    def __init__(self, *, prompt_cluster_id: int, req_id: int, model_id: int = 0, prefix_id: int = UNSET) -> None: ...
-    def __init__(self, *args: int, **kwargs: int) -> None:
+    def __init__(
+        self,
+        *,
+        prompt_cluster_id: int,
+        req_id: int,
+        model_id: int = 0,
+        prefix_id: int = UNSET,
+        for_cluster: int | None = None,
+    ) -> None: ...
+    def __init__(self, *args: int, for_cluster: int | None = None, **kwargs: int) -> None:
         given = _bind("CacheKey", ("cluster_id", "req_id", "model_id", "prefix_id"), args, kwargs)
         if "cluster_id" not in given or "req_id" not in given:
             raise ParamInvalid("CacheKey needs cluster_id (or prompt_cluster_id) and req_id")
@@ -366,6 +378,7 @@ class CacheKey(_Key):
         self._req_id = checks.integer(given["req_id"], "req_id", checks.UINT64)
         self._model_id = checks.integer(given.get("model_id", 0), "model_id", checks.UINT64)
         self._prefix_id = checks.integer(given.get("prefix_id", UNSET), "prefix_id", checks.UINT64)
+        self._for_cluster = None if for_cluster is None else checks.integer(for_cluster, "for_cluster", checks.UINT64)
 
     @property
     def cluster_id(self) -> int:
@@ -387,6 +400,11 @@ class CacheKey(_Key):
     @property
     def prefix_id(self) -> int:
         return self._prefix_id
+
+    @property
+    def for_cluster(self) -> int | None:
+        """The only cluster that may use the slot by this key; None if each may."""
+        return self._for_cluster
 
     @property
     def is_prefix(self) -> bool:

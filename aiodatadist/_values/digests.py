@@ -70,6 +70,7 @@ class Refusal(StrEnum):
     ANOTHER_PROMPT = "another prompt"
     NO_DIGESTS = "no digests"
     NO_RIGHT = "no right to claim"
+    ANOTHER_CLUSTER = "another cluster"
 
 
 class LeaseDigests(NamedTuple):

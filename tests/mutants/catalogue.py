@@ -26,7 +26,7 @@ LOOK_UPS = "tests/hostile/test_look_ups.py"
 DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
 TRUST, ROTATED_KEYS = "tests/hostile/test_trust.py", "tests/hostile/test_rotated_keys.py"
 CHANNELS, ANSWERS, WITHDRAWN = (f"tests/hostile/test_{name}.py" for name in ("channels", "answers", "withdrawn_caches"))
-POLICY = "tests/hostile/test_policy.py"
+POLICY, READERS = "tests/hostile/test_policy.py", "tests/hostile/test_readers.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
 MUTANTS = (
@@ -1191,7 +1191,7 @@ MUTANTS = (
         "released-by-name",
         "a lease is released only with its digests",
         "aiodatadist/_link/control/block_leases.py",
-        "        if self._digests.refusal(digests) is not None:\n            return\n",
+        "        if self._digests.refusal(digests) is not None or self._is_for_another(peer):\n            return\n",
         "",
         (f"{CLAIMS}::test_a_stranger_ends_no_lease",),
     ),
@@ -1703,5 +1703,37 @@ MUTANTS = (
         "        if message.priority == TransferPriority.CRITICAL.value and not self._session.rights.critical:\n",
         "        if message.priority == TransferPriority.CRITICAL.value and self._session.rights is None:\n",
         (POLICY,),
+    ),
+    Mutant(
+        "readers-are-ignored",
+        "a cache with readers of its own is read by no other peer",
+        "aiodatadist/_values/audience.py",
+        "        return self.readers is None or cluster_id in self.readers\n",
+        "        return True\n",
+        (READERS,),
+    ),
+    Mutant(
+        "a-key-is-for-each-cluster",
+        "a key for one cluster is consumed by no other",
+        "aiodatadist/_cache/table.py",
+        "        if not self.takers:\n",
+        "        if True:\n",
+        (READERS,),
+    ),
+    Mutant(
+        "a-lease-is-for-each-cluster",
+        "a lease for one cluster is claimed by no other",
+        "aiodatadist/_link/control/block_leases.py",
+        "            Refusal.ANOTHER_CLUSTER if self._is_for_another(claim.peer) else self._digests.refusal(claim.digests)\n",
+        "            self._digests.refusal(claim.digests)\n",
+        (READERS,),
+    ),
+    Mutant(
+        "a-lease-for-one-cluster-is-released-by-another",
+        "a lease for one cluster is released by no other",
+        "aiodatadist/_link/control/block_leases.py",
+        "        if self._digests.refusal(digests) is not None or self._is_for_another(peer):\n",
+        "        if self._digests.refusal(digests) is not None:\n",
+        (READERS,),
     ),
 )

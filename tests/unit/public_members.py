@@ -204,7 +204,7 @@ MEMBERS: Final = {
         "update_dim"
     ),
     "aiodatadist._values.descriptors.CacheKey": (
-        "cluster_id is_placeholder is_prefix model_id prefix_id prompt_cluster_id req_id"
+        "cluster_id for_cluster is_placeholder is_prefix model_id prefix_id prompt_cluster_id req_id"
     ),
     "aiodatadist._values.descriptors.CacheKeyByIdAndIndex": "batch_index cache_id cluster_id",
     "aiodatadist._values.descriptors.DataType": "itemsize",

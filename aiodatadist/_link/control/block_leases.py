@@ -103,6 +103,7 @@ class BlockLease:
         check_here: Callable[[], None],
         prompt_digest: bytes | None,
         count_refusal: Callable[[Refusal], object],
+        for_cluster: int | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._check_here = check_here
@@ -119,6 +120,7 @@ class BlockLease:
             dict
         )  # numbers of claims that have ended, by peer
         self._takers = self._taken = 0
+        self._for_cluster = for_cluster
         self._closed: LeaseEnd | None = None
         self.name = name
         self.blocks: Sequence[int] = blocks
@@ -176,7 +178,9 @@ class BlockLease:
         At most as many peers pull at a time as still have to take the blocks. A repeated claim counts once, and is refused
         when its pull has ended. A claim with other digests is refused, and changes nothing.
         """
-        claim.why = self._digests.refusal(claim.digests)
+        claim.why = (
+            Refusal.ANOTHER_CLUSTER if self._is_for_another(claim.peer) else self._digests.refusal(claim.digests)
+        )
         if claim.why is not None:
             if self._is_first(claim.peer, claim.call):
                 self.refused += 1
@@ -215,10 +219,14 @@ class BlockLease:
             return
         if call and not self._is_first(peer, call):
             return  # a repeated message
-        if self._digests.refusal(digests) is not None:
+        if self._digests.refusal(digests) is not None or self._is_for_another(peer):
             return
         if why is not None and (not self._claims or self._takers > 1):
             self._close(why)
+
+    def _is_for_another(self, peer: object) -> bool:
+        """Return True if the lease is for one cluster, and ``peer`` is the link to another one."""
+        return self._for_cluster is not None and getattr(peer, "cluster_id", self._for_cluster) != self._for_cluster
 
     def _is_first(self, peer: object, call: int) -> bool:
         """Note that a claim of this number has ended. Return True if none was known to have ended before."""
@@ -305,6 +313,7 @@ class BlockLeases:
         pull_seconds: float,
         name: str | None = None,
         prompt_digest: bytes | None = None,
+        for_cluster: int | None = None,
     ) -> BlockLease:
         """Open a lease on blocks of a cache. Raises ParamInvalid if there is a lease of this name.
 
@@ -312,18 +321,28 @@ class BlockLeases:
             seconds: how long the lease waits for a claim.
             pull_seconds: how long one pull may take.
             name: the name of the lease; a new one if it is None.
+            for_cluster: the only cluster that may claim it, or release it; None if each may.
         """
         name = name or new_lease_name()
         if name in self._lasting:
             raise ParamInvalid(f"name is {name}: a lease of this name exists already")
         lease = self._lasting[name] = BlockLease(
-            name, cluster_id, entry, blocks, seconds, pull_seconds, self._check_here, prompt_digest, self.count
+            name,
+            cluster_id,
+            entry,
+            blocks,
+            seconds,
+            pull_seconds,
+            self._check_here,
+            prompt_digest,
+            self.count,
+            for_cluster,
         )
         self._totals.leases_opened += 1
         lease.add_done_callback(self._ended)
         if name in self._past:
             lease._unclaim(None, 0, LeaseEnd.RELEASED, lease._digests)
-        for digests in (lease._digests, UNSAID):
+        for digests in (lease._digests, UNSAID) if for_cluster is None else ():  # it may not be that cluster's release
             if (name, digests) in self._released:  # by its peer, before the lease was opened
                 lease._unclaim(None, 0, LeaseEnd.RELEASED, digests)
         for claim in self._early.take(name):

@@ -103,9 +103,7 @@ class Responder:
         wanted = message.name
         name = Name(wanted.kind, wanted.id, wanted.model_id)
         found = self._registry.offered(name) if session.life.state is LinkState.READY else None
-        if found is None or not (session.may_read(found[0]) or session.may_write(found[0])):
-            if found is not None:
-                session.lacks_right("read", f"cache {found[0].cache_id} is not shown")
+        if found is None or not self._is_shown(*found, name):
             session.post(Found(call=message.call, cache=None))
             return
         entry, slot = found
@@ -120,6 +118,15 @@ class Responder:
             asked.append(message)
         else:
             session.post(Found(call=message.call, cache=None))
+
+    def _is_shown(self, entry: Entry, slot: int, name: Name) -> bool:
+        """Return True if the peer may know of a cache by this name."""
+        session = self._session
+        may = session.may_read(entry) or session.may_write(entry)
+        if may and (name.kind == "id" or entry.is_for(session.cluster_id, name, slot)):
+            return True
+        session.lacks_right("read", f"cache {entry.cache_id} is not shown")
+        return False
 
     async def _find_later(self, entry: Entry) -> None:
         """Answer what was asked about a cache while it was being revoked, a few questions at a time."""
@@ -477,6 +484,9 @@ class Responder:
         self._check_reader(entry)
         if name.kind == "id":
             slot = message.slot
+        if not entry.is_for(self._session.cluster_id, name, slot):
+            self._session.lacks_right("read", f"its request for a key of cache {entry.cache_id} is refused")
+            raise ParamInvalid("the key is for another cluster", hint="its owner bound it with for_cluster")
         if slot >= (1 if entry.blocks else entry.pieces):
             raise CacheNotFound(f"cache {entry.cache_id} has no batch index {slot}")
         return entry, name, slot

@@ -1,0 +1,132 @@
+"""Caches, keys and leases that are for some clusters only: others read, consume, claim and release nothing of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from aiodatadist import (
+    BlocksCacheKey,
+    CacheDesc,
+    CacheKey,
+    CacheKeyByIdAndIndex,
+    CacheNotFound,
+    DataType,
+    LeaseEnd,
+    LeaseMismatch,
+    LLMException,
+    ParamInvalid,
+)
+from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
+from tests.test_pull import moved
+
+DESC = CacheDesc(2, [8, 64], DataType.DT_UINT8)
+REQUESTS = {"enable_remote_cache_accessible": False}
+
+
+@asynccontextmanager
+async def three(**options: Any) -> AsyncIterator[tuple[Cluster, Cluster, Cluster]]:
+    """Open an owner (1) and two peers (2 and 3) that are linked to it."""
+    async with (
+        open_cluster(1, **options) as owner,
+        open_cluster(2, device_id=1, **options) as one,
+        open_cluster(3, device_id=2, **options) as other,
+    ):
+        for peer in (one, other):
+            await peer.blocks(DESC)
+            assert (await peer.datadist.link_clusters([cluster_info(owner)], 5000)).errors == (None,)
+            await owner.datadist.wait_linked(peer.datadist.cluster_id)
+        yield owner, one, other
+
+
+async def test_only_readers_are_served() -> None:
+    async with three(**REQUESTS) as (owner, one, other):
+        cache = await owner.blocks(DESC, readers={2})
+        mine, theirs = await one.blocks(DESC, 1), await other.blocks(DESC, 1)
+        await one.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), mine, [3], [0])
+        verify(one.memory(mine), mine, moved(DESC, {0: 3}))
+        for key in (BlocksCacheKey(1), CacheKeyByIdAndIndex(1, cache.cache_id)):
+            with pytest.raises(ParamInvalid, match=f"cluster 3 may not read cache {cache.cache_id}"):
+                await other.datadist.cache_manager.pull_blocks(key, theirs, [3], [0])
+        verify(other.memory(theirs), theirs, {})
+
+
+async def test_a_key_for_one_cluster_is_consumed_by_no_other() -> None:
+    pool = {"memory_size": 1 << 20}
+    async with three(**REQUESTS, mem_pool_cfg=pool) as (owner, one, other):
+        manager = owner.datadist.cache_manager
+        cache = await manager.allocate_cache(DESC, [CacheKey(1, 7, for_cluster=2), CacheKey(1, 8)])
+        await manager.deallocate_cache(cache)  # its keys keep it
+        mine, theirs = [await each.datadist.cache_manager.allocate_cache(DESC) for each in (one, other)]
+        for key in (CacheKey(1, 7), CacheKeyByIdAndIndex(1, cache.cache_id, 0)):
+            with pytest.raises(ParamInvalid, match="for another cluster"):
+                await other.datadist.cache_manager.pull_cache(key, theirs)
+        await other.datadist.cache_manager.pull_cache(CacheKey(1, 8), theirs)
+        await one.datadist.cache_manager.pull_cache(CacheKey(1, 7), mine)
+        with pytest.raises(CacheNotFound):
+            await one.datadist.cache_manager.pull_cache(CacheKey(1, 7), mine)
+
+
+@pytest.mark.parametrize("one_sided", [True, False], ids=["one_sided", "requests"])
+async def test_a_lease_for_one_cluster_is_claimed_and_released_by_no_other(one_sided: bool) -> None:
+    async with three(enable_remote_cache_accessible=one_sided) as (owner, one, other):
+        cache = await owner.blocks(DESC)
+        mine, theirs = await one.blocks(DESC, 1), await other.blocks(DESC, 1)
+        lease = owner.datadist.cache_manager.lease_blocks(cache, [3, 4], 60, for_cluster=2)
+        ticket = lease.ticket()
+        with pytest.raises(LeaseMismatch, match="another cluster"):
+            await other.datadist.cache_manager.pull_leased(ticket, theirs, [0, 1])
+        await other.datadist.cache_manager.release_lease(ticket)
+        assert lease.ended is None
+        assert dict(owner.datadist.figures().claims_refused) == {"another_cluster": 1}
+        await one.datadist.cache_manager.pull_leased(ticket, mine, [0, 1])
+        verify(one.memory(mine), mine, moved(DESC, {0: 3, 1: 4}))
+        assert await lease.wait_ended() is LeaseEnd.TAKEN
+
+
+async def test_memory_of_a_pool_has_no_readers_or_writers_of_its_own() -> None:
+    async with open_cluster(1, mem_pool_cfg={"memory_size": 1 << 20}) as owner:
+        manager = owner.datadist.cache_manager
+        audiences: list[dict[str, Any]] = [{"readers": {2}}, {"writers": set()}]
+        for audience in audiences:
+            for allocate in (manager.allocate_cache, manager.allocate_blocks_cache):
+                with pytest.raises(ParamInvalid, match=r"which a link reaches as a whole.*register_cache"):
+                    await allocate(DESC, **audience)
+        await manager.deallocate_cache(await manager.allocate_cache(DESC, readers=None))
+
+
+@pytest.mark.parametrize(
+    ("audience", "error", "why"),
+    [
+        ({"readers": 2}, TypeError, "readers"),
+        ({"writers": "2"}, TypeError, "writers"),
+        ({"readers": {"2"}}, TypeError, "readers"),
+        ({"readers": {-1}}, ValueError, "readers"),
+        ({"writers": range(2)}, TypeError, "writers"),
+        ({"readers": list(range(4097))}, ValueError, "4097 cluster ids: must have at most 4096"),
+    ],
+)
+async def test_a_wrong_set_is_refused_before_anything_is_registered(
+    audience: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    async with open_cluster(1) as owner:
+        with pytest.raises(error, match=why):
+            await owner.blocks(DESC, **audience)
+        assert owner.datadist.statistics().caches == 0
+
+
+async def test_a_wrong_cluster_is_refused() -> None:
+    async with open_cluster(1) as owner:
+        cache = await owner.blocks(DESC)
+        wrongs: list[tuple[Any, type[Exception]]] = [(-1, ValueError), ("2", TypeError)]
+        for wrong, error in wrongs:
+            with pytest.raises(error, match="for_cluster"):
+                owner.datadist.cache_manager.lease_blocks(cache, [1], 60, for_cluster=wrong)
+            with pytest.raises((error, LLMException), match="for_cluster"):
+                CacheKey(1, 2, for_cluster=wrong)
+    assert repr(CacheKey(1, 2, for_cluster=3)).endswith("for_cluster=3)")
+    assert "for_cluster" not in repr(CacheKey(1, 2))
+    assert CacheKey(1, 2, for_cluster=3) != CacheKey(1, 2)
