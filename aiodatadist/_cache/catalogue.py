@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
 from aiodatadist._cache.names import Key, Name, name_of
@@ -23,6 +24,7 @@ class RemoteCache:
     """
 
     __slots__ = (
+        "_ascending",
         "_summing",
         "_when_idle",
         "_when_left",
@@ -56,6 +58,7 @@ class RemoteCache:
         self._when_idle: Callable[[], object] | None = None
         self._when_left: Callable[[RemoteCache], object] | None = None
         self._summing: ByteBudget | None = None
+        self._ascending: tuple[list[int], list[int]] | None = None  # tensors' addresses, and their numbers
 
     @property
     def summing(self) -> ByteBudget:
@@ -66,15 +69,29 @@ class RemoteCache:
 
     def room_at(self, address: int) -> int:
         """Return the bytes of a tensor from an address in it on; 0 if no tensor contains the address."""
-        nbytes = self.pieces * self.stride
-        return max(
-            (start + nbytes - address for start in self.addresses if start <= address < start + nbytes), default=0
-        )
+        start, _ = self._tensor_before(address)
+        return max(0, start + self.pieces * self.stride - address)
 
     def tensor_at(self, address: int) -> int:
         """Return the number of the tensor that contains an address; 0 if none does."""
-        nbytes = self.pieces * self.stride
-        return next((i for i, start in enumerate(self.addresses) if start <= address < start + nbytes), 0)
+        start, number = self._tensor_before(address)
+        return number if address < start + self.pieces * self.stride else 0
+
+    def _tensor_before(self, address: int) -> tuple[int, int]:
+        """Return the address and the number of the last tensor that starts at or before an address.
+
+        If no tensor starts there, return an address at which no tensor reaches the given one. The peer chooses the number
+        of tensors, so they are searched by halves.
+        """
+        if self._ascending is None:
+            numbers = sorted(range(len(self.addresses)), key=self.addresses.__getitem__)
+            self._ascending = [self.addresses[number] for number in numbers], numbers
+        starts, numbers = self._ascending
+        after = bisect_right(starts, address)
+        if after == 0:
+            return -(1 << 64), 0
+        first = bisect_left(starts, starts[after - 1], 0, after)  # of tensors at the same address
+        return starts[first], numbers[first]
 
     def use(self) -> None:
         """Count a transfer that starts to use it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -220,7 +220,11 @@ def _is_shared(apart: int, blocks: set[int], nbytes: int) -> bool:
 
 
 class Places:
-    """The places of a call's destinations by key, as they become known: two keys may name the same memory of a peer."""
+    """The places of a call's destinations by key, as they become known: two keys may name the same memory of a peer.
+
+    A place is a slot, or the first block of a tensor. All destinations of a call have the same blocks, and a peer's regions
+    are the same or apart, so no more is compared.
+    """
 
     __slots__ = ("_known",)
 
@@ -229,29 +233,20 @@ class Places:
 
     def take(self, wanted: Wanted, side: Side) -> None:
         """Note the place of a destination, instead of an earlier one. Raises ParamInvalid if it overlaps another one's."""
-        starts, numbers, each = side.addresses, side.index, side.stride
-        if len(numbers) == 1:
-            starts, each = array("Q", [start + numbers[0] * each for start in starts]), side.nbytes
+        starts = side.addresses
+        if len(side.index) == 1:
+            starts = array("Q", [start + side.index[0] * side.stride for start in starts])
         known = self._known.setdefault(wanted.key.cluster_id, [])
         known[:] = [place for place in known if place[1] is not wanted]
-        if known:
-            _check_apart_from(known, wanted, starts, set(numbers) if len(numbers) > 1 else {0}, each)
-        known.extend((start, wanted) for start in starts)
-        known.sort(key=itemgetter(0))
-
-
-def _check_apart_from(
-    known: Sequence[tuple[int, Wanted]], wanted: Wanted, starts: array[int], blocks: set[int], nbytes: int
-) -> None:
-    reach = (max(blocks) - min(blocks) + 1) * nbytes
-    for start in starts:
-        first = bisect_right(known, start - reach, key=itemgetter(0))
-        for other, owner in known[first : bisect_left(known, start + reach, key=itemgetter(0))]:
-            if _is_shared(abs(other - start), blocks, nbytes):
+        for start in starts:
+            after = bisect_right(known, start - side.nbytes, key=itemgetter(0))
+            if after < len(known) and known[after][0] < start + side.nbytes:
                 raise ParamInvalid(
-                    f"{owner.key} and {wanted.key} name the same memory of cluster {wanted.key.cluster_id}: "
+                    f"{known[after][1].key} and {wanted.key} name the same memory of cluster {wanted.key.cluster_id}: "
                     "a destination can be named only once in a call"
                 )
+        known.extend((start, wanted) for start in starts)
+        known.sort(key=itemgetter(0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,12 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMStatusCode, Placement, Quotas
 from aiodatadist._cache import digester as digesting
+from aiodatadist._cache.catalogue import RemoteCache
 from aiodatadist._concurrency import loop_time
 from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._counting import Totals
 from aiodatadist._device.checksums import add_checksums
+from aiodatadist._layered.request import Places
 from aiodatadist._link.control.block_leases import BlockLeases, LeaseEnd
 from aiodatadist._link.control.layer_events import LayerEvents
 from aiodatadist._link.control.peer_claim import PeerClaim
@@ -34,7 +36,7 @@ from aiodatadist._link.link import ROUNDS_OF_OTHERS
 from aiodatadist._values import peer_budget
 from aiodatadist._values.grid import Side
 from aiodatadist._values.lease_ticket import new_lease_name
-from aiodatadist._wire.messages import Digest, Digests, Ping, Watch
+from aiodatadist._wire.messages import CacheEntry, Digest, Digests, Ping, Watch
 from aiodatadist.errors import TransferError
 from aiodatadist.testing import Cluster, inside, linked_pair, open_cluster
 
@@ -162,6 +164,48 @@ def test_a_watch_costs_the_same_beside_any_number_of_transfers() -> None:
     for number in range(500):
         events.begin(cast("Sender", object()), 10 + number)
     assert steps_of(lambda: events.on_watch(Watch(cache_id=2, on=True))) <= alone + 20
+
+
+def cache_of(tensors: int) -> RemoteCache:
+    """Return a peer's cache whose tensors are apart, and in no order."""
+    addresses = [(1 << 40) + (7 * number % tensors << 20) for number in range(tensors)]
+    entry = CacheEntry(
+        cache_id=1, blocks=True, placement=1, data_type=4, pieces=16, stride=1024, addresses=addresses, epoch=1
+    )
+    return RemoteCache(entry)
+
+
+def test_an_address_in_a_peers_cache_costs_the_same_with_any_number_of_tensors() -> None:
+    few, many = cache_of(16), cache_of(4096)
+    for cache in (few, many):
+        for number, address in enumerate(cache.addresses):
+            assert cache.tensor_at(address + 3 * 1024) == number
+            assert cache.room_at(address + 3 * 1024) == 13 * 1024
+        for outside in (
+            0,
+            min(cache.addresses) - 1,
+            min(cache.addresses) + 16 * 1024,
+            max(cache.addresses) + (1 << 20),
+        ):
+            assert cache.room_at(outside) == 0
+    address = (1 << 40) + 1024
+    for look in (RemoteCache.room_at, RemoteCache.tensor_at):
+        assert steps_of(lambda: look(many, address)) <= steps_of(lambda: look(few, address)) + 20  # noqa: B023
+
+
+def test_places_that_a_peer_made_up_cost_the_same_however_close_they_are() -> None:
+    """Two destinations of 160 tensors each; a peer said that its tensors are a few bytes apart."""
+
+    def steps(apart: int) -> int:
+        places, numbers = Places(), array("Q", [0, (1 << 40) + 1])
+        for key in range(2):
+            starts = array("Q", [(1 << 30) + (2 * number + key) * apart for number in range(160)])
+            taken = SimpleNamespace(key=BlocksCacheKey(2, key))
+            if key == 0:
+                places.take(cast("Any", taken), Side(starts, numbers, 1024, 1024, 1024))
+        return steps_of(lambda: places.take(cast("Any", taken), Side(starts, numbers, 1024, 1024, 1024)))
+
+    assert steps(1 << 11) <= steps(1 << 50) + 100
 
 
 async def test_a_peer_releases_so_many_leases_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
