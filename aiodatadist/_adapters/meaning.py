@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Any, Final, Literal, get_args
 
 from aiodatadist._adapters.block_shapes import MAX_WORD
+from aiodatadist._adapters.weights import digest_of_weights
 
 Meaning = Literal["model", "model_dtype", "quantization", "cache_dtype", "attention", "rope", "lora", "engine"]
 """Entries that may differ if the users of both engines say so."""
@@ -45,10 +46,14 @@ def word(text: str) -> str:
 
 
 def model_name(model: str, revision: str | None) -> str:
-    """Return the name of weights. A folder is named by its last part and a digest, because clients see this name."""
-    name = model
-    if model.startswith(("/", ".", "~")):
-        name = f"{model.rstrip('/').rpartition('/')[2]} #{_digest(model)}"
+    """Return the name of weights. Clients see it, so a folder is named by its last part.
+
+    A digest of the weights goes with that, because an update may write others into the same folder. If they cannot be
+    read here, it is one of the path.
+    """
+    name, weights = model, digest_of_weights(model)
+    if weights is not None or model.startswith(("/", ".", "~")):
+        name = f"{model.rstrip('/').rpartition('/')[2]} #{weights or _digest(model)}"
     return word(f"{name}@{revision}" if revision else name)
 
 

@@ -20,8 +20,10 @@ def meaning_of(vllm_config: Any, model_id: str | None) -> dict[str, str]:
     """
     config, cache = vllm_config.model_config, vllm_config.cache_config
     dtype = str(config.dtype)
+    # a branch such as "main" has other weights after an update
+    revision = getattr(getattr(config, "hf_config", None), "_commit_hash", None) or config.revision
     return {
-        "model": meaning.word(model_id) if model_id else meaning.model_name(str(config.model), config.revision),
+        "model": meaning.word(model_id) if model_id else meaning.model_name(str(config.model), revision),
         "model_dtype": meaning.word(dtype.removeprefix("torch.")),
         "quantization": meaning.word(str(getattr(config, "quantization", None) or "none")),
         "cache_dtype": meaning.word(meaning.cache_dtype(str(cache.cache_dtype), dtype)),
