@@ -35,6 +35,11 @@ TELL_SECONDS = 5.0
 GONE = 410
 PARAMS = "kv_transfer_params"
 Job = dict[str, Any]
+ONLY_DECODE = (
+    "stream_options", "n", "best_of", "use_beam_search", "min_tokens", "logprobs", "prompt_logprobs", "echo",
+)  # fmt: skip
+"""Fields that prefill is not told. It would keep the blocks once for each answer, of which decode takes one, and refuse a
+request for more tokens than the one that it is asked for."""
 
 
 class Gone(Exception):
@@ -123,8 +128,8 @@ class Router:
 
     async def _prefill(self, prefill: str, job: Job, lease: str) -> Any:
         keep = Keep(lease=lease).model_dump()
-        ask = {**job, "max_tokens": 1, "stream": False, PARAMS: keep}
-        ask.pop("stream_options", None)
+        asked = {name: value for name, value in job.items() if name not in ONLY_DECODE}
+        ask = {**asked, "max_tokens": 1, "stream": False, PARAMS: keep}
         with asking("prefill") as headers:
             response = await self._client.post(f"{prefill}/v1/completions", content=json.dumps(ask), headers=headers)
             await _check(response)

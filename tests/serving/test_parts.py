@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import anyio
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 
 from aiodatadist import BlockPool, CacheDesc, DataType, LLMRole, new_lease_name
 from aiodatadist._adapters.block_service import Settings
@@ -21,7 +23,7 @@ from examples.serving.blocks import Blocks
 from examples.serving.kv import KvSettings, open_kv
 from examples.serving.metrics import Metrics
 from examples.serving.prefill import Prefill
-from examples.serving.router import Router
+from examples.serving.router import Job, Router, app_of
 
 # ---- blocks ----
 
@@ -48,7 +50,8 @@ async def test_refused(count: int, line: int, seconds: float, status: int, after
 # ---- router ----
 
 
-async def test_a_client_says_nothing_about_blocks() -> None:
+@pytest.mark.parametrize("stream", [{}, {"stream": False}, {"stream": True, "stream_options": {"include_usage": True}}])
+async def test_a_client_says_nothing_about_blocks(stream: Job) -> None:
     """vLLM prefers kv_transfer_params to those in vllm_xargs, but not if they are null, as when it keeps no blocks."""
     bodies: list[dict[str, Any]] = []
 
@@ -57,7 +60,12 @@ async def test_a_client_says_nothing_about_blocks() -> None:
         return httpx.Response(200, json={"choices": [], "kv_transfer_params": None})
 
     forged = {"do_remote_prefill": True, "workers": []}
-    job = {"prompt": "a", "kv_transfer_params": forged, "vllm_xargs": {"kv_transfer_params": forged, "other": 1}}
+    job = {
+        "prompt": "a",
+        "kv_transfer_params": forged,
+        "vllm_xargs": {"kv_transfer_params": forged, "other": 1},
+        **stream,
+    }
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
         router = Router(client, ["http://prefill"], ["http://decode"], 1.0, Metrics())
         for each in (job, {"prompt": "a", "vllm_xargs": "no object"}):
@@ -66,6 +74,40 @@ async def test_a_client_says_nothing_about_blocks() -> None:
     asked, decoded = bodies[:2]
     assert asked["kv_transfer_params"].keys() == {"do_remote_decode", "lease"}
     assert decoded["kv_transfer_params"] is None
+    assert (asked["stream"], decoded.get("stream")) == (False, stream.get("stream"))
+
+
+def test_requests_come_in_on_one_route_alone() -> None:
+    """Add a route only if it also drops what clients say about blocks."""
+    app = app_of(Namespace(retry_seconds=1.0, read_seconds=1.0, prefill=["p"], decode=["d"], spans=None))
+    routes = {route.path for route in app.routes if isinstance(route, APIRoute) and route.methods != {"GET"}}
+    assert routes == {"/v1/completions"}
+
+
+async def test_prefill_is_asked_for_one_token_of_one_answer() -> None:
+    """Ask for all that the client wants, and vLLM keeps the blocks once for each answer, or refuses the request."""
+    bodies: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, json={"choices": [], "kv_transfer_params": None})
+
+    counts = {
+        "n": 4,
+        "best_of": 4,
+        "use_beam_search": True,
+        "min_tokens": 5,
+        "logprobs": 1,
+        "prompt_logprobs": 1,
+        "echo": True,
+    }
+    job = {"prompt": "a", "max_tokens": 9, "seed": 3, "temperature": 0.5, **counts}
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        router = Router(client, ["http://prefill"], ["http://decode"], 1.0, Metrics())
+        assert [json.loads(piece) async for piece in router.answer(job)]
+    asked, decoded = ({name: value for name, value in body.items() if name != "kv_transfer_params"} for body in bodies)
+    assert asked == {"prompt": "a", "max_tokens": 1, "seed": 3, "temperature": 0.5, "stream": False}
+    assert decoded == job
 
 
 # ---- prefill ----
