@@ -17,7 +17,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test mutants measure nightly check native pytest hostile frozen alone chaos hccs roce aicpu hardware packaging bare site types torch lmcache sglang vllm smoke strict abi sniffio oldest bench wheel clean
+.PHONY: help demo test mutants measure nightly check native pytest hostile fuzz frozen alone chaos hccs roce aicpu hardware packaging bare site types torch lmcache sglang vllm smoke strict abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -64,6 +64,7 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 	$(MAKE) sglang SGLANG='sglang sglang-newest'
 	AIODATADIST_NIGHTLY=1 $(MAKE) vllm VLLM='0.31 0.32 newest'
 	$(MAKE) bare
+	$(MAKE) fuzz SECONDS=60
 	$(MAKE) chaos SECONDS=600
 
 # What runs on strict softnpu alone belongs to those lanes.
@@ -107,6 +108,9 @@ hardware: $(STAMP)  ## the tests of two NPUs of this machine; docs/npu.md says h
 SECONDS = 120
 chaos: $(STAMP)  ## processes, network and devices at their worst, for SECONDS in all profiles; SEED and PROFILE replay
 	@$(BIN)/aiodatadist chaos --seconds $(SECONDS) --profile $(or $(PROFILE),all) $(if $(SEED),--seed $(SEED))
+
+fuzz: $(STAMP)  ## every reader of input from others for SECONDS: atheris, which is installed in .cache/venvs, and C under ASan; NAMES picks some
+	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(NAMES)
 
 packaging: $(STAMP)  ## sdist and wheel as they are released, where nothing else is installed
 	@$(BIN)/python -m tests.packaging

@@ -5,6 +5,7 @@
 ``torch``: the tests that need PyTorch, and the samples where it is installed.
 ``lmcache``, ``lmcache-newest``: LMCache's classes over the context cache.
 ``sglang``, ``sglang-newest``: SGLang's base classes over pushes.
+``fuzz``: atheris, with which ``python -m tests.fuzz`` runs.
 ``vllm-0.31``, ``vllm-0.32``, ``vllm-newest``: vLLM engines, which pull from each other and push to each other.
 
 Each has a virtual environment under ``.cache/venvs``, made when its requirements change, which needs a package index.
@@ -156,6 +157,7 @@ LANES = {
         _lmcache("lmcache-newest", "lmcache"),
         _sglang("sglang", "sglang==0.5.23"),
         _sglang("sglang-newest", "sglang"),
+        Lane("fuzz", extra=("atheris==3.0.0", "xxhash"), tests=("tests/fuzz",)),
     )
 }
 
