@@ -46,6 +46,7 @@ ALLOWED = {
     "context_caching.pools.deferred:open_deferred": (1, OPENING),
     "context_caching.pools.lru_store:LruStore.aclose": (1, CLOSING),
     "context_caching.pools.mooncake.pool:MooncakePool.aclose": (1, CLOSING),
+    "context_caching.pools.redis.pool:RedisPool.open": (1, OPENING),
     "context_caching.pools.redis.refusals:Refusals.note": (1, "has a limit of its own: a line a minute of each kind"),
     "context_caching.transfer.loans:LoanSet.__exit__": (
         1,

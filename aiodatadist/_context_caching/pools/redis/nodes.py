@@ -215,10 +215,12 @@ class View:
     Attributes:
         owners: address of the server of each slot, or None.
         failed: addresses of servers that the others have given up.
+        members: addresses of all servers, with and without slots, by number and by name.
     """
 
     owners: list[tuple[str, int] | None]
     failed: set[tuple[str, int]] = field(default_factory=set)
+    members: set[tuple[str, int]] = field(default_factory=set)
 
 
 def parse_nodes(text: str, asked: str) -> View:
@@ -229,9 +231,12 @@ def parse_nodes(text: str, asked: str) -> View:
         place, _, hostname = place.partition(",")
         host, _, port = place.partition("@")[0].rpartition(":")
         kinds = flags.split(",")
-        if "noaddr" in kinds or "master" not in kinds:
+        if "noaddr" in kinds or "handshake" in kinds:
             continue
         address = (hostname.partition(",")[0] or host or asked, int(port))
+        view.members.update((address, (host or asked, int(port))))
+        if "master" not in kinds:
+            continue
         if "fail" in kinds:
             view.failed.add(address)
         for part in ranges:

@@ -17,7 +17,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import anyio
@@ -51,6 +51,7 @@ from aiodatadist._context_caching.pools.redis.nodes import (
     parse_nodes,
     parse_url,
 )
+from aiodatadist._context_caching.pools.redis.redirects import Redirect, redirect_in
 from aiodatadist._context_caching.pools.redis.refusals import Refusals
 from aiodatadist._context_caching.pools.redis.resp import (
     LARGEST,
@@ -65,6 +66,7 @@ from aiodatadist._context_caching.pools.redis.resp import (
     storing,
 )
 from aiodatadist._context_caching.pools.redis.tls_port import SpeaksTLS, check_tls_options, or_tls
+from aiodatadist._context_caching.pools.remarks import remarks_on
 from aiodatadist._context_caching.pools.turns import Turns
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.foreign import printable
@@ -130,6 +132,7 @@ class RedisPool(KVPool):
             "redis cluster" if is_cluster else "redis",
             placement=is_cluster,
             auth=bool(account.options.get("password")),
+            private_values=True,
         )
         self._account = account
         self._seed = seed
@@ -164,6 +167,8 @@ class RedisPool(KVPool):
         """
         account, host, port, memory, wanted = _read_url(url)
         seed = Node(host, port, account)
+        for remark in remarks_on(url):
+            logger.warning("redis at %s: %s", printable(seed.name), remark)
         how = " with TLS" if account.is_tls else ""
         try:
             with lending.until(anyio.current_time() + timeout, f"connecting to redis at {seed.name}{how}"):
@@ -347,7 +352,7 @@ class RedisPool(KVPool):
                 await anyio.lowlevel.checkpoint_if_cancelled()
                 await self._refresh_if_doubtful()
                 replies = await self._send(requests, at_once=at_once)
-                again = [i for i, reply in enumerate(replies) if isinstance(reply, NodeDown) or _redirect(reply)]
+                again = [i for i, reply in enumerate(replies) if isinstance(reply, NodeDown) or self._redirect(reply)]
                 if again:
                     await self._mend([replies[i] for i in again], is_all=len(again) == len(replies))
                     for i, reply in zip(again, await self._send([requests[i] for i in again]), strict=True):
@@ -399,9 +404,12 @@ class RedisPool(KVPool):
                 reply = (await node.ask(*before, wanted))[-1]
             except NodeDown as error:
                 return error
-            if (redirect := _redirect(reply)) is None:
+            if (redirect := self._redirect(reply)) is None:
                 return reply
-            node = self._node((redirect.host or node.host, redirect.port))
+            address = (redirect.host or node.host, redirect.port)
+            if not await self._is_member(address):
+                return reply
+            node = self._node(address)
             if redirect.has_moved:
                 self._is_doubtful = True
             before = () if redirect.has_moved else (request("ASKING"),)
@@ -420,10 +428,20 @@ class RedisPool(KVPool):
             if is_all:
                 raise PoolUnreachable(str(failures[0])) from failures[0]
             return  # other requests were answered: only a connection broke
-        redirects = [_redirect(failure) for failure in failures]
+        redirects = [self._redirect(failure) for failure in failures]
         is_old = anyio.current_time() > self._seen + MAP_AGE_SECONDS
         if any(r.has_moved if r else is_all or is_old for r in redirects):
             await self._refresh()
+
+    def _redirect(self, reply: Any) -> Redirect | None:
+        """Return the redirect in a reply. A server that is part of no cluster has none to give: then its reply is a fault."""
+        return redirect_in(reply) if self._is_cluster else None
+
+    async def _is_member(self, address: tuple[str, int]) -> bool:
+        """Return True if the cluster's own list has this address. Only such an address is told the password."""
+        if address not in self._view.members:
+            await self._refresh()
+        return address in self._view.members
 
     # ---- who is where ----
 
@@ -524,6 +542,8 @@ def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
             f"option {name} cannot be in the URL: the pool decides deadlines, retries, bytes and the start of a connection"
         )
     check_tls_options(options, is_tls=is_tls)
+    if is_tls and options.get("ssl_cert_reqs") != "none":  # redis-py before 6 does not compare the name by default
+        options.setdefault("ssl_check_hostname", True)
     cluster = address.options.get("cluster")
     if cluster not in {None, "yes", "no", "true", "false"}:
         raise ValueError(f"cluster is {cluster!r}: must be yes or no")
@@ -547,24 +567,6 @@ def _buffer(stage: Stage) -> Buffer:
     if not isinstance(stage, Buffer):
         raise TypeError(f"a stage is a {type(stage).__name__}: must be one of this pool's")
     return stage
-
-
-class _Redirect(NamedTuple):
-    """The new place of a slot, for good or for one key. An empty host means the host of the server that says so."""
-
-    has_moved: bool
-    host: str
-    port: int
-
-
-def _redirect(reply: Any) -> _Redirect | None:
-    """Return the redirect in a reply, or None if there is none that can be followed."""
-    if not isinstance(reply, ResponseError):
-        return None
-    found = re.match(r"(MOVED|ASK) [0-9]+ (\S*):([0-9]{1,5})(?!\S)", str(reply))
-    if found is None or not 1 <= int(found[3]) <= 65535:
-        return None
-    return _Redirect(found[1] == "MOVED", found[2], int(found[3]))
 
 
 def _in_words(failures: Iterable[object]) -> str:
