@@ -47,17 +47,26 @@ class KeyRing:
     Args:
         owner: names it in the log, for instance ``cluster 7``.
         cluster_id: the cluster that a certificate must be for; None for a server, which needs keys.
+        use: what the first key is used for, in the log.
 
     Attributes:
         why_not: returns the rule that keeps a cluster with these keys from an address; empty if there is none.
         are_given: True if the keys were chosen for this cluster. Only then members on other machines can have them.
     """
 
-    def __init__(self, credential: Credential, owner: str, incidents: Incidents, cluster_id: int | None = None) -> None:
+    def __init__(
+        self,
+        credential: Credential,
+        owner: str,
+        incidents: Incidents,
+        cluster_id: int | None = None,
+        use: str = "new proofs use",
+    ) -> None:
         self.why_not: Callable[[str], str] = credential.why_not
         self.are_given: bool = credential.is_given
         self._credential = credential
         self._owner = owner
+        self._use = use
         self._incidents = incidents
         self._cluster_id = cluster_id
         self._found: tuple[Key, ...] | Certificates | ParamInvalid | None = None
@@ -250,8 +259,8 @@ class KeyRing:
     def _tell_change_of_keys(self, keys: tuple[Key, ...]) -> None:
         old = dict(() if isinstance(self._used, Certificates) else self._used or ())
         replaced = [key.name for key in keys if old.get(key.name, key.secret) != key.secret]
-        words = "%s: new proofs use key %s of %s"
-        told = [self._owner, keys[0].name, ", ".join(key.name for key in keys)]
+        words = "%s: %s key %s of %s"
+        told = [self._owner, self._use, keys[0].name, ", ".join(key.name for key in keys)]
         if replaced:
             words += "; %s has another secret now"
             told.append(", ".join(replaced))

@@ -37,6 +37,8 @@ MAX_KEYS: Final = 16
 _NAMES: Final = {KEYS: "the key file", POLICY: "the policy"} | dict(
     zip(TLS_FILES, ("the certificate", "the private key", "the file of authorities"), strict=True)
 )
+VALUES: Final = "seal"
+"""The name of a key that seals values in pools, and never proves a link; also the beginning of such names, before a '-'."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HEX: Final = re.compile(r"(?:[0-9A-Fa-f]{2})+")
 
@@ -143,7 +145,7 @@ class UserKey(Credential):
         if self._path is None:
             self._path = key_path(self._environment)
         try:
-            seen = _state(self._path.stat())
+            seen = state_of(self._path.stat())
         except OSError:
             seen = None
         if not self._keys or seen not in (self._seen, None):
@@ -162,13 +164,13 @@ class UserKey(Credential):
         )
 
 
-def _state(status: os.stat_result) -> tuple[int, ...]:
+def state_of(status: os.stat_result) -> tuple[int, ...]:
     """Return what changes with a file or folder."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _states(looked: list[os.stat_result]) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(_state, looked))
+    return tuple(map(state_of, looked))
 
 
 class AuthKey(Credential):
@@ -209,7 +211,7 @@ class AuthKeyFile(AuthKey):
 
     def current(self) -> tuple[Key, ...]:
         try:
-            state = _state(self.path.stat())
+            state = state_of(self.path.stat())
         except (OSError, ValueError) as error:
             raise unreadable(self.path, KEY_FILE, error) from error
         if state != self._seen:
@@ -340,7 +342,10 @@ class TrustFolder(Credential):
             certificates = read_certificates(self.path, {} if policy is None else policy.dns_ids())
             return _Held(_states(looked), certificates=certificates, policy=policy)
         path = self.path / KEYS
-        return _Held(_states(looked), keys_of(read_secret(path, "the key file"), path), policy=policy)
+        keys = tuple(key for key in keys_of(read_secret(path, "the key file"), path) if not is_for_values(key.name))
+        if not keys:
+            raise ParamInvalid(f"{str(path)!r} has no key for links: all of its keys are for values, by their names")
+        return _Held(_states(looked), keys, policy=policy)
 
     @property
     def hint(self) -> str:
@@ -377,6 +382,11 @@ def keys_of(content: bytes, path: Path) -> tuple[Key, ...]:
     if not found:
         raise ParamInvalid(f"{str(path)!r} has no key: must have 1 to {MAX_KEYS}")
     return tuple(found)
+
+
+def is_for_values(name: str) -> bool:
+    """Return True if a key of this name, in a folder of trust, seals values in pools: ``seal``, or ``seal-...``."""
+    return name.partition("-")[0] == VALUES
 
 
 def _secret(text: str) -> bytes | None:

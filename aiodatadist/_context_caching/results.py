@@ -58,6 +58,8 @@ class Statistics:
         local: of those, the values from the local read cache.
         missed: values that were asked for and not there.
         damaged: values that were there, but stale, foreign or incomplete. They count as missed, too.
+        forged: values that were there, but not as a member of the group had sealed them, in a sealed pool. They count as
+            missed, too.
         bytes_in_flight, most_bytes_in_flight: host memory that calls hold now, and the most that they ever held.
     """
 
@@ -71,5 +73,6 @@ class Statistics:
     local: int
     missed: int
     damaged: int
+    forged: int
     bytes_in_flight: int
     most_bytes_in_flight: int

@@ -78,6 +78,7 @@ class Incident(StrEnum):
     WRITE_REFUSED = "write_refused"
     NO_ROOM = "no_room"
     VALUE_DAMAGED = "value_damaged"
+    VALUE_FORGED = "value_forged"
 
 
 OF_POOLS: Final = frozenset(
@@ -89,6 +90,7 @@ OF_POOLS: Final = frozenset(
         Incident.WRITE_REFUSED,
         Incident.NO_ROOM,
         Incident.VALUE_DAMAGED,
+        Incident.VALUE_FORGED,
     }
 )
 """The kinds that no cluster counts."""

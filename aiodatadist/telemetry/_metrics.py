@@ -96,6 +96,9 @@ CACHE: Final = {
     "aiodatadist_context_cache_bytes": Metric("counter", "Payloads that were saved or loaded.", ("direction",)),
     "aiodatadist_context_cache_local_hits": Metric("counter", "Loaded values from the local read cache."),
     "aiodatadist_context_cache_damaged": Metric("counter", "Values that were missed because they were damaged."),
+    "aiodatadist_context_cache_forged": Metric(
+        "counter", "Values of a sealed pool that were missed because they were not as a member had sealed them."
+    ),
     "aiodatadist_context_cache_incidents": Metric(
         "counter", "Incidents of pools and calls. The log has at most one line a second of each kind.", ("kind",)
     ),

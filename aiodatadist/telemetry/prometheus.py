@@ -265,6 +265,7 @@ def _write_cache(sheet: _Sheet, which: tuple[str, ...], figures: CacheFigures) -
     sheet.add("aiodatadist_context_cache_bytes", values.loaded_bytes, *which, "loaded")
     sheet.add("aiodatadist_context_cache_local_hits", values.local, *which)
     sheet.add("aiodatadist_context_cache_damaged", values.damaged, *which)
+    sheet.add("aiodatadist_context_cache_forged", values.forged, *which)
     kinds = [kind.value for kind in Incident if kind in OF_POOLS or kind is Incident.DEFECT]
     sheet.add_each("aiodatadist_context_cache_incidents", figures.incidents, kinds, *which)
     sheet.add("aiodatadist_context_cache_in_flight_bytes", values.bytes_in_flight, *which)

@@ -11,6 +11,7 @@ import pytest
 
 from aiodatadist._context_caching.pools.contract import PoolKey, PoolRefused, PoolUnreachable
 from aiodatadist._context_caching.pools.deferred import DeferredPool
+from aiodatadist._context_caching.pools.open import PoolPlace
 from aiodatadist._testing.views import pipeline_of
 from aiodatadist.context_caching import (
     CcStatus,
@@ -34,7 +35,7 @@ from tests.context_caching.servers import (
 
 no_leaks = pytest.mark.usefixtures("no_leaks")
 
-OPEN = "aiodatadist._context_caching.pools.deferred.open_pool"
+OPEN = "aiodatadist._context_caching.pools.open._open_engine"
 SOON = HealthRules(probe_every=0.02, successes=2)
 
 
@@ -152,7 +153,7 @@ async def test_what_needs_the_pool_itself_is_told_why_it_is_not_there(opening: l
 @no_leaks
 @pytest.mark.parametrize("asked", ["stage", "put_many", "get_many", "exists_many", "remove_many", "nodes"])
 async def test_a_pool_is_unreachable_until_it_is_there(asked: str) -> None:
-    pool = DeferredPool("redis://there", PoolUnreachable("no server there"))
+    pool = DeferredPool(PoolPlace("redis://there"), PoolUnreachable("no server there"))
     given: dict[str, tuple[Any, ...]] = {"put_many": ([], []), "get_many": ([], []), "nodes": ()}
     with pytest.raises(PoolUnreachable, match="no server there"):
         await getattr(pool, asked)(*given.get(asked, ([PoolKey("a", "b", "c")],)), deadline=0.0)

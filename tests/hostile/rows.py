@@ -22,6 +22,7 @@ from aiodatadist._adapters.block_service import Settings
 from aiodatadist._adapters.vllm import offer
 from aiodatadist._cluster import half_links, key_ring, link_table, pending_client, relinker
 from aiodatadist._config.trust import NETWORK_BYTES, SECRET_BYTES
+from aiodatadist._context_caching.pools import seals
 from aiodatadist._link.control.wire import UNVERIFIED_BODY
 from aiodatadist._values import foreign, peer_budget
 from tests.hostile import frames
@@ -29,7 +30,7 @@ from tests.hostile import frames
 HOSTILE: Final = "tests/hostile/test_"
 ALL: Final = tuple(f"T{number}" for number in range(1, 24))
 """The names of the threats."""
-NOT_YET: Final = frozenset({"T8", "T9", "T10", "T16", "T18"})
+NOT_YET: Final = frozenset({"T8", "T9", "T10", "T18"})
 """Threats without a row: what holds against them is not built, or its row is not written."""
 
 
@@ -197,6 +198,16 @@ ROWS: Final = (
                 f"address, {rendezvous.CLIENT_SECONDS:g} s each",
                 f"一行 {rendezvous_lines.MAX_QUESTION >> 10} KiB，一个地址 {peer_budget.UNPROVED_OF_ONE} 条连接，"
                 f"每条 {rendezvous.CLIENT_SECONDS:g} s",
+            ),
+        ),
+    ),
+    Row(
+        "T16",
+        _hostile("sealed_values", "pool_servers"),
+        (
+            Figure(
+                f"0 bytes of a forged value used; AES-256-GCM, a header of {seals.HEADER} bytes",
+                f"使用伪造的值的 0 字节；AES-256-GCM，头部 {seals.HEADER} 字节",
             ),
         ),
     ),

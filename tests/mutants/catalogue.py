@@ -23,6 +23,8 @@ BUDGETS = "tests/hostile/test_budgets.py"
 LAYERED = "tests/test_layered.py"
 HOST_NAMES = "tests/test_host_names.py"
 LOOK_UPS = "tests/hostile/test_look_ups.py"
+POOL_SERVERS = "tests/hostile/test_pool_servers.py"
+SEALED_VALUES = "tests/hostile/test_sealed_values.py"
 DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
 TRUST, ROTATED_KEYS = "tests/hostile/test_trust.py", "tests/hostile/test_rotated_keys.py"
 CHANNELS, ANSWERS, WITHDRAWN = (f"tests/hostile/test_{name}.py" for name in ("channels", "answers", "withdrawn_caches"))
@@ -1572,6 +1574,38 @@ MUTANTS = (
         "        if self.auth_key is not None:\n            raise TypeError(\n",
         "        if self.auth_key is not None and not self.auth_key:\n            raise TypeError(\n",
         (TRUST,),
+    ),
+    Mutant(
+        "a-tag-is-not-checked",
+        "a value that no member sealed, or that was changed, is not used",
+        "aiodatadist/_context_caching/pools/seals.py",
+        "        except self._invalid_tag:\n            return GetStatus.FORGED\n",
+        "        except self._invalid_tag:\n            pass\n",
+        (SEALED_VALUES,),
+    ),
+    Mutant(
+        "a-name-is-not-bound",
+        "a value that was copied under another name is not used",
+        "aiodatadist/_context_caching/pools/seals.py",
+        "    parts = [part.encode() for part in name]\n",
+        "    parts = [b'' for _ in name]\n",
+        (SEALED_VALUES,),
+    ),
+    Mutant(
+        "a-nonce-comes-again",
+        "each sealed value has a nonce of its own",
+        "aiodatadist/_context_caching/pools/seals.py",
+        "        nonce = os.urandom(NONCE)\n",
+        "        nonce = bytes(NONCE)\n",
+        (SEALED_VALUES,),
+    ),
+    Mutant(
+        "a-password-goes-anywhere",
+        "a redirection is followed to members of the server's cluster only",
+        "aiodatadist/_context_caching/pools/redis/pool.py",
+        "            if not await self._is_member(address):\n                return reply\n",
+        "",
+        (POOL_SERVERS,),
     ),
     Mutant(
         "keys-are-read-once",

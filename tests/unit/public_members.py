@@ -111,7 +111,7 @@ MEMBERS: Final = {
     ),
     "aiodatadist._context_caching.results.CcResult": "details of success total",
     "aiodatadist._context_caching.results.Statistics": (
-        "bytes_in_flight damaged failed loaded loaded_bytes local missed most_bytes_in_flight present rejected saved "
+        "bytes_in_flight damaged failed forged loaded loaded_bytes local missed most_bytes_in_flight present rejected saved "
         "saved_bytes"
     ),
     "aiodatadist._context_caching.transfer.handle.BlockTransfer": (

@@ -21,6 +21,7 @@ DOCTOR = (
 def add_doctor(doctor: argparse.ArgumentParser) -> None:
     add_json(doctor, may_lack_file=True)
     doctor.add_argument("--device", type=integer(0, 1023), metavar="N", help="probe this device, as the process counts")
+    doctor.add_argument("--pool", metavar="URL", help="open this pool of KV blocks, and say whose values are believed")
     doctor.add_argument("--peer", metavar="HOST:PORT", help="with a device of the host where --serve runs")
     doctor.add_argument("--serve", metavar="[HOST:]PORT", help="be the peer of a probe, with --device, until Ctrl-C")
     doctor.add_argument(
@@ -46,16 +47,18 @@ def doctor_command(arguments: argparse.Namespace) -> Callable[[], int]:
         for name in ("peer", "serve", "step", "local_comm_res", "peer_local_comm_res"):
             if getattr(arguments, name):
                 raise wrong_input(f"--{name.replace('_', '-')} needs --device: which device is to be probed?")
-        return partial(run_doctor, arguments.json)
+        return partial(run_doctor, arguments.json, arguments.pool)
+    if arguments.pool is not None:
+        raise wrong_input("--pool and --device are two commands: one command is one of them")
     if arguments.peer and arguments.serve:
         raise wrong_input("--peer and --serve are the two ends of a probe: one command is one of them")
     return partial(_run_probe, arguments)
 
 
-def run_doctor(json: Path | None) -> int:
+def run_doctor(json: Path | None, pool: str | None) -> int:
     from aiodatadist._cli.doctor.command import run_doctor  # noqa: PLC0415 - opens the native libraries
 
-    return run_doctor(json)
+    return run_doctor(json, pool)
 
 
 def _run_probe(arguments: argparse.Namespace) -> int:

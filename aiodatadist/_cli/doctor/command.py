@@ -7,20 +7,22 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from aiodatadist._cli.doctor.findings import Finding, examine
+from aiodatadist._cli.doctor.finding import Finding
+from aiodatadist._cli.doctor.findings import examine
+from aiodatadist._cli.doctor.pools import pool_findings
 from aiodatadist._cli.kit.options import is_stdout, write_report
 from aiodatadist._cli.kit.text import wrapped
 
 
-def run_doctor(as_json: Path | None) -> int:
+def run_doctor(as_json: Path | None, pool: str | None = None) -> int:
     """Print all findings, and return 1 if one of them is fatal, else 0.
 
-    They are also written to the file ``as_json``; ``-`` is stdout.
+    With the URL of a pool there are findings about it, too. They are also written to the file ``as_json``; ``-`` is stdout.
 
     Raises:
         CommandError: if the file cannot be written.
     """
-    findings = examine()
+    findings = [*examine(), *([] if pool is None else pool_findings(pool))]
     healthy = all(finding.mark != "fail" for finding in findings)
     report = json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2)
     if not is_stdout(as_json):

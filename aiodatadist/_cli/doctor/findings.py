@@ -12,14 +12,14 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import aiodatadist
 from aiodatadist._blocking.config import KEY_FILE
+from aiodatadist._cli.doctor.finding import Finding, Mark
+from aiodatadist._cli.doctor.pools import sealing_findings
 from aiodatadist._cli.kit.numbers import quantity
 from aiodatadist._config.certificates import AUTHORITY, CERTIFICATE, Certificates
 from aiodatadist._config.certificates import KEY as TLS_KEY
@@ -31,8 +31,6 @@ from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist._native.runtime import ACL_LIBRARIES, COMM_LIBRARIES, FUNCTIONS, Runtime, open_runtime
 from aiodatadist._values.foreign import printable
 from aiodatadist.errors import LLMException, ParamInvalid
-
-Mark = Literal["ok", "warn", "fail"]
 
 USES = {
     **dict.fromkeys(("aclrtCreateNotify", "aclrtWaitAndResetNotify", "aclrtRecordNotify"), "EventLayerSynchronizer"),
@@ -51,19 +49,6 @@ USES = {
     "aclrtStreamAbort": "cancelling",
 }
 """The features that do not work if the libraries lack a function."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check, its level, and what it means for the user.
-
-    ``warn`` is something that could work better, or that only some uses need; ``fail`` is fatal.
-    """
-
-    name: str
-    value: str
-    mark: Mark
-    meaning: str
 
 
 def examine() -> list[Finding]:
@@ -401,6 +386,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     cpu_findings,
     network_findings,
     trust_findings,
+    sealing_findings,
     version_findings,
     engine_findings,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeVar
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote_plus, urlencode, urlsplit
 
 from aiodatadist._values.sizes import read_size
 
@@ -49,6 +49,28 @@ def parse(url: str, schemes: tuple[str, ...], port: int, ours: frozenset[str], *
     rest = urlencode({name: value for name, value in found.items() if name not in ours})
     options = {name: value for name, value in found.items() if name in ours}
     return Address(parts._replace(query=rest).geturl(), host, port if number is None else number, options)
+
+
+def taken_out(url: str, names: frozenset[str]) -> tuple[str, dict[str, str]]:
+    """Take options out of a URL; return the URL without them, otherwise unchanged, and their values.
+
+    Raises:
+        ValueError: if one of them is in the URL twice.
+    """
+    before, mark, query = url.partition("?")
+    query, hash_mark, behind = query.partition("#")
+    kept: list[str] = []
+    found: dict[str, str] = {}
+    for part in query.split("&"):
+        name, _, value = part.partition("=")
+        if name not in names:
+            kept.append(part)
+        elif name in found:
+            raise ValueError(f"option {name} is in the URL twice")
+        else:
+            found[name] = unquote_plus(value)
+    rest = "&".join(kept)
+    return f"{before}{mark if rest or not found else ''}{rest}{hash_mark}{behind}", found
 
 
 def _place(url: str, schemes: tuple[str, ...]) -> tuple[SplitResult, str, int | None]:

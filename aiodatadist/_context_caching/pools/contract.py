@@ -58,6 +58,10 @@ class GetStatus(IntEnum):
 
     For a call's first value: it is larger than the pool.
     """
+    FORGED = -5
+    """In a sealed pool: no member sealed the value under this name, or it was changed since."""
+    EXPIRED = -6
+    """In a sealed pool: a member sealed the value longer ago than ``seal_seconds``."""
 
 
 class PoolTimeout(TimeoutError):
@@ -128,6 +132,8 @@ class Capabilities:
         lease: ``exists_many(lease=...)`` protects what it finds.
         placement: there are several nodes, and all values of one distribute key are on one of them.
         auth: the engine checks access.
+        sealed: values are sealed: without the group's key they can neither be written nor read.
+        private_values: each value that is lent is a copy for its borrower alone, who may change it.
         cancel_is_immediate: nothing of a cancelled call continues. Otherwise its memory is set aside until the engine
             releases it.
     """
@@ -137,6 +143,8 @@ class Capabilities:
     lease: bool = False
     placement: bool = False
     auth: bool = False
+    sealed: bool = False
+    private_values: bool = False
     cancel_is_immediate: bool = True
 
 

@@ -18,7 +18,7 @@ from aiodatadist._context_caching.pools.contract import (
     Stage,
     Value,
 )
-from aiodatadist._context_caching.pools.open import open_pool
+from aiodatadist._context_caching.pools.open import PoolPlace, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,21 +30,22 @@ async def open_deferred(url: str) -> KVPool:
         PoolRefused: if the pool answers and refuses this caller.
         EmsInvalidArgument, LLMException: see :func:`open_pool`.
     """
+    place = await place_of(url)
     try:
-        return await open_pool(url)
+        return await place.open()
     except PoolRefused:
         raise
     except (PoolTimeout, PoolUnreachable) as problem:
         logger.warning("the pool cannot be opened now; each health check tries again: %s", problem)
-        return DeferredPool(url, problem)
+        return DeferredPool(place, problem)
 
 
 class DeferredPool(KVPool):
     """A pool that raises PoolUnreachable from every call until :meth:`arrive` has opened it."""
 
-    def __init__(self, url: str, problem: PoolTimeout | PoolUnreachable) -> None:
-        self.capabilities = Capabilities(url.partition(":")[0])
-        self._url = url
+    def __init__(self, place: PoolPlace, problem: PoolTimeout | PoolUnreachable) -> None:
+        self.capabilities = Capabilities(place.url.partition(":")[0], sealed=place.ring is not None)
+        self._place = place
         self._problem: Exception = problem
         self._pool: KVPool | None = None
 
@@ -58,7 +59,7 @@ class DeferredPool(KVPool):
         """Try to open the pool, if it is not open. There is no time limit but the engine's own."""
         if self._pool is None:
             try:
-                self._pool = await open_pool(self._url)
+                self._pool = await self._place.open()
             except Exception as problem:
                 if not isinstance(problem, (PoolTimeout, PoolUnreachable)) or isinstance(problem, PoolRefused):
                     logger.warning("the pool cannot be opened: %s", problem)  # waiting will not help here

@@ -72,7 +72,11 @@ _GOT = {
     GetStatus.WRONG_LENGTH: CcStatus.MISS,
     GetStatus.FAILED: CcStatus.IO_ERROR,
     GetStatus.NO_ROOM: CcStatus.REJECTED,
+    GetStatus.FORGED: CcStatus.MISS,
+    GetStatus.EXPIRED: CcStatus.MISS,
 }
+
+_SPOILED = {GetStatus.FORGED, GetStatus.EXPIRED, GetStatus.WRONG_LENGTH}
 
 T = TypeVar("T")
 
@@ -153,7 +157,8 @@ class TransferPipeline:
         self._copy_streams = copy_streams
         self._fill_on_read = fill_on_read
         self._is_here = pool.capabilities.in_process
-        self.wrapping: Wrapping = Bare() if self._is_here else Envelope()
+        self._is_sealed = pool.capabilities.sealed
+        self.wrapping: Wrapping = Bare() if self._is_here or self._is_sealed else Envelope()
         self._damaged: dict[PoolKey, None] = {}  # in order of age: the oldest is dropped first
         self._writes = WriteWatch()
 
@@ -402,6 +407,7 @@ class TransferPipeline:
             if answer is GetStatus.NO_ROOM and value != wanted[0]:
                 continue
             if isinstance(answer, GetStatus):
+                self._note_spoiled(call.keys[value], answer)
                 call.statuses[value] = _GOT[answer]
                 self.counts["failed" if answer is GetStatus.FAILED else "missed"] += 1
             else:
@@ -435,13 +441,28 @@ class TransferPipeline:
             told = "a value of the %s pool is damaged: it counts as absent", self.pool.capabilities.name
             self.incidents.add(Incident.VALUE_DAMAGED, logger, *told)
             call.statuses[value] = CcStatus.MISS
-            self._damaged[call.keys[value]] = None  # the next save replaces it
-            if len(self._damaged) > DAMAGED:
-                del self._damaged[next(iter(self._damaged))]
+            self._replace_soon(call.keys[value])
         self.counts["missed"] += len(damaged)
         self.counts["damaged"] += len(damaged)
         if damaged:
             found.end_before(damaged[0])
+
+    def _replace_soon(self, key: PoolKey) -> None:
+        """Remember a value that cannot be used, so that the next save replaces it."""
+        self._damaged[key] = None
+        if len(self._damaged) > DAMAGED:
+            del self._damaged[next(iter(self._damaged))]
+
+    def _note_spoiled(self, key: PoolKey, why: GetStatus) -> None:
+        """Count a value of a sealed pool that no member put there as it is now. A cut one has another length."""
+        if not self._is_sealed or why not in _SPOILED:
+            return
+        self._replace_soon(key)
+        if why is GetStatus.EXPIRED:
+            return
+        self.counts["forged"] += 1
+        told = "a value of the %s pool is not as a member of the group sealed it: it counts as absent"
+        self.incidents.add(Incident.VALUE_FORGED, logger, told, self.pool.capabilities.name)
 
     # ---- small values ----
 
@@ -451,6 +472,7 @@ class TransferPipeline:
         with LoanSet() as loans:
             (answer,) = await self.ask(self.pool.get_many([key], [nbytes + header], deadline=deadline), deadline)
             if isinstance(answer, GetStatus):
+                self._note_spoiled(key, answer)
                 return None
             value = loans.add(answer)
             if not all(await self.wrapping.proven([key], [value])):

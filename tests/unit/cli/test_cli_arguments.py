@@ -115,7 +115,7 @@ def test_help_hides_what_is_not_for_people(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_interrupt_is_130_and_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(_: object) -> int:
+    def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(doctor_arguments, "run_doctor", interrupt)

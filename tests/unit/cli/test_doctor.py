@@ -17,8 +17,8 @@ import pytest
 
 from aiodatadist._cli import main
 from aiodatadist._cli.doctor import command as doctor
-from aiodatadist._cli.doctor import findings
-from aiodatadist._cli.doctor.findings import Finding
+from aiodatadist._cli.doctor import findings, pools
+from aiodatadist._cli.doctor.finding import Finding
 from aiodatadist._config.user_key import user_key
 from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
 from aiodatadist._native.runtime import FUNCTIONS, Runtime, open_runtime
@@ -272,6 +272,43 @@ def test_trust_that_is_turned_off_is_a_warning(home: Path, monkeypatch: pytest.M
     (found,) = findings.trust_findings()
     assert (found.mark, found.value) == ("warn", "AIODATADIST_TRUST=none")
     assert "any user of this machine can link" in found.meaning
+
+
+# ---- pools ----
+
+
+def test_the_key_for_values_is_named_and_not_shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = pools.sealing_findings()
+    assert (found.mark, found.value) == ("ok", "off")
+    assert "another writer of a pool outside this process is believed" in found.meaning
+    folder = folder_of(home / "trust", f"link {HEX}", f"seal {'cd' * 32}")
+    monkeypatch.setenv("AIODATADIST_TRUST", str(folder))
+    (found,) = pools.sealing_findings()
+    assert (found.mark, found.value) == ("ok", f"key seal of {folder / 'keys'}")
+    assert "cdcd" not in repr(found)
+    assert [each.value for each in findings.trust_findings()] == [f"key link of {folder / 'keys'} (mode 0600)"]
+    (folder / "keys").chmod(0o604)
+    (found,) = pools.sealing_findings()
+    assert found.mark == "fail"
+    assert "mode 0604" in found.meaning
+
+
+def test_a_pool_says_whose_values_are_believed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("redis")
+    assert main(["doctor", "--pool", "redis://:hunter2@127.0.0.1:1"]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "redis://127.0.0.1:1: it cannot be used" in text
+    assert "another writer of this pool is believed; seal its values: seal_key_file= in the URL" in text
+    assert "hunter2" not in text
+    file = home / "keys"
+    file.write_text(f"first {HEX}\n")
+    file.chmod(0o600)
+    assert main(["doctor", "--pool", f"redis://127.0.0.1:1?seal_key_file={file}"]) == 1
+    assert "its values are sealed with key first" in " ".join(capsys.readouterr().out.split())
+    (answers,) = pools.pool_findings(f"memory:?seal_key_file={file}")
+    assert (answers.mark, answers.meaning) == ("ok", "memory answers")
+    (wrong,) = pools.pool_findings("memory:?seal_seconds=5")
+    assert wrong.mark == "fail"
 
 
 # ---- the vendor's libraries ----

@@ -168,7 +168,7 @@ class MooncakeValue:
 class MooncakePool(KVPool):
     """A pool over Mooncake Store, opened with :meth:`open`."""
 
-    capabilities = Capabilities("mooncake", lease=True, placement=True, cancel_is_immediate=False)
+    capabilities = Capabilities("mooncake", lease=True, placement=True, private_values=True, cancel_is_immediate=False)
 
     def __init__(self, place: Place, module: Any, store: Any, arena: Arena) -> None:
         self._place = place
