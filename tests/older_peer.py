@@ -33,8 +33,8 @@ def speak_older(patch: Callable[[object, str, object], None]) -> None:
     def made(self: Engine, has_key: bool, peer: int | None) -> Hello:
         return own(self, has_key, peer).model_copy(update={"minor": 0})
 
-    def parsed(body: bytes, _: bool) -> Message | Unknown | None:
-        message = parse(body, False)
+    def parsed(body: bytes, _: int | None, protocol: int) -> Message | Unknown | None:
+        message = parse(body, 0, protocol)
         if message is None or message.type not in OLD:
             raise ProtocolError(f"an end of version 4.0 was told {body[:100]!r}")
         try:
@@ -44,7 +44,7 @@ def speak_older(patch: Callable[[object, str, object], None]) -> None:
                 raise ProtocolError(f"an end of version 4.0 was told {body[:1000]!r}: {error}") from error
         return message
 
-    def said(message: Message, _: int = 0) -> bytes:
+    def said(message: Message, _: int = 0, __: None = None) -> bytes:
         frame = encode(message, 0)
         OLD[message.type].model_validate_json(frame[HEAD.size :])
         return frame

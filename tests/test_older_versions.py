@@ -29,7 +29,7 @@ MODES = pytest.mark.parametrize("one_sided", [True, False], ids=["one-sided", "r
 
 
 def mode(one_sided: bool) -> dict[str, Any]:
-    return {"enable_remote_cache_accessible": one_sided, "auth_key": b"key", "sync_kv_timeout": 20_000}
+    return {"enable_remote_cache_accessible": one_sided, "trust": "none", "sync_kv_timeout": 20_000}
 
 
 async def link(cluster: Cluster, peer: LLMClusterInfo) -> None:
@@ -138,5 +138,5 @@ async def test_nor_may_it_link() -> None:
         peer = await children.create_subprocess_exec(*PEER, "1", str(address[1]), stderr=subprocess.PIPE)
         _, errors = await peer.communicate()
         assert peer.returncode != 0
-        words = b"the peer refused: transfer_checksum is on at cluster 2, and cluster 1 knows no checksums"
+        words = b"an unproved peer refused: transfer_checksum is on at cluster 2, and cluster 1 knows no checksums"
         assert words in errors

@@ -30,7 +30,7 @@ from aiodatadist._link.transfers.pull_requests import MOST_BLOCKS, WINDOW
 from aiodatadist._values.foreign import SMALL
 from aiodatadist._values.selection import BlockParts, Layers, Selection
 from aiodatadist._wire import frames
-from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, Decoder, encode, sealed
+from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, Decoder, checked, encode
 from aiodatadist._wire.messages import (
     MAX_INDEXES,
     MAX_TOGETHER,
@@ -319,7 +319,7 @@ def test_the_largest_message_of_several_requests_is_small() -> None:
     ids=lambda also: str(also)[:30],
 )
 def test_what_is_no_list_of_requests_is_refused(also: object) -> None:
-    content = sealed(json.dumps({**pull().model_dump(), "also": also}).encode())
+    content = checked(json.dumps({**pull().model_dump(), "also": also}).encode())
     with pytest.raises(ProtocolError, match=r"pull\.also"):
         Decoder().feed(HEAD.pack(MAGIC, VERSION, len(content)) + content)
 

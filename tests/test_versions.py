@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from aiodatadist import (
+    AuthError,
     AwaitableLayerSynchronizer,
     BlocksCacheKey,
     Cache,
@@ -32,9 +33,21 @@ from aiodatadist import (
 from aiodatadist._cluster.engine import Engine
 from aiodatadist._link import Link
 from aiodatadist._link.control import wire
-from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode, sealed
-from aiodatadist._wire.handshake import refusal
-from aiodatadist._wire.messages import MINOR, PROTOCOL, Hello, Message, Pong, Refuse, parser
+from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode, framed
+from aiodatadist._wire.messages import (
+    MINOR,
+    PLAIN_PROTOCOL,
+    PROTOCOL,
+    Hello,
+    Hello1,
+    Message,
+    Pong,
+    Refuse,
+    Welcome,
+    parser,
+)
+from aiodatadist._wire.reasons import refusal
+from aiodatadist._wire.seals import Sealer
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster, verify
 from tests import children
 from tests.unit.wire.examples import hello
@@ -43,23 +56,22 @@ DESC = CacheDesc(4, [16, 2048], DataType.DT_UINT8)
 POOL = {"memory_size": 1 << 20, "page_shift": 12}
 
 
-def frame(content: dict[str, Any]) -> bytes:
-    body = sealed(json.dumps(content).encode())
-    return HEAD.pack(MAGIC, VERSION, len(body)) + body
+def frame(content: dict[str, Any], sealer: Sealer | None = None) -> bytes:
+    return framed(json.dumps(content).encode(), sealer)
 
 
-def with_more(message: Message | dict[str, Any], _: int = MINOR) -> bytes:
+def with_more(message: Message | dict[str, Any], _: int = MINOR, sealer: Sealer | None = None) -> bytes:
     """Encode a message as an end of the next minor version does: with fields and messages that this one does not know."""
     if isinstance(message, dict):
-        return frame(message)
-    if isinstance(message, Hello):
-        return encode(message)
+        return frame(message, sealer)
+    if isinstance(message, (Hello, Hello1, Welcome)):
+        return encode(message, sealer=sealer)
     content = json.loads(parser.dump_json(message))
     content["newer"] = {"of": ["the", "next", 1]}
     for name in ("cache", "name", "parts"):
         if isinstance(content.get(name), dict):
             content[name]["newer"] = None
-    return frame(content)
+    return frame(content, sealer)
 
 
 def speak_newer(patch: Callable[[object, str, object], None]) -> None:
@@ -226,7 +238,7 @@ async def test_a_message_that_a_peer_of_the_same_version_should_not_know_ends_th
         assert "is not valid" in str(await prompt.datadist.wait_link_closed(2))
 
 
-OTHER = {"protocol": PROTOCOL + 1, "minor": 3}
+OTHER = {"protocol": PLAIN_PROTOCOL + 5, "minor": 3}
 
 
 @pytest.mark.parametrize(
@@ -239,8 +251,8 @@ OTHER = {"protocol": PROTOCOL + 1, "minor": 3}
 async def test_another_major_version_is_refused_in_one_round_trip_with_both_values(
     hello_of_theirs: dict[str, Any],
 ) -> None:
-    words = f"protocol differs: {PROTOCOL}.{MINOR} here, {PROTOCOL + 1}.3 at the peer"
-    async with open_cluster(1) as cluster:
+    words = f"protocol differs: {PLAIN_PROTOCOL}.{MINOR} here, {PLAIN_PROTOCOL + 5}.3 at the peer"
+    async with open_cluster(1, trust="none") as cluster:
         assert cluster.datadist.listen_address is not None
         async with await anyio.connect_tcp(*cluster.datadist.listen_address) as stream:
             await stream.send(frame(hello_of_theirs))
@@ -265,7 +277,7 @@ async def test_a_server_of_another_major_version_is_refused_with_both_values() -
                 heard.extend(decoder.feed(await client.receive()))
 
     async with (
-        open_cluster(2) as cluster,
+        open_cluster(2, trust="none") as cluster,
         await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
         anyio.create_task_group() as group,
     ):
@@ -273,7 +285,7 @@ async def test_a_server_of_another_major_version_is_refused_with_both_values() -
         info = LLMClusterInfo(9)
         info.append_remote_ip_info("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
         linked = await cluster.datadist.link_clusters([info], 5000)
-        words = f"protocol differs: {PROTOCOL}.{MINOR} here, {PROTOCOL + 1}.3 at the peer"
+        words = f"protocol differs: {PLAIN_PROTOCOL}.{MINOR} here, {PLAIN_PROTOCOL + 5}.3 at the peer"
         assert linked[0] is LLMStatusCode.LLM_PARAM_INVALID
         assert words in str(linked.errors)
         assert isinstance(heard[1], Refuse)
@@ -287,22 +299,22 @@ UNREADABLE = {**json.loads(parser.dump_json(hello(9))), "role": 4, "newer": {"a"
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        ({"minor": MINOR + 1}, f"{PROTOCOL}.{MINOR + 1}"),
-        ({"minor": MINOR}, f"{PROTOCOL}.{MINOR}"),
-        ({"protocol": PROTOCOL + 1, "minor": 0}, f"{PROTOCOL + 1}.0"),
-        ({"minor": "latest"}, f"{PROTOCOL}"),
+        ({"minor": MINOR + 1}, f"{PLAIN_PROTOCOL}.{MINOR + 1}"),
+        ({"minor": MINOR}, f"{PLAIN_PROTOCOL}.{MINOR}"),
+        ({"protocol": PLAIN_PROTOCOL + 5, "minor": 0}, f"{PLAIN_PROTOCOL + 5}.0"),
+        ({"minor": "latest"}, f"{PLAIN_PROTOCOL}"),
         ({"protocol": "x" * 5000}, "none"),
     ],
 )
 async def test_a_hello_that_cannot_be_read_is_refused_with_both_versions(version: dict[str, Any], said: str) -> None:
-    async with open_cluster(1) as cluster:
+    async with open_cluster(1, trust="none") as cluster:
         assert cluster.datadist.listen_address is not None
         async with await anyio.connect_tcp(*cluster.datadist.listen_address) as stream:
             await stream.send(frame({**UNREADABLE, **version}))
             answer = b"".join([data async for data in stream])
         reasons = {each.reason for each in Decoder().feed(answer) if isinstance(each, Refuse)}
         assert len(reasons) == 1
-        assert f"{PROTOCOL}.{MINOR} here, {said} at the peer" in reasons.pop()
+        assert f"{PLAIN_PROTOCOL}.{MINOR} here, {said} at the peer" in reasons.pop()
 
 
 class Answering:
@@ -326,7 +338,7 @@ class Answering:
     async def link(self) -> str:
         """Return the error of a cluster that links to it."""
         async with (
-            open_cluster(2) as cluster,
+            open_cluster(2, trust="none") as cluster,
             await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
             anyio.create_task_group() as group,
         ):
@@ -345,12 +357,12 @@ async def test_an_end_whose_hello_an_older_version_cannot_read_is_told_its_own_v
     old = {"type": "refuse", "status": int(LLMStatusCode.LLM_PARAM_INVALID), "reason": words}
     body = json.dumps(old).encode()
     told = await Answering(HEAD.pack(MAGIC, VERSION, len(body)) + body).link()
-    assert f"protocol {PROTOCOL}.{MINOR} here, the peer did not say its own" in told
+    assert f"protocol {PLAIN_PROTOCOL}.{MINOR} here, the peer did not say its own" in told
     assert words in told
 
 
 async def test_a_refusal_that_names_both_versions_is_told_as_it_is() -> None:
-    words = f"protocol differs: {PROTOCOL + 1}.0 here, {PROTOCOL}.{MINOR} at the peer"
+    words = f"protocol differs: {PLAIN_PROTOCOL + 5}.0 here, {PLAIN_PROTOCOL}.{MINOR} at the peer"
     told = await Answering(encode(refusal(IncompatiblePeer(words)))).link()
     assert words in told
     assert "did not say its own" not in told
@@ -359,7 +371,7 @@ async def test_a_refusal_that_names_both_versions_is_told_as_it_is() -> None:
 async def test_a_servers_hello_that_cannot_be_read_is_refused_with_both_versions() -> None:
     server = Answering(frame({**UNREADABLE, "minor": MINOR + 2}))
     told = await server.link()
-    words = f"protocol {PROTOCOL}.{MINOR} here, {PROTOCOL}.{MINOR + 2} at the peer"
+    words = f"protocol {PLAIN_PROTOCOL}.{MINOR} here, {PLAIN_PROTOCOL}.{MINOR + 2} at the peer"
     assert words in told
     (said,) = {each.reason for each in server.heard if isinstance(each, Refuse)}
     assert words in said
@@ -376,3 +388,20 @@ async def test_only_a_peer_of_a_newer_minor_version_may_say_what_this_one_does_n
         else:
             with pytest.raises(ProtocolError, match="novel"):
                 decoder.feed(novel)
+
+
+@pytest.mark.parametrize("has_key", [True, False], ids=["the server has one", "the client has one"])
+async def test_an_end_with_a_key_and_one_without_are_told_both_versions(
+    has_key: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither speaks the other's version: an end with a key is not brought down to version 4."""
+    plain: dict[str, Any] = {"trust": "none"}
+    server, client = ({}, plain) if has_key else (plain, {})
+    async with open_cluster(1, **server) as one, open_cluster(2, device_id=1, **client) as other:
+        linked = await other.datadist.link_clusters([cluster_info(one)], 5000)
+    here, there = (PROTOCOL, PLAIN_PROTOCOL) if has_key else (PLAIN_PROTOCOL, PROTOCOL)
+    words = f"protocol differs: {here} here, {there} at the peer"
+    assert isinstance(linked.errors[0], AuthError)
+    assert f"an unproved peer refused: {words}" in str(linked.errors[0])
+    assert "a client was not linked: 127.0.0.1:" in caplog.text
+    assert words in caplog.text

@@ -7,9 +7,8 @@ import logging
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack
-from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -27,8 +26,8 @@ from aiodatadist._cluster.link_changes import ChangeFeed
 from aiodatadist._cluster.link_table import LinkTable
 from aiodatadist._cluster.listen_address import find_listen_address
 from aiodatadist._cluster.listener import Listener
-from aiodatadist._cluster.liveness import Heartbeats
-from aiodatadist._cluster.pending_client import Introduced, PendingClient
+from aiodatadist._cluster.liveness import FIRST_BEAT_TIMEOUT, Heartbeats
+from aiodatadist._cluster.pending_client import BringsHeartbeats, BringsLink, Introduced, PendingClient
 from aiodatadist._cluster.relinker import Relinker
 from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._concurrency.deadlines import Deadlines
@@ -45,6 +44,7 @@ from aiodatadist._link import (
     BlockLeases,
     Connection,
     Link,
+    LinkRequest,
     Notification,
     NotificationInbox,
     PeerShares,
@@ -52,10 +52,10 @@ from aiodatadist._link import (
 from aiodatadist._transport import RdmaConfig, Transport, open_transport
 from aiodatadist._values.descriptors import LLMRole, Placement
 from aiodatadist._values.peer_rights import PeerRights
-from aiodatadist._wire.auth import Side
 from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.handshake import Handshake, OwnListener
-from aiodatadist._wire.messages import MINOR, AttachHeartbeats, Connect, EndpointInfo, Hello, Message
+from aiodatadist._wire.key_proof import KeyProof, Side
+from aiodatadist._wire.messages import MINOR, PLAIN_PROTOCOL, PROTOCOL, EndpointInfo, Hello, Hello1, Message
 from aiodatadist.errors import (
     LinkClosed,
     LinkError,
@@ -180,7 +180,7 @@ class Engine:
             stack.callback(self._heartbeats.close)
             address = await find_listen_address(self._config)
             # before the group, so that a port in use is no ExceptionGroup
-            listener = None if address is None else await Listener.open(*address, self.key_ring.keys, "init")
+            listener = None if address is None else await self._listen(address, "init")
             self._group = await stack.enter_async_context(anyio.create_task_group())
             self._replace_listener(listener)
             if self.key_ring.may_change:
@@ -306,9 +306,10 @@ class Engine:
         """
         if address is not None:
             await self.key_ring.check()
-        self._replace_listener(
-            None if address is None else await Listener.open(*address, self.key_ring.keys, "switch_role")
-        )
+        self._replace_listener(None if address is None else await self._listen(address, "switch_role"))
+
+    async def _listen(self, address: tuple[str, int], operation: str) -> Listener:
+        return await Listener.open(*address, self.key_ring.keys, operation, self.key_ring.protocol)
 
     async def listen_for_members(self, host: str, keys: Keys) -> Listener:
         """Serve clients that have one of these keys, on a separate port, until :meth:`close_listener`."""
@@ -318,22 +319,23 @@ class Engine:
 
     async def _serve_client(self, sock: socket.socket, listener: Listener) -> None:
         """Serve a new connection: a cluster that wants a link, or the heartbeats of a link that is being made."""
-        client = PendingClient(sock, self._clients)
+        client = PendingClient(sock, self._clients, _Desk(self, listener, self._heartbeats))
         link: Link | None = None
         try:
             introduced: Introduced | None = None
             with client.scope:
-                introduced = await client.introduce(partial(self._handshake, listener), self.gave_up)
-                if isinstance(introduced, tuple):
-                    async with client.room_in(self._half_links, self.gave_up):
-                        link = await self._welcome(sock, *introduced, listener)
+                introduced = await client.introduce()
+                if isinstance(introduced, BringsLink):
+                    async with client.room_in(self._half_links):
+                        link = await self._welcome(client, introduced, listener)
             if client.scope.cancelled_caught:
                 raise client.too_late()
-            if isinstance(introduced, AttachHeartbeats):  # outside the scope: heartbeats last as long as their link
-                beating = self._heartbeats.accept(introduced)
+            if isinstance(introduced, BringsHeartbeats):  # outside the scope: heartbeats last as long as their link
+                beating = self._heartbeats.accept(introduced.link)
                 client.has_proved()
                 client.is_known()
-                await self._heartbeats.beat(beating, socket.socket(fileno=sock.detach()))
+                beats = socket.socket(fileno=sock.detach())
+                await self._heartbeats.beat(beating, beats, FIRST_BEAT_TIMEOUT, introduced.keys)
         except OwnListener:
             self.initiator.met_itself = True
             logger.debug("cluster %d was asked for a link by itself", self.cluster_id)
@@ -353,23 +355,18 @@ class Engine:
         if link is not None:
             await self.links.serve(link)
 
-    async def _handshake(self, listener: Listener, peer: int | None) -> Handshake:
-        """Return the handshake for a client that claims to be the cluster ``peer``."""
-        await self.key_ring.look()
-        keys = self.key_ring.for_client(listener.keys)
-        return Handshake("server", self.hello(bool(keys), peer), keys, hint=self.key_ring.hint)
-
-    async def _welcome(
-        self, sock: socket.socket, handshake: Handshake, first: Message | Unknown, listener: Listener
-    ) -> Link:
-        """Make a link with a client that is known, and whose next message is ``first``.
+    async def _welcome(self, client: PendingClient, wants: BringsLink, listener: Listener) -> Link:
+        """Make a link with a client that is known.
 
         Raises LinkError if no link was made; the socket is then closed.
         """
-        link = self.new_link(await Connection.over(sock))
+        link = self.new_link(await client.connection())
+        link.proved = wants.proved
+        if wants.proved is None:
+            link.heartbeat_token = secrets.token_hex(32)
         self._heartbeats.expect(link)
         try:
-            await self.make(link, handshake, first=first, listener=listener)
+            await self.make(link, wants.handshake, first=wants.first, listener=listener)
             self.tasks()  # raises if no new link may begin
             self.links.file(link)
             link.heard()
@@ -396,10 +393,9 @@ class Engine:
         self,
         link: Link,
         handshake: Handshake,
-        connect: Connect | None = None,
+        request: LinkRequest | None = None,
         first: Message | Unknown | None = None,
         listener: Listener | None = None,
-        attach: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         """Take a link from the first message to its being ready, with heartbeats in both directions.
 
@@ -416,7 +412,7 @@ class Engine:
 
         self.links.opening.add(link)
         try:
-            await link.shake_hands(handshake, connect, first, admit, attach)
+            await link.shake_hands(handshake, request, first, admit)
             self._heartbeats.check(link)
             if listener is not None and listener.is_over:
                 raise LinkClosed(f"cluster {self.cluster_id} no longer listens")
@@ -502,6 +498,7 @@ class Engine:
             cluster_id=self.cluster_id,
             role=self._owner.role.value,
             instance=self._owner.instance,
+            protocol=PROTOCOL if has_key else PLAIN_PROTOCOL,
             nonce=secrets.token_hex(32),
             one_sided=self._config.enable_remote_cache_accessible,
             has_key=has_key,
@@ -511,3 +508,31 @@ class Engine:
             endpoint=EndpointInfo(**{name: getattr(end, name) for name in names}),
             minor=MINOR,
         )
+
+
+class _Desk:
+    """The desk of one listener of an engine: it decides what clients that come must prove."""
+
+    def __init__(self, engine: Engine, listener: Listener, heartbeats: Heartbeats) -> None:
+        self._engine = engine
+        self._listener = listener
+        self._heartbeats = heartbeats
+        self._is_proved = False
+        self.gave_up: Callable[[], LinkError] = engine.gave_up
+
+    @property
+    def protocol(self) -> int:
+        return self._listener.protocol
+
+    async def proof(self, first: Hello1 | None) -> KeyProof | None:
+        if first is not None and first.opens == "heartbeats":
+            return KeyProof("server", self._heartbeats.keys_of(first.key_names))
+        ring = self._engine.key_ring
+        await ring.look()
+        keys = ring.for_client(self._listener.keys)
+        self._is_proved = bool(keys)
+        return KeyProof("server", keys, hint=ring.hint) if keys else None
+
+    def handshake(self, peer: int | None) -> Handshake:
+        engine = self._engine
+        return Handshake("server", engine.hello(self._is_proved, peer), self._is_proved, hint=engine.key_ring.hint)

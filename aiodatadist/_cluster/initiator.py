@@ -1,7 +1,7 @@
 """Links that this end asks for: from a call, or the relinker's attempt, to a link that both ends have.
 
 Who owns what
-    An :class:`_Attempt` is one link that is being made, by a task of the engine's. The caller waits for the attempt to
+    An :class:`Attempt` is one link that is being made, by a task of the engine's. The caller waits for the attempt to
     be settled, and ends it if it no longer wants to wait.
 
 Several attempts at one cluster
@@ -10,6 +10,9 @@ Several attempts at one cluster
     instance of a cluster for a link. The others have closed their connections by then, and wait for its result. The
     attempt that makes the link ends all that have not met their peer. A cluster that links to itself makes one attempt
     at a time, because only its listener finds out whom it met.
+
+    An attempt that has no rival when the peer has proved its key asks at once, before the peer says which instance it is.
+    That saves a round trip. Until the peer says so, the attempt counts as asking each instance.
 
 What cancellation means
     A caller that is cancelled waits until nothing is left of the attempt, for ``DRAIN_TIMEOUT`` at most. So no half of
@@ -30,13 +33,14 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from aiodatadist._cluster.attempt import ANY, Attempt, Met, NotItsTurn, Turn, never
 from aiodatadist._cluster.dial import Steps, dial
 from aiodatadist._cluster.half_links import HalfLinks
 from aiodatadist._cluster.host_names import HostNames
 from aiodatadist._cluster.pending_client import HANDSHAKE_TIMEOUT
 from aiodatadist._concurrency.scope import Scope
 from aiodatadist._counting import Incident
-from aiodatadist._link import DRAIN_TIMEOUT, Connection, Link, channel_name
+from aiodatadist._link import DRAIN_TIMEOUT, Connection, Link, LinkRequest, channel_name, prover_of
 from aiodatadist._values.addresses import host_port
 from aiodatadist._values.foreign import printable
 from aiodatadist._wire.handshake import Handshake
@@ -55,50 +59,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class _Attempt:
-    """A link that is being made because a caller here asked for it.
-
-    Attributes:
-        asks: the instance of the cluster that is being asked for the link; empty while none is.
-        steps: told how far the attempt is, and what it waits for.
-        patience: seconds in which the process that accepted the connection should prove that it is the peer. After
-            that, further connections to the address look for the peer.
-    """
-
-    def __init__(self, cluster_id: int, deadline: float, steps: Steps | None, patience: float = math.inf) -> None:
-        self.cluster_id = cluster_id
-        self.scope = anyio.CancelScope(deadline=deadline)
-        self.settled = anyio.Event()
-        self.error: LinkError | None = None
-        self.waits_for = ""
-        self.asks = ""
-        self.steps = steps or Steps(cluster_id)
-        self.patience = patience
-
-    def now_waits_for(self, what: str) -> None:
-        """Note what has not happened yet, in words."""
-        self.waits_for = what
-
-
-class _NotItsTurn(LinkError):
-    """Another attempt is asking the same instance of the peer, or the peer itself is asking.
-
-    ``settled`` is set when that attempt is settled; None if the peer asks.
-    """
-
-    def __init__(self, cluster_id: int, settled: anyio.Event | None) -> None:
-        super().__init__(f"a link to cluster {cluster_id} is being made over another connection")
-        self.settled = settled
-
-
-class _Met(LinkError):
-    """The peer is known, and was asked for nothing. ``instance`` is the peer's."""
-
-    def __init__(self, instance: str) -> None:
-        super().__init__("the peer only asked which cluster listens here")
-        self.instance = instance
-
-
 class InitiatorHost(Protocol):
     """The properties of the engine that the initiator needs."""
 
@@ -114,9 +74,7 @@ class InitiatorHost(Protocol):
     def hello(self, has_key: bool, peer: int | None) -> Hello: ...
     def gave_up(self) -> LinkClosed: ...
     def new_link(self, connection: Connection) -> Link: ...
-    async def make(
-        self, link: Link, handshake: Handshake, connect: Connect, *, attach: Callable[[str], Awaitable[None]]
-    ) -> None: ...
+    async def make(self, link: Link, handshake: Handshake, request: LinkRequest | None = None) -> None: ...
 
 
 class LinkInitiator:
@@ -138,7 +96,7 @@ class LinkInitiator:
         self._tries = tries
         self.host_names: HostNames = HostNames()
         self._half_links = HalfLinks()
-        self._attempts: dict[tuple[int, tuple[str, int]], _Attempt] = {}
+        self._attempts: dict[tuple[int, tuple[str, int]], Attempt] = {}
         self.met_itself: bool = False
 
     def cancel(self) -> None:
@@ -154,12 +112,12 @@ class LinkInitiator:
         await attempt.settled.wait()
         return True
 
-    def _at(self, cluster_id: int) -> list[_Attempt]:
+    def _at(self, cluster_id: int) -> list[Attempt]:
         """Return the attempts at a cluster."""
         return [each for each in self._attempts.values() if each.cluster_id == cluster_id]
 
-    def _asking(self, peer: Hello) -> _Attempt | None:
-        return next((each for each in self._at(peer.cluster_id) if each.asks == peer.instance), None)
+    def _asking(self, peer: Hello) -> Attempt | None:
+        return next((each for each in self._at(peer.cluster_id) if each.asks in {peer.instance, ANY}), None)
 
     def linked(self, link: Link) -> None:
         """End the attempts that have not met their peer: both ends have this link, whichever made it."""
@@ -226,13 +184,13 @@ class LinkInitiator:
         """
 
         def learn(peer: Hello) -> None:
-            raise _Met(peer.instance)
+            raise Met(peer.instance)
 
-        attempt = _Attempt(cluster_id, anyio.current_time() + timeout, steps)
+        attempt = Attempt(cluster_id, anyio.current_time() + timeout, steps)
         with attempt.scope:
             try:
-                await self._ask_now(address, cluster_id, timeout, None, attempt, learn)
-            except _Met as found:
+                await self._ask_now(address, cluster_id, timeout, None, attempt, Turn(learn, never))
+            except Met as found:
                 return found.instance
         raise self._why_not(address, cluster_id, timeout, attempt.waits_for)
 
@@ -254,7 +212,7 @@ class LinkInitiator:
                 hint="await wait_linked()",
             )
         self._links.check_not_linked(cluster_id)
-        attempt = _Attempt(cluster_id, anyio.current_time() + timeout, steps, patience)
+        attempt = Attempt(cluster_id, anyio.current_time() + timeout, steps, patience)
         self._engine.tasks().start_soon(self._client, address, cluster_id, timeout, attempt, key, relink_timeout)
         self._attempts[cluster_id, address] = attempt
         try:
@@ -275,7 +233,7 @@ class LinkInitiator:
         address: tuple[str, int],
         cluster_id: int,
         timeout: float,
-        attempt: _Attempt,
+        attempt: Attempt,
         key: Key | None,
         relink_timeout: float | None,
     ) -> None:
@@ -353,7 +311,7 @@ class LinkInitiator:
                 await old.wait_closed()
 
     async def _ask_in_turn(
-        self, address: tuple[str, int], cluster_id: int, timeout: float, key: Key | None, attempt: _Attempt
+        self, address: tuple[str, int], cluster_id: int, timeout: float, key: Key | None, attempt: Attempt
     ) -> Link | None:
         """Ask for a link while no other attempt does; return None if the peer's link now belongs to this end, too.
 
@@ -361,7 +319,7 @@ class LinkInitiator:
         those fail. If the peer says that there is a link, its half may have been ready before ours: no caller is told
         of a link that it cannot use yet.
         """
-        take_turn = partial(self._take_turn, attempt)
+        turn = Turn(partial(self._take_turn, attempt), partial(self._may_ask_at_once, attempt))
         while True:
             while self._links.coming[cluster_id]:
                 await self._links.news.wait()
@@ -369,8 +327,8 @@ class LinkInitiator:
                 return None
             self._links.check_not_linked(cluster_id)
             try:
-                return await self._ask(address, cluster_id, timeout, key, attempt, take_turn)
-            except _NotItsTurn as other:
+                return await self._ask(address, cluster_id, timeout, key, attempt, turn)
+            except NotItsTurn as other:
                 if other.settled is not None:
                     await other.settled.wait()
             except LinkError as error:
@@ -379,15 +337,27 @@ class LinkInitiator:
                     raise
             attempt.asks = ""
 
-    def _take_turn(self, attempt: _Attempt, peer: Hello) -> None:
+    def _take_turn(self, attempt: Attempt, peer: Hello) -> None:
         """Let this attempt ask a peer that is known. Raises LinkError if another one does, or it must not be asked now."""
+        if attempt.asks == ANY:  # it has asked already
+            attempt.asks = peer.instance
+            return
         other = self._asking(peer)
         if other is not None:
-            raise _NotItsTurn(peer.cluster_id, other.settled)
+            raise NotItsTurn(peer.cluster_id, other.settled)
         if self._links.coming[peer.cluster_id]:
-            raise _NotItsTurn(peer.cluster_id, None)
+            raise NotItsTurn(peer.cluster_id, None)
         self._links.check_not_linked(peer.cluster_id)
         attempt.asks = peer.instance
+
+    def _may_ask_at_once(self, attempt: Attempt) -> bool:
+        """Return True if an attempt may ask now, before its peer has said which instance of the cluster it is."""
+        cluster_id = attempt.cluster_id
+        has_rival = len(self._at(cluster_id)) > 1 or self._links.coming[cluster_id] > 0
+        if has_rival or cluster_id == self._engine.cluster_id or self._links.peek(cluster_id) is not None:
+            return False
+        attempt.asks = ANY
+        return True
 
     def _joinable(self, cluster_id: int) -> Link | None:
         """Return a ready link that belongs only to its initiator, the peer; None if there is none."""
@@ -412,15 +382,15 @@ class LinkInitiator:
         cluster_id: int,
         timeout: float,
         key: Key | None,
-        attempt: _Attempt,
-        before_asking: Callable[[Hello], None],
+        attempt: Attempt,
+        turn: Turn,
     ) -> Link:
         """Dial, and ask for a link, once there is room for one more half-made link.
 
         It keeps that room until the link is made, or nothing is left of it.
 
         Args:
-            before_asking: called when the peer is known. Raises LinkError if the peer must not be asked.
+            turn: says when the peer may be asked.
         """
         scope, half_links, room = anyio.CancelScope(), self._half_links, AsyncExitStack()
 
@@ -432,7 +402,7 @@ class LinkInitiator:
 
         with scope:
             async with room:
-                return await self._ask_now(address, cluster_id, timeout, key, attempt, before_asking, take_room)
+                return await self._ask_now(address, cluster_id, timeout, key, attempt, turn, take_room)
         place = host_port(*address)
         raise LinkTimeout(
             f"cluster {cluster_id} at {place} was not linked before it had to make room for others: {half_links.words}",
@@ -445,8 +415,8 @@ class LinkInitiator:
         cluster_id: int,
         timeout: float,
         key: Key | None,
-        attempt: _Attempt,
-        before_asking: Callable[[Hello], None],
+        attempt: Attempt,
+        turn: Turn,
         take_room: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
     ) -> Link:
         if not attempt.steps.are_limited:
@@ -459,7 +429,7 @@ class LinkInitiator:
             looking.cancel()
             if keys:
                 attempt.steps.met()
-            before_asking(peer)
+            turn.take(peer)
 
         waits_for = attempt.now_waits_for
         rule = self._engine.key_ring.why_not if key is None else lambda _: ""
@@ -467,7 +437,8 @@ class LinkInitiator:
         looking = Scope()
         link = self._engine.new_link(connection)
         link.dialled = address
-        handshake = Handshake("client", hello, keys, cluster_id, met, self._engine.key_ring.hint)
+        hint = self._engine.key_ring.hint
+        handshake = Handshake("client", hello, False, cluster_id, met, hint)
         channel = channel_name(self._engine.cluster_id, cluster_id)
         connect = Connect(channel=channel, timeout=min(timeout, HANDSHAKE_TIMEOUT))
 
@@ -477,7 +448,9 @@ class LinkInitiator:
         try:
             if attempt.steps.are_limited:
                 await take_room()
-            make = partial(self._engine.make, link, handshake, connect, attach=attach)
+            prove = prover_of(keys, hint) if keys else None
+            at_once = turn.may_ask_at_once if keys else never
+            make = partial(self._engine.make, link, handshake, LinkRequest(connect, attach, prove, at_once))
             await self._unless_met_elsewhere(make, looking, address, cluster_id, attempt.patience)
             self._keep(link)
         except LinkError as error:

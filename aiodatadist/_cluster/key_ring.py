@@ -22,6 +22,7 @@ from aiodatadist._config.trust import Credential, Key
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.foreign import printable
 from aiodatadist._values.peer_rights import EVERY_RIGHT, PeerRights
+from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL
 from aiodatadist.errors import AuthError, LLMException, ParamInvalid
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class KeyRing:
 
     Attributes:
         why_not: returns the rule that keeps a cluster with these keys from an address; empty if there is none.
+        protocol: the major version of the protocol that a cluster with these keys speaks.
         are_given: True if the keys were chosen for this cluster. Only then members on other machines can have them.
     """
 
@@ -63,6 +65,7 @@ class KeyRing:
         use: str = "new proofs use",
     ) -> None:
         self.why_not: Callable[[str], str] = credential.why_not
+        self.protocol: int = PROTOCOL if credential.is_proved else PLAIN_PROTOCOL
         self.are_given: bool = credential.is_given
         self._credential = credential
         self._owner = owner
@@ -182,7 +185,7 @@ class KeyRing:
         except AuthError as error:
             told = "%s: no peer can be proved: %s", self._owner, error
             self._incidents.add(Incident.KEYS_UNUSABLE, logger, *told, level=logging.ERROR)
-            raise AuthError(f"{self._owner} cannot use its keys now") from error
+            raise AuthError("the keys of this end cannot be used now") from error
 
     async def watch(self) -> None:
         """Look at the keys now and then, so that a mistake in them is logged before a link needs them."""

@@ -19,6 +19,7 @@ import anyio.lowlevel
 from aiodatadist._cluster.key_ring import Keys
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.addresses import host_port
+from aiodatadist._wire.messages import PROTOCOL
 from aiodatadist.errors import LLMException, explained
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Listener:
     Attributes:
         address: host, and the real port.
         keys: returns the keys, of which a client must prove one, or none if it need not prove anything. May raise AuthError.
+        protocol: the major version of the protocol that clients must speak.
         is_over: True once no new client gets a link.
     """
 
@@ -66,28 +68,30 @@ class Listener:
         owner: AbstractAsyncContextManager[object],
         host: str,
         keys: Keys,
+        protocol: int,
     ) -> None:
         """Make a listener. Leaving ``owner`` closes the sockets, if they are another object's."""
         self.address: tuple[str, int] = (host, sockets[0].getsockname()[1])
         self.keys: Keys = keys
+        self.protocol: int = protocol
         self.is_over: bool = False
         self._sockets = sockets
         self._owner = owner
         self._scope = anyio.CancelScope()
 
     @classmethod
-    async def open(cls, host: str, port: int, keys: Keys, operation: str) -> Listener:
+    async def open(cls, host: str, port: int, keys: Keys, operation: str, protocol: int = PROTOCOL) -> Listener:
         """Listen on an address; port 0 is any free one. Raises LLMException if it cannot be used."""
         try:
             if _is_any_ipv6(host) and (sock := _of_both_families(port)) is not None:
                 owner = contextlib.AsyncExitStack()
                 owner.callback(sock.close)
-                return cls([sock], owner, host, keys)
+                return cls([sock], owner, host, keys, protocol)
             listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
             each = [
                 one.extra(anyio.abc.SocketAttribute.raw_socket) for one in getattr(listener, "listeners", [listener])
             ]
-            return cls(each, listener, host, keys)
+            return cls(each, listener, host, keys, protocol)
         except OSError as error:
             is_full = error.errno in {errno.EMFILE, errno.ENFILE}
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {explained(error)}"

@@ -7,17 +7,20 @@ Neither end's event loop reads that connection as a stream, so no beat is lost t
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 import anyio
 import anyio.abc
 
 from aiodatadist._cluster.heartbeat_thread import CLOSED, HeartbeatThread
 from aiodatadist._concurrency.signal import Signal
-from aiodatadist._link import Cause, Link, connected
+from aiodatadist._config.trust import BOTH_ENDS, Key
+from aiodatadist._link import Cause, FirstWords, Link, agree_on_key, connected
 from aiodatadist._wire.frames import encode
 from aiodatadist._wire.messages import AttachHeartbeats
 from aiodatadist.errors import LinkError
 
+UNEXPECTED = "heartbeats came for a link that does not exist"
 FIRST_BEAT_TIMEOUT = 10.0
 """Seconds that the server's event loop has to accept the heartbeats of a new link."""
 EOF_PATIENCE = 1.0
@@ -52,17 +55,27 @@ class Heartbeats:
     # ---- the server's end ----
 
     def expect(self, link: Link) -> None:
-        """Accept heartbeats for this link from now on: a client knows the link's token as soon as the handshake tells it."""
-        self._expected[link.heartbeat_token] = link
+        """Accept heartbeats for this link from now on: its client knows the link's name as soon as both ends are proved."""
+        self._expected[_name_of(link)] = link
 
     def forget(self, link: Link) -> None:
-        self._expected.pop(link.heartbeat_token, None)
+        self._expected.pop(_name_of(link), None)
 
-    def accept(self, message: AttachHeartbeats) -> Link:
+    def keys_of(self, names: Sequence[str]) -> list[Key]:
+        """Return the keys of expected links with these names, to prove the connection for their heartbeats.
+
+        Raises LinkError if no link has such a name.
+        """
+        proofs = [self._expected[name].proved for name in names if name in self._expected]
+        if not proofs:
+            raise LinkError(UNEXPECTED)
+        return [proved.heartbeats for proved in proofs if proved is not None]
+
+    def accept(self, name: str) -> Link:
         """Return the link for which a connection brings heartbeats. Raises LinkError if no link waits for them."""
-        link = self._expected.pop(message.token, None)
+        link = self._expected.pop(name, None)
         if link is None:
-            raise LinkError("heartbeats came for a link that does not exist")
+            raise LinkError(UNEXPECTED)
         return link
 
     # ---- the client's end ----
@@ -72,14 +85,28 @@ class Heartbeats:
 
         Returns when the server's first beat has come, so every link that is made is watched.
 
+        Args:
+            token: what the connection must present if the link has no key.
+
         Raises:
             LinkError: if the server did not accept the connection.
         """
+        first = encode(AttachHeartbeats(token=token)) if link.proved is None else b""
         try:
-            sock = await connected(*address, encode(AttachHeartbeats(token=token)))
+            sock = await connected(*address, first)
         except OSError as error:
             raise LinkError(f"the peer accepted no connection for heartbeats: {error}") from error
-        await group.start(self.beat, link, sock, FIRST_BEAT_TIMEOUT)
+        keys: tuple[bytes, bytes] | None = None
+        if link.proved is not None:
+            try:
+                words = FirstWords(sock)
+                proof = [link.proved.heartbeats]
+                _, session = await agree_on_key(words, words.say, words.hear, proof, BOTH_ENDS, "heartbeats")
+                keys = session.beats("client")
+            except BaseException:
+                sock.close()
+                raise
+        await group.start(self.beat, link, sock, FIRST_BEAT_TIMEOUT, keys)
 
     # ---- both ----
 
@@ -88,6 +115,7 @@ class Heartbeats:
         link: Link,
         sock: socket.socket,
         patience: float = 0.0,
+        keys: tuple[bytes, bytes] | None = None,
         *,
         task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -96,6 +124,7 @@ class Heartbeats:
         Args:
             sock: a connected socket; it belongs to the thread from here on, whatever is raised.
             patience: additional seconds for the peer's first beat.
+            keys: seal this end's beats, and check the peer's; None if the link has no key.
 
         Raises:
             LinkError: if none came, or none can be exchanged.
@@ -136,6 +165,10 @@ class Heartbeats:
             watch.stop()
         if why and not has_begun:
             raise LinkError(f"the peer's heartbeats never began: {why}")
+
+
+def _name_of(link: Link) -> str:
+    return link.heartbeat_token if link.proved is None else link.proved.heartbeats.name
 
 
 async def _let_it_tell(link: Link, why: str) -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
 
 import anyio
 
 from aiodatadist._cluster.client_slots import ClientSlots
 from aiodatadist._cluster.half_links import HalfLinks
-from aiodatadist._link import FirstWords
+from aiodatadist._link import Connection, FirstWords, Proved
 from aiodatadist._values.addresses import host_port
 from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.handshake import Handshake
-from aiodatadist._wire.messages import AttachHeartbeats, Hello, Message
-from aiodatadist.errors import LinkError, LinkTimeout
+from aiodatadist._wire.key_proof import KeyProof, SessionKeys
+from aiodatadist._wire.messages import AttachHeartbeats, Hello, Hello1, Message
+from aiodatadist.errors import LinkError, LinkTimeout, ProtocolError
 
 HANDSHAKE_TIMEOUT = 60.0
 """Seconds from when a client asks for a link until the link is made."""
@@ -30,8 +33,53 @@ MADE_ROOM = "before it had to make room for others"
 MAPPED_IPV4 = "::ffff:"
 """The prefix of an IPv4 client's address on a socket of both families."""
 
-Introduced = AttachHeartbeats | tuple[Handshake, Message | Unknown]
-"""A client's request: to bring heartbeats, or a link, with its handshake and its next message."""
+
+class Reception(Protocol):
+    """The properties of a listener that its clients need."""
+
+    @property
+    def protocol(self) -> int:
+        """The major version that it speaks."""
+        ...
+
+    async def proof(self, first: Hello1 | None) -> KeyProof | None:
+        """Return the server's end of a proof; None if nothing is to be proved.
+
+        Args:
+            first: the client's first message; None if it does not begin a proof.
+
+        Raises LinkError if there is no key for it.
+        """
+        ...
+
+    def handshake(self, peer: int | None) -> Handshake:
+        """Return a handshake for a client that says it is the cluster ``peer``; None if it does not say that."""
+        ...
+
+    def gave_up(self) -> LinkError:
+        """Return the error for a client that is no longer waited for."""
+        ...
+
+
+@dataclass(frozen=True)
+class BringsLink:
+    """A client that wants a link. ``first`` is its next message, ``proved`` None if it has proved nothing."""
+
+    handshake: Handshake
+    first: Message | Unknown
+    proved: Proved | None
+
+
+@dataclass(frozen=True)
+class BringsHeartbeats:
+    """A client that brings heartbeats for the link of this name. ``keys`` seal ours and check its own, if there are any."""
+
+    link: str
+    keys: tuple[bytes, bytes] | None
+
+
+Introduced = BringsLink | BringsHeartbeats
+"""A client's request."""
 
 
 class PendingClient:
@@ -44,14 +92,15 @@ class PendingClient:
         step: what it must do next, in words.
     """
 
-    def __init__(self, sock: socket.socket, slots: ClientSlots) -> None:
+    def __init__(self, sock: socket.socket, slots: ClientSlots, reception: Reception) -> None:
         self.host, self.who = _place(sock)
         self.scope = anyio.CancelScope()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(CLIENT_TIMEOUT, self._look_once_more)
         self.step = "identify itself"
         self._limit = f"within {CLIENT_TIMEOUT:g} s"
-        self._words = FirstWords(sock)
+        self._reception = reception
+        self._words = FirstWords(sock, reception.protocol)
         self._slots = slots
         self._slot: int | None = slots.enter(self.host, self._give_way)
 
@@ -81,13 +130,10 @@ class PendingClient:
         self.scope.deadline = anyio.current_time() + seconds
 
     @asynccontextmanager
-    async def room_in(self, half_links: HalfLinks, gave_up: Callable[[], LinkError]) -> AsyncIterator[None]:
+    async def room_in(self, half_links: HalfLinks) -> AsyncIterator[None]:
         """Wait for room for the link of a client that is known, and keep it inside this context.
 
         Until then the client may have to make room for others, as an unknown one does, so few clients wait.
-
-        Args:
-            gave_up: returns the error for the client if the wait is cancelled.
         """
 
         def give_way() -> None:
@@ -103,7 +149,7 @@ class PendingClient:
                 yield
         except asyncio.CancelledError:
             if self._slot is not None:  # it was waiting; otherwise its link has told it
-                self._words.refuse(gave_up())
+                self._words.refuse(self._reception.gave_up())
             raise
 
     def has_proved(self) -> None:
@@ -116,41 +162,56 @@ class PendingClient:
         if self._slot is not None and (seconds := self._slots.wait(self._slot)) > 0:
             await anyio.sleep(seconds)
 
-    async def introduce(
-        self, handshake: Callable[[int | None], Awaitable[Handshake]], gave_up: Callable[[], LinkError]
-    ) -> Introduced:
-        """Receive the client's identity, and its proof.
-
-        Args:
-            handshake: makes a handshake for the cluster that the client claims to be; for None if it names none.
-            gave_up: returns the error for the client if this is cancelled.
+    async def introduce(self) -> Introduced:
+        """Receive the client's proof, if there is a key, and its identity.
 
         Raises:
             LinkError: if it gets no link; it was told the reason.
         """
         try:
             await self._wait_for_turn()
-            message = await self._words.hear()
-            if isinstance(message, AttachHeartbeats):
-                return message
-            claimed = message.cluster_id if isinstance(message, Hello) else None
-            if claimed is not None:
-                self.who += f", cluster {claimed}"
-            made = await handshake(claimed)
-            while made.is_introducing:
-                answers = made.receive(message)
-                if made.proved is not None:
-                    self.has_proved()
-                    self._has_longer("ask for a link", ASKING_TIMEOUT)  # and makes room if many others come
-                await self._words.say(*answers)
-                message = await self._words.hear()
+            return await self._introduce()
         except LinkError as error:
             self._words.refuse(error)
             raise
         except asyncio.CancelledError:
-            self._words.refuse(gave_up())
+            self._words.refuse(self._reception.gave_up())
             raise
-        return made, message
+
+    async def _introduce(self) -> Introduced:
+        message = await self._words.hear()
+        proof = await self._reception.proof(message if isinstance(message, Hello1) else None)
+        proved: Proved | None = None
+        if proof is not None:
+            keys = await self._welcome(proof, message)
+            if isinstance(message, Hello1) and message.opens == "heartbeats":
+                return BringsHeartbeats(proof.credential, keys.beats("server"))
+            message = await self._words.hear()  # raises unless its seal is right
+            proof.sealed()
+            self.has_proved()
+            self._has_longer("ask for a link", ASKING_TIMEOUT)  # and makes room if many others come
+            proved = Proved(proof.credential, keys.heartbeats)
+        elif isinstance(message, AttachHeartbeats):
+            return BringsHeartbeats(message.token, None)
+        claimed = message.cluster_id if isinstance(message, Hello) else None
+        if claimed is not None:
+            self.who += f", cluster {claimed}"
+        handshake = self._reception.handshake(claimed)
+        await self._words.say(*handshake.receive(message))
+        return BringsLink(handshake, await self._words.hear(), proved)
+
+    async def _welcome(self, proof: KeyProof, message: Message | Unknown) -> SessionKeys:
+        """Answer a client's first message, and seal everything from then on."""
+        welcome = proof.receive(message)
+        if welcome is None or proof.keys is None:
+            raise ProtocolError("the client proved no key")
+        await self._words.say(welcome)
+        self._words.seal_with(*proof.keys.frames("server"))
+        return proof.keys
+
+    async def connection(self) -> Connection:
+        """Make a stream of the client's socket, which belongs to it from here on, even if this raises."""
+        return await self._words.connection()
 
     def too_late(self) -> LinkTimeout:
         """Return the error with which it had to leave."""

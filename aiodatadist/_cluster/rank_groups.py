@@ -171,7 +171,9 @@ class RankGroups:
         own = (self._engine.key_ring.keys() if self._engine.key_ring.are_given else ()) or (Key("", b""),)
         secret = bytes.fromhex(server_secret)
         said = b"aiodatadist member"
-        return [Key("communicator", hmac.new(secret, said + key.secret, hashlib.sha256).digest()) for key in own]
+        return [
+            Key(key.name or "communicator", hmac.new(secret, said + key.secret, hashlib.sha256).digest()) for key in own
+        ]
 
     async def _link_all(self, group: _RankGroup, rank: int, cards: dict[int, _Card]) -> None:
         status, seconds = RegisterMemStatus.FAILED, self._seconds()

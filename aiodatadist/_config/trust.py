@@ -89,6 +89,11 @@ class Credential(ABC):
         return False
 
     @property
+    def is_proved(self) -> bool:
+        """True if a cluster proves a key; False if any user of the machine may link."""
+        return True
+
+    @property
     def may_change(self) -> bool:
         """True if later calls of :meth:`current` may return others."""
         return False
@@ -108,6 +113,10 @@ class Credential(ABC):
 
 class Untrusted(Credential):
     """The lack of a key, so any user of this machine may link."""
+
+    @property
+    def is_proved(self) -> bool:
+        return False
 
     def current(self) -> tuple[Key, ...]:
         return ()

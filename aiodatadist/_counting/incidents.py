@@ -40,6 +40,7 @@ class Incident(StrEnum):
     LINK_RETRIED = "link_retried"
     LINK_ENDED = "link_ended"
     LINK_LOST = "link_lost"
+    FRAME_REPEATED = "frame_repeated"
     LINK_MADE_AGAIN = "link_made_again"
     RELINK_FAILED = "relink_failed"
     RELINK_GIVEN_UP = "relink_given_up"

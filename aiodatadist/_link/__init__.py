@@ -15,6 +15,7 @@ from aiodatadist._link.control.connection import Connection, FirstWords, connect
 from aiodatadist._link.control.layer_events import LayerReceiver
 from aiodatadist._link.control.notifications import Notification, NotificationInbox
 from aiodatadist._link.control.peer_share import PeerShares
+from aiodatadist._link.control.proving import Prove, Proved, agree_on_key, prover_of
 from aiodatadist._link.control.wire import Wire
 from aiodatadist._link.data.channels import channel_name
 from aiodatadist._link.data.remote_operation import RemoteOperation, TransferSpec
@@ -22,6 +23,7 @@ from aiodatadist._link.data.statistics import LinkCounters, LinkStatistics
 from aiodatadist._link.host import LinkHost
 from aiodatadist._link.lifecycle import AWAIT_LINK, Cause, LinkState
 from aiodatadist._link.link import DRAIN_TIMEOUT, Link
+from aiodatadist._link.link_handshake import LinkRequest
 from aiodatadist._link.transfers.awaited_link import AwaitedLink, check_still_usable
 from aiodatadist._link.transfers.leased_pull import KeptBlocks
 from aiodatadist._link.transfers.running import CALLS
@@ -43,16 +45,21 @@ __all__ = [
            "Link",
            "LinkCounters",
            "LinkHost",
+           "LinkRequest",
            "LinkState",
            "LinkStatistics",
            "Notification",
            "NotificationInbox",
            "PeerShares",
+           "Prove",
+           "Proved",
            "RemoteOperation",
            "TransferSpec",
            "Transfers",
            "Wire",
+           "agree_on_key",
            "channel_name",
            "check_still_usable",
            "connected",
+           "prover_of",
 ]  # fmt: skip

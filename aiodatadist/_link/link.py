@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +13,12 @@ from aiodatadist._concurrency.signal import Signal
 from aiodatadist._counting import Incident
 from aiodatadist._device import give_way
 from aiodatadist._link.control.notifications import IncomingNotifications
+from aiodatadist._link.control.proving import Proved
 from aiodatadist._link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS
 from aiodatadist._link.control.wire import Wire
 from aiodatadist._link.host import LinkHost
 from aiodatadist._link.lifecycle import Cause, End, Event, Lifecycle, LinkState, Reach, Service
-from aiodatadist._link.link_handshake import LinkHandshake, refuse
+from aiodatadist._link.link_handshake import LinkHandshake, LinkRequest, refuse
 from aiodatadist._link.ownership import Owners
 from aiodatadist._link.reactions import REACTIONS, Reactions
 from aiodatadist._link.session import Session
@@ -30,7 +30,6 @@ from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.handshake import Handshake
 from aiodatadist._wire.messages import (
     Bye,
-    Connect,
     Disconnect,
     Hello,
     Message,
@@ -73,7 +72,8 @@ class Link:
         transfers: the transfers of either end.
         owners: the ends that own the link.
         life: the state of the link, and why it ended.
-        heartbeat_token: the token that a connection for this link's heartbeats must present.
+        heartbeat_token: the token that a connection for this link's heartbeats must present; empty with a key.
+        proved: the credential with which both ends have proved themselves; None without a key.
         generation: how many times the link to this peer has been made, this one included; 0 until it is filed.
         peer_links: the number of links with this cluster that the peer had before.
         dialled: the place where this end asked for the link, as its caller named it; None if the peer asked.
@@ -100,9 +100,9 @@ class Link:
             lambda: session.share.notes,
         )
         self._reactions = Reactions(session, self.owners, self.transfers, incoming)
-        self.heartbeat_token: str = secrets.token_hex(32)
+        self.heartbeat_token: str = ""
+        self.proved: Proved | None = None
         self.generation: int = 0
-        self.credential: str = ""
         self.peer_links: int = 0
         self.dialled: tuple[str, int] | None = None
         self.place: tuple[str, int] = "", 0
@@ -120,30 +120,33 @@ class Link:
             self.session.lacks_right("notify", "its notification is dropped")
             taken()
 
+    @property
+    def credential(self) -> str:
+        """The name of the key that both ends have proved; empty without one."""
+        return "" if self.proved is None else self.proved.credential
+
     # ---- opening ----
 
     async def shake_hands(
         self,
         handshake: Handshake,
-        connect: Connect | None,
+        request: LinkRequest | None,
         first: Message | Unknown | None,
         admit: Callable[[Hello], Awaitable[None]],
-        attach: Callable[[str], Awaitable[None]] | None,
     ) -> None:
         """Agree with the peer and open the channel. The caller sets the deadline.
 
         Args:
-            connect: the introduction to send if this end is the client; None if it is the server.
+            request: the request to make if this end is the client; None if it is the server.
             first: the message that the client has sent already, if any.
             admit: called with the peer's proved hello. It may wait, and may raise LinkError to refuse the peer.
-            attach: called at the client with the token for heartbeats, to make a connection for them. Raises LinkError.
 
         Raises:
             LinkError: if there can be no link. The peer has been told if this end refused.
         """
 
         async def met(peer: Hello) -> None:
-            rights = self._host.rights_of(handshake.credential, peer.cluster_id)
+            rights = self._host.rights_of(self.credential, peer.cluster_id)
             self.session.meet(handshake.me, peer, rights)
             self.peer_links = peer.links
             await admit(peer)
@@ -152,9 +155,21 @@ class Link:
             if self._host.transfer_checksum:
                 check_peer(peer.minor, handshake.me, peer.cluster_id)
 
+        self._wire.speak(handshake.protocol)
         link_handshake = LinkHandshake(handshake, self._wire, self.session.channels, self._transport, check, met)
-        ready = await link_handshake.agree(connect, first, self.heartbeat_token, attach)
-        self.credential = handshake.credential
+        try:
+            if request is not None and request.prove is not None:
+                self.proved = await request.prove(self._wire)
+                handshake.is_proved = True
+            await link_handshake.converse(request, first)
+            ready = await link_handshake.open(self.heartbeat_token, None if request is None else request.attach)
+        except LinkError as error:
+            await self.refuse(error)
+            raise
+        except LLMException as error:
+            failure = LinkError(str(error), status_code=error.status_code)
+            await self.refuse(failure)
+            raise failure from error
         self.session.channels.on_first(ready.epoch)
         self.life.on(Event.AGREE)
 

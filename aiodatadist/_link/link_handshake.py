@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 
+from aiodatadist._link.control.proving import Prove
 from aiodatadist._link.control.wire import Wire
 from aiodatadist._link.data.channels import Channels
 from aiodatadist._transport import Endpoint
 from aiodatadist._wire.frames import Unknown
-from aiodatadist._wire.handshake import Handshake, refusal
+from aiodatadist._wire.handshake import Handshake
 from aiodatadist._wire.messages import Connect, EndpointInfo, Hello, Message, Ready
-from aiodatadist.errors import LinkError, LLMException, PeerLost
+from aiodatadist._wire.reasons import discreet, refusal
+from aiodatadist.errors import LinkError, PeerLost, ProtocolError
 
 if TYPE_CHECKING:
     from aiodatadist._transport import Transport
@@ -26,14 +29,33 @@ REASON_SECONDS = 0.1
 
 
 async def refuse(wire: Wire, error: LinkError) -> None:
-    """Tell the peer why there is no link."""
+    """Tell the peer why there is no link. An unproved one is not told who this end is."""
     if isinstance(error, PeerLost):
         return
+    if not wire.may_say_who:
+        error = discreet(error)
     with anyio.move_on_after(1, shield=True):  # a peer that does not read is none of our business
         try:
             await wire.send(refusal(error))
         except PeerLost:
             logger.debug("the peer was gone before it could be told: %s", error)
+
+
+@dataclass(frozen=True)
+class LinkRequest:
+    """A client's request for a link.
+
+    Attributes:
+        connect: names the channel.
+        attach: called with the server's token, to make a connection for heartbeats. Raises LinkError.
+        prove: proves both ends, before anything else is said; None if this end has no key.
+        may_ask_at_once: called once both ends are proved. Returns True to ask before the peer has said who it is.
+    """
+
+    connect: Connect
+    attach: Callable[[str], Awaitable[None]]
+    prove: Prove | None
+    may_ask_at_once: Callable[[], bool]
 
 
 class LinkHandshake:
@@ -60,44 +82,41 @@ class LinkHandshake:
         self._check = check
         self._admit = admit
 
-    async def agree(
-        self,
-        connect: Connect | None,
-        first: Message | Unknown | None,
-        heartbeat_token: str,
-        attach: Callable[[str], Awaitable[None]] | None,
-    ) -> Ready:
-        """Shake hands until both halves of the channel are open, and heartbeats come. The caller sets the deadline.
+    async def converse(self, request: LinkRequest | None, first: Message | Unknown | None) -> None:
+        """Exchange messages until each end knows the other and the name of the channel. The caller sets the deadline.
 
         Args:
-            connect: the introduction to send if this end is the client; None if it is the server.
+            request: the request to make if this end is the client; None if it is the server.
             first: the message that a client has sent after its introduction, if any.
-            heartbeat_token: the token that a connection for heartbeats must present to this end.
+
+        Raises LinkError if there can be no link.
+        """
+        if request is not None:
+            await self._wire.send(*self._handshake.start(request.connect, request.may_ask_at_once()))
+        await self._converse(first)
+
+    async def open(self, heartbeat_token: str, attach: Callable[[str], Awaitable[None]] | None) -> Ready:
+        """Open both halves of the channel, and wait for heartbeats. The caller sets the deadline.
+
+        Args:
+            heartbeat_token: the token that a connection for heartbeats must present to this end; empty if it proves a key.
             attach: called at the client with the server's token, to make such a connection. Raises LinkError.
 
         Returns:
             The peer's last message of the handshake.
 
         Raises:
-            LinkError: if there can be no link. The peer has been told if this end refused.
+            LinkError: if there can be no link.
+            LLMException: if the channel cannot be opened.
         """
-        handshake = self._handshake
-        try:
-            if connect is not None:
-                await self._wire.send(*handshake.start(connect))
-            peer, connect = await self._converse(first)
-            await self._open_channel(peer, connect)
-            if attach is not None:
-                await attach((await self._hear_ready()).heartbeat_token)
-            await self._wire.send(*handshake.opened(self._channels.current.mine, heartbeat_token))
-            return await self._hear_ready()
-        except LinkError as error:
-            await refuse(self._wire, error)
-            raise
-        except LLMException as error:
-            failure = LinkError(str(error), status_code=error.status_code)
-            await refuse(self._wire, failure)
-            raise failure from error
+        handshake, agreed = self._handshake, self._handshake.agreed
+        if agreed is None:
+            raise ProtocolError("the two ends have not agreed")
+        await self._open_channel(*agreed)
+        if attach is not None:
+            await attach((await self._hear_ready()).heartbeat_token)
+        await self._wire.send(*handshake.opened(self._channels.current.mine, heartbeat_token))
+        return await self._hear_ready()
 
     async def _hear_ready(self) -> Ready:
         """Return the peer's last message of the handshake, which may have come already."""
@@ -105,8 +124,7 @@ class LinkHandshake:
             self._handshake.receive(await self._wire.receive())
         return self._handshake.ready
 
-    async def _converse(self, first: Message | Unknown | None) -> tuple[Hello, Connect]:
-        """Exchange messages until each end knows the other and the name of the channel."""
+    async def _converse(self, first: Message | Unknown | None) -> None:
         if self._handshake.peer is not None:  # a client whose hello came before there was a link
             self._wire.meet(self._handshake.peer)
             self._check(self._handshake.peer)
@@ -121,7 +139,7 @@ class LinkHandshake:
                 self._wire.trust()
             await self._wire.send(*answers)
             if agreed is not None:
-                return agreed
+                return
 
     async def _open_channel(self, peer: Hello, connect: Connect) -> None:
         """Open our half; stop waiting if the peer says that it cannot open its half."""

@@ -18,7 +18,7 @@ from aiodatadist._values.digests import LeaseDigests, Refusal
 from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.messages import (
     DIGESTS_SINCE,
-    PROTOCOL,
+    PLAIN_PROTOCOL,
     Broken,
     CacheEntry,
     Claim,
@@ -127,7 +127,7 @@ class Reactions:
             answer(False)
             return
         if session.peer_minor < DIGESTS_SINCE:
-            leases.warn_of(session.cluster_id, f"{PROTOCOL}.{session.peer_minor}")
+            leases.warn_of(session.cluster_id, f"{PLAIN_PROTOCOL}.{session.peer_minor}")
         leases.claim(message.lease, claim, message.patience)
 
     def on_unclaim(self, message: Unclaim) -> None:

@@ -1,4 +1,8 @@
-"""Messages as bytes: an 8-byte head (magic, version, length), then JSON, then its checksum as blanks."""
+"""Messages as bytes: an 8-byte head (magic, version, length), then JSON, then its checksum as blanks, or a seal.
+
+A connection with a key has sealed frames from the moment at which the key is known, and accepts no others. A frame whose
+seal is wrong is not parsed.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,35 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from aiodatadist._values.foreign import Unreadable, printable, read_foreign
-from aiodatadist._wire.messages import MAX_INDEXES, MAX_NOTE, MINOR, NEWER_FIELDS, PROTOCOL, Hello, Message, parser
+from aiodatadist._wire.messages import (
+    MAX_INDEXES,
+    MAX_NOTE,
+    MINOR,
+    NEWER_FIELDS,
+    PLAIN_PROTOCOL,
+    PROTOCOL,
+    SEALED_MINOR,
+    Hello,
+    Hello1,
+    Message,
+    Welcome,
+    parser,
+)
+from aiodatadist._wire.seals import TRAILER, Opener, Sealer
 from aiodatadist.errors import IncompatiblePeer, ProtocolError
 
 MAGIC = b"KV"
 VERSION = 1
+SEALED_VERSION = 2
+"""The version of a frame with a counter and a seal instead of a checksum."""
 HEAD = struct.Struct(">2sBxI")
-SEAL = b"\n\r\n\r"
+MARK = b"\n\r\n\r"
 """The mark between the JSON of a message and its CRC-32.
 
 Both are blanks, which an end that does not know them skips; so every message has them, even the first. TCP's own
 checksum misses one damage in some 65,000, and a changed digit is the number of another block.
 """
-SEALED_SINCE = 1
+CHECKED_SINCE = 1
 """The minor version from which on every message must have a checksum, because the damage may be in the mark."""
 _BLANKS = b" \t\n\r"
 _FOUR_BLANKS = [bytes(_BLANKS[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256)]
@@ -46,10 +66,11 @@ class Unknown(NamedTuple):
     call: int
 
 
-def encode(message: Message, minor: int = MINOR) -> bytes:
+def encode(message: Message, minor: int = MINOR, sealer: Sealer | None = None) -> bytes:
     """Return one frame, for a peer of this minor version, without the fields that the peer does not know.
 
-    A hello always has the fields of its own version, so that it is the same in both ends' proofs.
+    Args:
+        sealer: seals the frame; None on a connection without a key.
 
     Raises:
         ProtocolError: if the message is larger than a frame may be, or newer than the peer's version.
@@ -58,23 +79,32 @@ def encode(message: Message, minor: int = MINOR) -> bytes:
     if isinstance(message, Hello):
         minor = message.minor
     if minor < MINOR:
-        _check_minor(message, minor, "peer")
+        _check_minor(message, minor, "peer", PLAIN_PROTOCOL if sealer is None else PROTOCOL)
         unknown = {name for name, since in NEWER_FIELDS.get(type(message), {}).items() if since > minor}
     # The message's own serializer: the parser's looks for the type first, which takes several times as long as the rest.
     content = message.__pydantic_serializer__.to_json(message, exclude=unknown)
-    body = sealed(content)
-    if len(body) > MAX_BODY:
-        raise ProtocolError(f"a {message.type!r} message has {len(body)} bytes: the limit is {MAX_BODY}")
-    return HEAD.pack(MAGIC, VERSION, len(body)) + body
+    nbytes = len(content) + TRAILER
+    if nbytes > MAX_BODY:
+        raise ProtocolError(f"a {message.type!r} message has {nbytes} bytes: the limit is {MAX_BODY}")
+    return framed(content, sealer)
 
 
-def sealed(content: bytes) -> bytes:
+def framed(content: bytes, sealer: Sealer | None) -> bytes:
+    """Return a frame with this content, sealed or with a checksum."""
+    if sealer is None:
+        body = checked(content)
+        return HEAD.pack(MAGIC, VERSION, len(body)) + body
+    data = HEAD.pack(MAGIC, SEALED_VERSION, len(content) + TRAILER) + content
+    return data + sealer.trailer(data)
+
+
+def checked(content: bytes) -> bytes:
     """Return the content with its checksum appended."""
     crc, blanks = zlib.crc32(content), _FOUR_BLANKS
-    return content + SEAL + blanks[crc >> 24] + blanks[crc >> 16 & 255] + blanks[crc >> 8 & 255] + blanks[crc & 255]
+    return content + MARK + blanks[crc >> 24] + blanks[crc >> 16 & 255] + blanks[crc >> 8 & 255] + blanks[crc & 255]
 
 
-_SEALED = len(sealed(b""))
+_CHECKSUM = len(checked(b""))
 
 
 class Decoder:
@@ -83,12 +113,17 @@ class Decoder:
     Attributes:
         max_body: bytes that a message may have.
         minor: the peer's minor version, from its hello; None before that.
+        opener: checks seals, once there is a key for them: then no other frames are accepted.
+        protocol: the major version of this end, for errors.
     """
 
-    def __init__(self, max_body: int = MAX_BODY) -> None:
+    def __init__(self, max_body: int = MAX_BODY, protocol: int = PLAIN_PROTOCOL) -> None:
         self.max_body = max_body
+        self.protocol = protocol
         self.minor: int | None = None
+        self.opener: Opener | None = None
         self._buffer = bytearray()
+        self._peeked = 0
         self._failure: ProtocolError | IncompatiblePeer | None = None
 
     @property
@@ -113,11 +148,9 @@ class Decoder:
         self._buffer += data
         messages: list[Message | Unknown] = []
         try:
-            while (body := self._next()) is not None:
-                message = _parse(body, self.minor)
+            while (frame := self._next()) is not None:
+                message = self._opened(frame)
                 if message is not None:
-                    if self.minor is not None:
-                        _check_minor(message, self.minor, "sender")
                     self.meet(message)
                     messages.append(message)
         except (ProtocolError, IncompatiblePeer) as error:
@@ -129,26 +162,62 @@ class Decoder:
     def peek(self, data: bytes) -> Message | Unknown | None:
         """Return the message if ``data`` is exactly one small message, and no incomplete one came before; None otherwise.
 
-        The message is not consumed: :meth:`feed` would return it, too, or raise what is wrong with it.
+        The message is not consumed: :meth:`feed` would return it, too, or raise what is wrong with it. If it needs not be
+        fed, call :meth:`consume`.
         """
         if self._buffer or self._failure is not None or not HEAD.size < len(data) <= SMALL_FRAME:
             return None
-        if HEAD.unpack_from(data) != (MAGIC, VERSION, len(data) - HEAD.size) or len(data) > self.max_body:
+        if HEAD.unpack_from(data) != (MAGIC, self._version, len(data) - HEAD.size) or len(data) > self.max_body:
             return None
         try:
-            message = _parse(data[HEAD.size :], self.minor)
-            if message is not None and self.minor is not None:
-                _check_minor(message, self.minor, "sender")
+            if self.opener is None:
+                return self._checked_minor(_parse(data[HEAD.size :], self.minor, self.protocol))
+            self._peeked = self._counter_of(data)
+            if not self.opener.is_new(self._peeked):
+                return None
+            return self._checked_minor(_content(data[HEAD.size : -TRAILER], self.minor, self.protocol))
         except (ProtocolError, IncompatiblePeer):
             return None
-        return message
+
+    def consume(self) -> None:
+        """Note that the message that :meth:`peek` has just returned will not be fed."""
+        if self.opener is not None:
+            self.opener.accept(self._peeked)
 
     def meet(self, message: Message | Unknown) -> None:
         """Learn the peer's version from its hello. Has no effect on other messages."""
         if isinstance(message, Hello):
             self.minor = message.minor
+        elif isinstance(message, (Hello1, Welcome)):
+            self.minor = SEALED_MINOR
+
+    @property
+    def _version(self) -> int:
+        return VERSION if self.opener is None else SEALED_VERSION
+
+    def _opened(self, frame: bytes) -> Message | Unknown | None:
+        """Return the message in a whole frame; None if it must be ignored. Nothing is parsed unless its seal is right."""
+        if self.opener is None:
+            return self._checked_minor(_parse(frame[HEAD.size :], self.minor, self.protocol))
+        if not self.opener.accept(self._counter_of(frame)):
+            return None
+        return self._checked_minor(_content(frame[HEAD.size : -TRAILER], self.minor, self.protocol))
+
+    def _counter_of(self, frame: bytes) -> int:
+        counter = None if self.opener is None or len(frame) < HEAD.size + TRAILER else self.opener.counter_of(frame)
+        if counter is None:
+            raise ProtocolError(
+                "a message has a wrong seal: it was changed or added on its way, or its sender does not have the key"
+            )
+        return counter
+
+    def _checked_minor(self, message: Message | Unknown | None) -> Message | Unknown | None:
+        if message is not None and self.minor is not None:
+            _check_minor(message, self.minor, "sender", self.protocol)
+        return message
 
     def _next(self) -> bytes | None:
+        """Return the next frame, with its head; None if it is not complete."""
         if len(self._buffer) < HEAD.size:
             if not MAGIC.startswith(bytes(self._buffer[: len(MAGIC)])):
                 raise _foreign(bytes(self._buffer))
@@ -156,16 +225,24 @@ class Decoder:
         magic, version, length = HEAD.unpack_from(self._buffer)
         if magic != MAGIC:
             raise _foreign(magic)
-        if version != VERSION:
-            raise ProtocolError(f"the peer's frames have version {version}, ours {VERSION}")
+        if version != self._version:
+            raise _of_another_kind(version, self._version)
         if length > self.max_body:
             raise ProtocolError(f"the peer announced a message of {length} bytes: the limit is {self.max_body}")
         end = HEAD.size + length
         if len(self._buffer) < end:
             return None
-        body = bytes(self._buffer[HEAD.size : end])
+        frame = bytes(self._buffer[:end])
         del self._buffer[:end]
-        return body
+        return frame
+
+
+def _of_another_kind(version: int, ours: int) -> ProtocolError:
+    if (version, ours) == (VERSION, SEALED_VERSION):
+        return ProtocolError("a message has no seal: it was added on its way, or its sender does not have the key")
+    if (version, ours) == (SEALED_VERSION, VERSION):
+        return ProtocolError("the peer sent a sealed message before there was a key for it")
+    return ProtocolError(f"the peer's frames have version {version}, ours {ours}")
 
 
 def _foreign(beginning: bytes) -> ProtocolError:
@@ -175,16 +252,16 @@ def _foreign(beginning: bytes) -> ProtocolError:
     )
 
 
-def _check_minor(message: Message | Unknown, minor: int, end: str) -> None:
+def _check_minor(message: Message | Unknown, minor: int, end: str, major: int) -> None:
     """Raise ProtocolError if messages of this kind are newer than the protocol of this end of the connection."""
     if isinstance(message, Unknown) or message.since <= minor:
         return
     raise ProtocolError(
-        f"{message.type!r} messages came with version {PROTOCOL}.{message.since}, the {end} has {PROTOCOL}.{minor}"
+        f"{message.type!r} messages came with version {major}.{message.since}, the {end} has {major}.{minor}"
     )
 
 
-def _parse(body: bytes, minor: int | None) -> Message | Unknown | None:
+def _parse(body: bytes, minor: int | None, protocol: int) -> Message | Unknown | None:
     """Return the message in a frame from a peer of this minor version; None if it is unknown and may be ignored.
 
     It takes some milliseconds and megabytes at most, whatever the frame contains.
@@ -194,19 +271,19 @@ def _parse(body: bytes, minor: int | None) -> Message | Unknown | None:
             them.
         IncompatiblePeer: if it is a hello of another major version.
     """
-    is_sealed = body[-_SEALED:].startswith(SEAL)
-    if is_sealed and body != sealed(body[:-_SEALED]):
+    is_checked = body[-_CHECKSUM:].startswith(MARK)
+    if is_checked and body != checked(body[:-_CHECKSUM]):
         raise ProtocolError("a message from the peer was damaged in transit: its checksum is wrong")
-    message = _content(body, minor)
+    message = _content(body, minor, protocol)
     if isinstance(message, Hello):
         minor = message.minor
     is_cut_off = body[-1:].isspace()  # blanks after the JSON are the rest of a damaged mark: 4.0 sends none
-    if not is_sealed and (is_cut_off or (minor is not None and minor >= SEALED_SINCE)):
+    if not is_checked and (is_cut_off or (minor is not None and minor >= CHECKED_SINCE)):
         raise ProtocolError("a message from the peer was damaged in transit: it has no checksum")
     return message
 
 
-def _content(body: bytes, minor: int | None) -> Message | Unknown | None:
+def _content(body: bytes, minor: int | None, protocol: int) -> Message | Unknown | None:
     """Return the message in the part before the checksum, as :func:`_parse` does.
 
     If the peer's minor version is newer than this end's, unknown fields are ignored, and unknown messages are
@@ -215,10 +292,10 @@ def _content(body: bytes, minor: int | None) -> Message | Unknown | None:
     try:
         return read_foreign(body, parser, limit_bytes=MAX_BODY, limit_chars=MAX_TEXT)
     except Unreadable as error:
-        return _of_another_version(body, error, minor)
+        return _of_another_version(body, error, minor, protocol)
 
 
-def _of_another_version(body: bytes, error: Unreadable, minor: int | None) -> Message | Unknown | None:
+def _of_another_version(body: bytes, error: Unreadable, minor: int | None, protocol: int) -> Message | Unknown | None:
     """Return a message that is not of this version, but may be of another.
 
     Raises:
@@ -227,7 +304,7 @@ def _of_another_version(body: bytes, error: Unreadable, minor: int | None) -> Me
         IncompatiblePeer: if it is a hello of another major version.
     """
     what = f"the peer sent a message that is not valid: {error}"
-    complaint = ProtocolError(what if minor is None else f"{what} ({both_versions(PROTOCOL, minor)})")
+    complaint = ProtocolError(what if minor is None else f"{what} ({both_versions(protocol, protocol, minor)})")
     if error.error is None:  # it is larger than any message
         raise complaint from None
     try:
@@ -238,8 +315,8 @@ def _of_another_version(body: bytes, error: Unreadable, minor: int | None) -> Me
         raise complaint from None
     if content.get("type") == "hello":
         major, minor_said = content.get("protocol"), content.get("minor")
-        check_version(major, minor_said)
-        raise ProtocolError(f"{what} ({both_versions(major, minor_said)})") from None
+        check_version(protocol, major, minor_said)
+        raise ProtocolError(f"{what} ({both_versions(protocol, major, minor_said)})") from None
     is_newer = minor is not None and minor > MINOR
     found = error.error
     problems = found.errors(include_url=False, include_context=False, include_input=False) if is_newer else []
@@ -257,15 +334,15 @@ def _of_another_version(body: bytes, error: Unreadable, minor: int | None) -> Me
         raise complaint from None
 
 
-def check_version(major: object, minor: object) -> None:
-    """Raise IncompatiblePeer if a hello with these versions is of another major version."""
-    if _is_number(major) and major != PROTOCOL:
-        raise IncompatiblePeer(f"protocol differs: {PROTOCOL}.{MINOR} here, {_version(major, minor)} at the peer")
+def check_version(protocol: int, major: object, minor: object) -> None:
+    """Raise IncompatiblePeer if a hello with these versions is of another major version than this end's ``protocol``."""
+    if _is_number(major) and major != protocol:
+        raise IncompatiblePeer(f"protocol differs: {protocol}.{MINOR} here, {_version(major, minor)} at the peer")
 
 
-def both_versions(major: object, minor: object) -> str:
+def both_versions(protocol: int, major: object, minor: object) -> str:
     """Return this end's version and the peer's in words, whatever the peer's hello has in its place."""
-    return f"protocol {PROTOCOL}.{MINOR} here, {_version(major, minor)} at the peer"
+    return f"protocol {protocol}.{MINOR} here, {_version(major, minor)} at the peer"
 
 
 def _version(major: object, minor: object) -> str:

@@ -11,8 +11,15 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter, model_validator
 
-PROTOCOL = 4
-"""The major version, raised when a message changes its meaning. Both ends must have the same."""
+from aiodatadist._config.trust import MAX_KEYS
+
+PROTOCOL = 5
+"""The major version, raised when a message changes its meaning. Both ends must have the same.
+
+Version 5 proves both ends first, and seals everything that follows: see ``key_proof`` and ``seals``.
+"""
+PLAIN_PROTOCOL = 4
+"""The major version that two ends without a key speak. Its messages are those of ``PROTOCOL``, without proof and seals."""
 MINOR = 2
 """The minor version, raised for each new message or field that an older end can do without. Ends of all minors can talk.
 
@@ -24,6 +31,8 @@ the reason why it refuses a claim (``Claimed.why``), several requests or answers
 ``Pulled.also``), and the size of the layers that landed (``Landed.tensors``).
 """
 
+SEALED_MINOR = 2
+"""The first minor version whose messages can be sealed. What an end with a key refuses before that is known is of it."""
 DIGESTS_SINCE = 2
 """The minor version that compares kept blocks and their prompt."""
 
@@ -110,8 +119,41 @@ class EndpointInfo(_Message):
     backup_device_ip: Text = ""
 
 
+KeyLabel = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
+"""The name of a key: one of a file of keys, or of a link whose heartbeats are to begin."""
+MAX_PROTOCOLS = 8
+"""Major versions that a client offers."""
+
+
+class Hello1(_Message):
+    """The first message of a client that has a key. It does not say who the client is.
+
+    ``opens`` is what the connection is for. The key of heartbeats is their link's, and has the link's name.
+    """
+
+    type: Literal["hello1"] = "hello1"
+    protocols: Annotated[list[UInt32], Field(min_length=1, max_length=MAX_PROTOCOLS), FailFast()]
+    """The major versions that the client speaks."""
+    nonce: Hex
+    key_names: Annotated[list[KeyLabel], Field(min_length=1, max_length=MAX_KEYS), FailFast()]
+    """Names of the client's keys, the preferred one first."""
+    opens: Literal["link", "heartbeats"] = "link"
+
+
+class Welcome(_Message):
+    """The server's answer to ``hello1``. It does not say who the server is, only that it has the key of this name."""
+
+    type: Literal["welcome"] = "welcome"
+    protocol: UInt32
+    nonce: Hex
+    key_name: KeyLabel
+    confirmation: Hex
+
+
 class Hello(_Message):
-    """The first message from both ends. ``instance`` is new for every start of a cluster, ``nonce`` for every link.
+    """The message in which each end says who it is.
+
+    ``instance`` is new for every start of a cluster, ``nonce`` for every link.
 
     This message announces the ``minor`` version, so its fields are read whatever version its sender has. Fields of a
     newer version come last, and are kept for the proof.
@@ -138,13 +180,6 @@ class Hello(_Message):
     """
     endpoint: EndpointInfo
     minor: UInt32 = 0
-
-
-class Proof(_Message):
-    """The proof that its sender has the key: see ``auth``."""
-
-    type: Literal["proof"] = "proof"
-    mac: Hex
 
 
 class Connect(_Message):
@@ -204,17 +239,18 @@ class CacheEntry(_Message):
 class Ready(_Message):
     """The sender's half of the channel is open, and reaches what the sender had registered up to ``epoch``.
 
-    ``heartbeat_token`` comes from the server: the client's second connection must send it to carry this link's
-    heartbeats. The client sends its ready when heartbeats come on that connection.
+    Without a key, ``heartbeat_token`` comes from the server: the client's second connection must send it to carry this
+    link's heartbeats. With a key it is empty, because that connection proves the link's own key. The client sends its
+    ready when heartbeats come on that connection.
     """
 
     type: Literal["ready"] = "ready"
     epoch: UInt32
-    heartbeat_token: Hex
+    heartbeat_token: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
 
 class AttachHeartbeats(_Message):
-    """The first and only message of a connection that then carries heartbeats, one byte each.
+    """The first and only message of a connection without a key that then carries heartbeats, one byte each.
 
     The receiver reads it, and not a byte more, before it decides who reads the rest.
     """
@@ -643,7 +679,7 @@ class Unsupported(_Message):
 
 
 Message = (
-    Hello | Proof | Connect | Accept | Ready | Refuse | Disconnect | Bye | AttachHeartbeats
+    Hello1 | Welcome | Hello | Connect | Accept | Ready | Refuse | Disconnect | Bye | AttachHeartbeats
     | Lookup | Found | Grant | Revoke | Revoked | Pull | Stop | Pulled | Note | Taken | Ping | Pong
     | Renew | Renewed | Retire | Broken | Outdated | Watch | Landed | Own | Owned
     | Claim | Claimed | Unclaim | Unsupported | Digest | Digests

@@ -1,11 +1,49 @@
-"""The reason of an error as a peer is told it: printable ASCII of a bounded length."""
+"""Reasons why there is no link: as a peer is told them, and as its own are reported here."""
 
 from __future__ import annotations
 
+from typing import Literal
+
+from aiodatadist._config.trust import BOTH_ENDS
 from aiodatadist._values.foreign import printable
-from aiodatadist._wire.messages import MAX_REASON
+from aiodatadist._wire.messages import MAX_REASON, Refuse
+from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
 
 
 def reason_of(error: Exception) -> str:
     """Return only the error's message. Its status travels separately, and its hint is for a caller here."""
     return printable(error.args[0] if error.args else error, MAX_REASON)
+
+
+def refusal(error: LinkError) -> Refuse:
+    """Return the message that tells the peer why there can be no link."""
+    kind: Literal["", "key", "unfit"] = (
+        "key" if isinstance(error, AuthError) else "unfit" if isinstance(error, IncompatiblePeer) else ""
+    )
+    return Refuse(status=int(error.status_code), reason=reason_of(error), kind=kind)
+
+
+def discreet(error: LinkError) -> LinkError:
+    """Return the error that an unproved peer is told. It does not say who this end is.
+
+    The errors of a proof and of a decoder say nothing about this end but its versions.
+    """
+    is_of_the_proof = isinstance(error, (AuthError, IncompatiblePeer, ProtocolError))
+    return error if is_of_the_proof else LinkError("this end gave up before the proof")
+
+
+def refused(message: Refuse, is_proved: bool, versions: str = "", hint: str = BOTH_ENDS) -> LinkError:
+    """Return the peer's refusal as an error of this end.
+
+    Args:
+        versions: appended to the peer's reason.
+        hint: the hint if the peer refuses because of the key.
+    """
+    peer = "the peer" if is_proved else "an unproved peer"
+    error = {"": LinkError, "key": AuthError, "unfit": IncompatiblePeer}[message.kind](
+        f"{peer} refused: {printable(message.reason)}{versions}",
+        status_code=LLMStatusCode.of(message.status),
+        hint=hint if message.kind == "key" else None,
+    )
+    error.is_proved = is_proved
+    return error

@@ -16,8 +16,8 @@ from aiodatadist._config.certificate_names import CertificateNames
 from aiodatadist._config.certificates import Certificates, alt_names, validity
 from aiodatadist._values.foreign import printable
 from aiodatadist._wire.frames import MAGIC, Decoder
-from aiodatadist._wire.handshake import refused
 from aiodatadist._wire.messages import Refuse
+from aiodatadist._wire.reasons import refused
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, ProtocolError
 
 Side = Literal["client", "server"]

@@ -37,6 +37,8 @@ class Proxy:
         keeps_open: if True, the server does not hear that a client closed.
         refuses: if True, new connections are reset.
         connections: number of connections that came.
+        records: if True, what clients say is kept from now on.
+        recorded: what was kept, of each connection.
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
@@ -47,6 +49,8 @@ class Proxy:
         self.limits: deque[int] = deque()
         self.keeps_open = self.refuses = False
         self.connections = 0
+        self.records = False
+        self.recorded: list[bytearray] = []
 
     def info(self, cluster_id: int) -> LLMClusterInfo:
         """Return the address of the cluster behind the proxy: the proxy's."""
@@ -70,11 +74,14 @@ class Proxy:
             writer.transport.abort()
             return
         pipe = _Pipe(writer, there)
+        record = bytearray()
+        if self.records:
+            self.recorded.append(record)
         self._pipes.add(pipe)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._copy(pipe, there_reader, writer, None))
-                await self._copy(pipe, reader, there, limit)
+                await self._copy(pipe, reader, there, limit, record)
                 if self.keeps_open:
                     self._kept.append(pipe)
                     await asyncio.Event().wait()
@@ -85,12 +92,19 @@ class Proxy:
                 half.transport.abort()
 
     async def _copy(
-        self, pipe: _Pipe, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int | None
+        self,
+        pipe: _Pipe,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        limit: int | None,
+        record: bytearray | None = None,
     ) -> None:
         passed = 0
         try:
             while data := await reader.read(PIECE):
                 passed += len(data)
+                if record is not None and self.records:
+                    record += data
                 if limit is not None and passed > limit:
                     pipe.reset()
                     return

@@ -31,7 +31,7 @@ from aiodatadist._testing.views import call_on_loop
 from aiodatadist.testing import ChaosProxy, Cluster, cluster_info, inside, open_cluster, verify
 from tests.adapters.test_links_of_orders import engine_of
 from tests.hostile.test_offers import PROMPT, End, pull
-from tests.hostile.test_unproved import Impostor, hello
+from tests.hostile.test_unproved import Impostor, welcome
 from tests.keys import proving
 
 DESC = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
@@ -447,11 +447,11 @@ async def test_a_place_where_another_instance_says_the_same_id_is_none_of_a_link
 
 
 async def test_a_place_is_not_the_clusters_without_the_key() -> None:
-    """The process that listens there repeats the cluster's hello, and cannot prove it."""
-    async with linked_by_another_way(KEY) as (links, prompt, true, _):
-        impostor = Impostor(hello(instance=prompt.datadist.instance))
+    """The process that listens there cannot confirm the key."""
+    async with linked_by_another_way(KEY) as (links, _, true, _):
+        impostor = Impostor(welcome())
         async with impostor.at(0) as port:
-            with pytest.raises(NotAPeer, match=f"not to 127.0.0.1:{port}: .*does not have the key"):
+            with pytest.raises(NotAPeer, match=f"not to 127.0.0.1:{port}: .*does not have this end's key"):
                 await links.link(PeerAddress(cluster_id=1, host="127.0.0.1", port=port), "r")
         await links.link(true, "r")
 

@@ -13,14 +13,14 @@ from pydantic_core import from_json
 
 from aiodatadist import ProtocolError
 from aiodatadist._values.foreign import MAX_SIGNS
-from aiodatadist._wire.frames import HEAD, MAGIC, MAX_BODY, VERSION, Decoder, encode, sealed
+from aiodatadist._wire.frames import HEAD, MAGIC, MAX_BODY, VERSION, Decoder, checked, encode
 from aiodatadist._wire.messages import MAX_INDEXES, Message, parser
 from tests.profiles import at_night
 from tests.unit.wire.examples import EACH, messages, pull
 
 
 def frame(content: bytes) -> bytes:
-    body = sealed(content)
+    body = checked(content)
     return HEAD.pack(MAGIC, VERSION, len(body)) + body
 
 

@@ -21,7 +21,6 @@ from aiodatadist._cluster.dial import Steps
 from aiodatadist._cluster.half_links import HalfLinks
 from aiodatadist._concurrency.fair_queue import FairQueue
 from aiodatadist._concurrency.signal import Signal
-from aiodatadist._config.trust import Key
 from aiodatadist._wire.handshake import Handshake
 from aiodatadist._wire.messages import Accept, Connect, Hello, Refuse
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, soft_faults_cleared, soft_hold
@@ -49,10 +48,9 @@ def hello_of(cluster: Cluster, cluster_id: int) -> Hello:
 
 async def ask(cluster: Cluster, client: Client, cluster_id: int) -> None:
     """Prove the key as this cluster, and ask for a link."""
-    handshake = Handshake("client", hello_of(cluster, cluster_id), (Key("auth_key", KEY),))
-    await client.say(*handshake.start(Connect(channel=f"c{cluster_id}", timeout=60)))
-    await client.say(*handshake.receive(await client.hear()))
-    await client.say(*handshake.receive(await client.hear()))
+    await client.prove(KEY)
+    await client.say(hello_of(cluster, cluster_id), Connect(channel=f"c{cluster_id}", timeout=60))
+    assert isinstance(await client.hear(), Hello)
 
 
 async def stop_half_way(cluster: Cluster, client: Client, cluster_id: int) -> None:
@@ -78,9 +76,8 @@ class Silence:
     async def serve(self, stream: anyio.abc.SocketStream) -> None:
         async with stream:
             client, host = Client(stream), stream.extra(anyio.abc.SocketAttribute.local_address)[0]
-            handshake = Handshake(
-                "server", hello_of(self._cluster, int(host.rpartition(".")[2])), (Key("auth_key", KEY),)
-            )
+            await client.welcome(KEY)
+            handshake = Handshake("server", hello_of(self._cluster, int(host.rpartition(".")[2])), is_proved=True)
             while handshake.connect is None:
                 await client.say(*handshake.receive(await client.hear()))
             self.accepted += 1

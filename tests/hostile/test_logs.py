@@ -24,10 +24,23 @@ from aiodatadist._adapters.push_in import ExpectOrder
 from aiodatadist._adapters.sendings import Portion
 from aiodatadist._cluster import host_names
 from aiodatadist._context_caching.pools.contract import PoolKey, PoolTimeout, PoolUnreachable
+from aiodatadist._link.control import wire
 from aiodatadist._testing.views import call_on_loop, links_of, wire_of
 from aiodatadist._values.foreign import SHOWN
-from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, encode, sealed
-from aiodatadist._wire.messages import MAX_REASON, Disconnect, Landed, Message, Note, Refuse, Unsupported
+from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, checked, encode, framed
+from aiodatadist._wire.messages import (
+    MAX_REASON,
+    PROTOCOL,
+    Bye,
+    Disconnect,
+    Hello1,
+    Landed,
+    Message,
+    Note,
+    Refuse,
+    Unsupported,
+)
+from aiodatadist._wire.seals import Sealer
 from aiodatadist.context_caching import open_pool
 from aiodatadist.testing import inside, linked_pair, open_cluster
 from tests.adapters.test_pushes import End
@@ -78,7 +91,7 @@ def log() -> Iterator[Log]:
 
 
 def frame(content: bytes) -> bytes:
-    body = sealed(content)
+    body = checked(content)
     return HEAD.pack(MAGIC, VERSION, len(body)) + body
 
 
@@ -91,6 +104,7 @@ def with_text(message: Message) -> Iterator[bytes]:
     yield frame(json.dumps({**content, LINES: LINES}).encode())
 
 
+HELLO1 = Hello1(protocols=[PROTOCOL], nonce="a" * 64, key_names=["auth_key"])
 STRANGERS: dict[str, Callable[[], list[bytes]]] = {
     "text": lambda: [LINES.encode()],
     "HTTP": lambda: [f"GET /{LINES} HTTP/1.1\r\n\r\n".encode()],
@@ -103,6 +117,9 @@ STRANGERS: dict[str, Callable[[], list[bytes]]] = {
     "a refusal": lambda: [encode(Refuse(status=1, reason=LONG, kind=kind)) for kind in ("", "key", "unfit")],
     "a long refusal behind a hello": lambda: [encode(hello(7, has_key=True)) + encode(Refuse(status=1, reason=LONG))],
     "each kind first": lambda: [encode(message) for message in EACH],
+    "a hello1": lambda: list(with_text(HELLO1)),
+    "a hello1, and then text": lambda: [encode(HELLO1) + frame(json.dumps({"type": LINES}).encode())],
+    "a hello1, and then each kind": lambda: [encode(HELLO1) + encode(message) for message in EACH],
     "each kind second": lambda: [encode(hello(7, has_key=True)) + encode(message) for message in EACH],
 }
 
@@ -146,27 +163,50 @@ async def test_many_strangers_are_one_line_a_second(log: Log) -> None:
     assert cluster.datadist.figures().incidents == {"client_refused": 51}
 
 
-PEERS: dict[str, Callable[[], bytes]] = {
-    "a long reason to unlink": lambda: encode(Disconnect(reason="x" * 512)),
-    "a long refusal": lambda: encode(Refuse(status=1, reason=LONG)),
-    "a long failure of layers": lambda: encode(Landed(cache_id=1, first=0, stop=1, status=1, reason=LONG)),
-    "a kind that it does not know": lambda: encode(Unsupported(kind="k" * 32)),
-    "a note": lambda: encode(Note(payload="AAAA", number=1)),
-    "no JSON": lambda: frame(LINES.encode()),
-    "an unknown kind": lambda: frame(json.dumps({"type": LINES}).encode()),
-    "text in a reason": lambda: frame(json.dumps({"type": "disconnect", "reason": LINES}).encode()),
-    "an unknown field": lambda: frame(json.dumps({"type": "bye", LINES: LINES}).encode()),
+PEERS: dict[str, Message | bytes] = {
+    "a long reason to unlink": Disconnect(reason="x" * 512),
+    "a long refusal": Refuse(status=1, reason=LONG),
+    "a long failure of layers": Landed(cache_id=1, first=0, stop=1, status=1, reason=LONG),
+    "a kind that it does not know": Unsupported(kind="k" * 32),
+    "a note": Note(payload="AAAA", number=1),
+    "no JSON": LINES.encode(),
+    "an unknown kind": json.dumps({"type": LINES}).encode(),
+    "text in a reason": json.dumps({"type": "disconnect", "reason": LINES}).encode(),
+    "an unknown field": json.dumps({"type": "bye", LINES: LINES}).encode(),
 }
 
 
 @pytest.mark.parametrize("name", PEERS)
-async def test_what_a_linked_peer_says_is_printable_and_short(log: Log, name: str) -> None:
+async def test_what_a_linked_peer_says_is_printable_and_short(
+    log: Log, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with linked_pair(DESC, auth_key=KEY) as (prompt, decoder, _, _):
         mine = inside(prompt.datadist).links.peek(2)
         other = inside(decoder.datadist).links.peek(1)
         assert mine is not None
         assert other is not None
-        await wire_of(mine)._write(PEERS[name]() + encode(Disconnect(reason="that was all")))
+        said = PEERS[name]
+        content = said if isinstance(said, bytes) else said.model_dump_json().encode()
+        with monkeypatch.context() as context:
+            context.setattr(wire, "encode", lambda _, __, sealer: framed(content, sealer))
+            await wire_of(mine).send(Bye())
+        await wire_of(mine).send(Disconnect(reason="that was all"))
+        await other.wait_closed()
+
+
+@pytest.mark.parametrize("name", ["no frame", "no seal", "another seal"])
+async def test_what_others_add_to_a_link_is_in_no_log(log: Log, name: str) -> None:
+    added = {
+        "no frame": LINES.encode(),
+        "no seal": frame(LINES.encode()),
+        "another seal": framed(LINES.encode(), Sealer(b"another")),
+    }
+    async with linked_pair(DESC, auth_key=KEY) as (prompt, decoder, _, _):
+        mine = inside(prompt.datadist).links.peek(2)
+        other = inside(decoder.datadist).links.peek(1)
+        assert mine is not None
+        assert other is not None
+        await wire_of(mine).stream.send(added[name])
         await other.wait_closed()
 
 

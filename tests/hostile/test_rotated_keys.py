@@ -108,7 +108,7 @@ async def test_keys_that_cannot_be_used_any_longer_link_nothing_until_they_are_m
         spoil(ours)
         error = await link(other, prompt)
         assert isinstance(error, AuthError)
-        assert "cluster 1 cannot use its keys now" in str(error)
+        assert "the keys of this end cannot be used now" in str(error)
         assert str(ours) not in str(error)
         assert why in caplog.text
         own = await link(prompt, other)
@@ -300,18 +300,18 @@ async def test_the_file_of_one_key_is_rotated_like_a_folder(tmp_path: Path) -> N
 async def test_a_link_costs_few_looks_at_the_folder_and_proofs_and_a_transfer_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each end two looks; one proof is made and one checked. A second key costs the listener one more."""
+    """At each end two looks, and the keys of two connections are derived. A second key costs nothing more."""
     counts = Counter[str]()
-    stat, new = Path.stat, hmac.new
+    stat, digest = Path.stat, hmac.digest
     folder = folder_of(tmp_path / "trust", OLD)
 
     def counted_stat(path: Path, **options: Any) -> os.stat_result:
         counts["stat"] += path.is_relative_to(folder)
         return stat(path, **options)
 
-    def counted_new(*arguments: Any) -> hmac.HMAC:
+    def counted_digest(*arguments: Any) -> bytes:
         counts["hmac"] += 1
-        return new(*arguments)
+        return digest(*arguments)
 
     async with AsyncExitStack() as stack:
         prompt = await stack.enter_async_context(open_cluster(1, trust=folder))
@@ -319,16 +319,16 @@ async def test_a_link_costs_few_looks_at_the_folder_and_proofs_and_a_transfer_no
         await prompt.blocks(DESC)
         cache = await decoder.blocks(DESC)
         monkeypatch.setattr(Path, "stat", counted_stat)
-        monkeypatch.setattr("aiodatadist._wire.auth.hmac.new", counted_new)
+        monkeypatch.setattr("aiodatadist._wire.key_proof.hmac.digest", counted_digest)
         assert await link(decoder, prompt) is None
-        assert counts == {"stat": 4, "hmac": 4}
+        assert counts == {"stat": 4, "hmac": 28}
         counts.clear()
         await pulled(decoder, cache, 1)
         assert not counts
         await decoder.datadist.unlink_clusters([cluster_info(prompt)], 5000)
         folder_of(folder, OLD, NEW)
         assert await link(decoder, prompt) is None
-        assert counts["hmac"] == 5
+        assert counts["hmac"] == 28
 
 
 @pytest.mark.parametrize(

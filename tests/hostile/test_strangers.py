@@ -22,8 +22,9 @@ from aiodatadist._cluster.client_slots import Bucket, ClientSlots
 from aiodatadist._cluster.pending_client import CLIENT_TIMEOUT
 from aiodatadist._config.trust import Key
 from aiodatadist._wire.frames import Decoder, Unknown, encode
-from aiodatadist._wire.handshake import Handshake
-from aiodatadist._wire.messages import MINOR, Connect, Hello, Message, Proof, Refuse
+from aiodatadist._wire.key_proof import KeyProof
+from aiodatadist._wire.messages import MINOR, PROTOCOL, Hello, Hello1, Message, Refuse, Welcome
+from aiodatadist._wire.seals import Opener, Sealer
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
 from tests.clock import AutojumpLoop
 from tests.held import turns
@@ -36,25 +37,65 @@ MANY = 80
 """Connections that say nothing."""
 
 
-def stranger(cluster_id: int = 5) -> Hello:
-    return hello(cluster_id, has_key=True, minor=MINOR)
+def stranger() -> Hello1:
+    return Hello1(protocols=[PROTOCOL], nonce="a" * 64, key_names=["auth_key"])
+
+
+class AnySeal(Opener):
+    """Accepts each sealed message."""
+
+    def counter_of(self, data: bytes) -> int:
+        return self._highest + 1
 
 
 class Client:
-    """A connection to a cluster's port."""
+    """A connection to a cluster's port, or from a cluster."""
 
     def __init__(self, stream: anyio.abc.SocketStream) -> None:
         self._stream = stream
         self._decoder = Decoder()
+        self._sealer: Sealer | None = None
+        self._heard: list[Message | Unknown] = []
 
     async def say(self, *messages: Message) -> None:
-        await self._stream.send(b"".join(map(encode, messages)))
+        await self._stream.send(b"".join(encode(message, sealer=self._sealer) for message in messages))
 
     async def hear(self) -> Message | Unknown:
         """Return the next message. Raises EndOfStream, BrokenResourceError."""
-        while True:
-            if heard := self._decoder.feed(await self._stream.receive()):
-                return heard[0]
+        while not self._heard:
+            self._heard = self._decoder.feed(await self._stream.receive())
+        return self._heard.pop(0)
+
+    async def prove(self, key: bytes) -> None:
+        """Prove a key to a server, and seal everything from then on."""
+        proof = KeyProof("client", (Key("auth_key", key),))
+        await self.say(proof.start())
+        proof.receive(await self.hear())
+        self._seal(proof)
+
+    @property
+    def is_sealed(self) -> bool:
+        return self._decoder.opener is not None
+
+    async def welcome(self, key: bytes, behind: bytes = b"") -> None:
+        """Answer a client's first message with this key, and seal everything from then on.
+
+        Args:
+            behind: sent behind the answer, together with it.
+        """
+        proof = KeyProof("server", (Key("auth_key", key),))
+        answer = proof.receive(await self.hear())
+        assert answer is not None
+        await self._stream.send(encode(answer) + behind)
+        self._seal(proof)
+
+    def accept_any_seal(self) -> None:
+        """Read what is sealed without the key for it."""
+        self._decoder.opener = AnySeal(b"")
+
+    def _seal(self, proof: KeyProof) -> None:
+        assert proof.keys is not None
+        self._sealer, self._decoder.opener = proof.keys.frames(proof.side)
 
 
 def port_of(cluster: Cluster) -> int:
@@ -96,7 +137,7 @@ async def test_hellos_without_a_proof_take_no_room_of_links(monkeypatch: pytest.
         for _ in range(3):
             client = await stack.enter_async_context(client_of(prompt))
             await client.say(stranger())
-            assert isinstance(await client.hear(), Hello)
+            assert isinstance(await client.hear(), Welcome)
         await link(decoder, prompt)
 
 
@@ -105,8 +146,8 @@ async def test_a_hello_alone_keeps_no_call_from_its_work(key: bytes | None) -> N
     """A cluster's role can be switched, and its caches unregistered, when it has no link."""
     async with open_cluster(1, **proving(key)) as cluster, client_of(cluster) as client:
         cache = await cluster.blocks(DESC)
-        await client.say(hello(5, has_key=key is not None, minor=MINOR))
-        assert isinstance(await client.hear(), Hello)
+        await client.say(stranger() if key is not None else hello(5, minor=MINOR))
+        assert isinstance(await client.hear(), Welcome if key is not None else Hello)
         assert not inside(cluster.datadist).links.opening
         await cluster.datadist.cache_manager.unregister_cache(cache.cache_id)
         await cluster.datadist.switch_role(LLMRole.PROMPT)
@@ -117,12 +158,10 @@ async def test_silent_connections_do_not_shorten_the_time_of_others() -> None:
     async with open_cluster(1, auth_key=KEY) as cluster:
         with silent(cluster, MANY):
             async with client_of(cluster) as client:
-                handshake = Handshake("client", stranger(), (Key("auth_key", KEY),), 1)
-                await client.say(*handshake.start(Connect(channel="c", timeout=5)))
-                answers = handshake.receive(await client.hear())
+                await client.prove(KEY)
                 await anyio.sleep(4)  # its network is slow
-                await client.say(*answers)
-                assert isinstance(await client.hear(), Proof)
+                await client.say(hello(5, has_key=True))
+                assert isinstance(await client.hear(), Hello)
 
 
 @pytest.mark.autojump
@@ -133,14 +172,17 @@ async def test_time_in_which_the_listener_is_busy_does_not_count() -> None:
     async with open_cluster(1, auth_key=KEY) as cluster:
         with silent(cluster, 1) as (client,):
             client.setblocking(False)
-            handshake, decoder = Handshake("client", stranger(), (Key("auth_key", KEY),), 1), Decoder()
-            client.send(b"".join(map(encode, handshake.start(Connect(channel="c", timeout=5)))))
+            proof, decoder = KeyProof("client", (Key("auth_key", KEY),)), Decoder()
+            client.send(encode(proof.start()))
             (said,) = decoder.feed(await loop.sock_recv(client, 4096))
-            client.send(b"".join(map(encode, handshake.receive(said))))
+            proof.receive(said)
+            assert proof.keys is not None
+            sealer, decoder.opener = proof.keys.frames("client")
+            client.send(encode(hello(5, has_key=True), sealer=sealer))
             loop.jumped += 2 * CLIENT_TIMEOUT
             await turns()
             heard = decoder.feed(await loop.sock_recv(client, 4096))
-            assert [type(each) for each in heard] == [Proof]
+            assert [type(each) for each in heard] == [Hello]
 
 
 async def test_silent_connections_make_room_for_a_cluster_that_links() -> None:
@@ -152,7 +194,7 @@ async def test_silent_connections_make_room_for_a_cluster_that_links() -> None:
         slots = inside(prompt.datadist)._clients
         async with client_of(prompt) as few:
             await few.say(stranger())
-            assert isinstance(await few.hear(), Hello)
+            assert isinstance(await few.hear(), Welcome)
             with silent(prompt, 3) as many:
                 while len(slots) < 4:
                     await anyio.lowlevel.checkpoint()
@@ -162,10 +204,11 @@ async def test_silent_connections_make_room_for_a_cluster_that_links() -> None:
                     oldest.settimeout(10)
                     (refusal,) = Decoder().feed(oldest.recv(4096))
                     assert isinstance(refusal, Refuse)
-                    assert refusal.reason == "cluster 1 no longer waits"
-            await few.say(Proof(mac="0" * 64))
+                    assert refusal.reason == "this end gave up before the proof"
+            await few.say(hello(5, has_key=True))  # without a seal
+            few.accept_any_seal()
             assert isinstance(refused := await few.hear(), Refuse)
-            assert refused.kind == "key"
+            assert "no seal" in refused.reason
 
 
 def test_the_address_with_most_connections_makes_room() -> None:
@@ -296,7 +339,7 @@ async def test_a_client_beyond_the_rate_of_its_address_is_read_when_its_turn_com
             began = loop.time()
             async with client_of(cluster) as client:
                 await client.say(stranger())
-                assert isinstance(await client.hear(), Hello)
+                assert isinstance(await client.hear(), Welcome)
                 assert loop.time() - began == pytest.approx(1)
         assert cluster.datadist.figures().budget_waits == {"unproved_per_second": 1}
 
@@ -305,14 +348,11 @@ async def test_a_client_beyond_the_rate_of_its_address_is_read_when_its_turn_com
 async def test_a_client_has_five_seconds_to_prove_itself_and_five_more_to_ask_for_a_link() -> None:
     loop = asyncio.get_running_loop()
     async with open_cluster(1, auth_key=KEY) as cluster, client_of(cluster) as client:
-        handshake = Handshake("client", stranger(), (Key("auth_key", KEY),), 1)
-        hello, *_ = handshake.start(Connect(channel="c", timeout=5))
-        await client.say(hello)
-        answers = handshake.receive(await client.hear())
+        await client.prove(KEY)
         await anyio.sleep(4)
         began = loop.time()
-        await client.say(*(each for each in answers if isinstance(each, Proof)))
-        assert isinstance(await client.hear(), Proof)
+        await client.say(hello(5, has_key=True))
+        assert isinstance(await client.hear(), Hello)
         assert isinstance(await client.hear(), Refuse)
         assert loop.time() - began == pytest.approx(5)
 
@@ -351,5 +391,5 @@ async def test_no_connection_has_a_thread_before_its_proof() -> None:
                 await anyio.lowlevel.checkpoint()
             async with client_of(cluster) as client:
                 await client.say(stranger())
-                assert isinstance(await client.hear(), Hello)
+                assert isinstance(await client.hear(), Welcome)
                 assert threading.active_count() == before

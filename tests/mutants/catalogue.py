@@ -27,6 +27,8 @@ POOL_SERVERS = "tests/hostile/test_pool_servers.py"
 SEALED_VALUES = "tests/hostile/test_sealed_values.py"
 DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
 TRUST, ROTATED_KEYS = "tests/hostile/test_trust.py", "tests/hostile/test_rotated_keys.py"
+KEY_PROOF, SEALS = "tests/unit/wire/test_key_proof.py", "tests/unit/wire/test_seals.py"
+HANDSHAKES = "tests/hostile/test_key_handshakes.py"
 CHANNELS, ANSWERS, WITHDRAWN = (f"tests/hostile/test_{name}.py" for name in ("channels", "answers", "withdrawn_caches"))
 POLICY, READERS = "tests/hostile/test_policy.py", "tests/hostile/test_readers.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
@@ -567,8 +569,8 @@ MUTANTS = (
         "damage-accepted",
         "a message that was damaged on its way is not acted on",
         "aiodatadist/_wire/frames.py",
-        "    if is_sealed and body != sealed(body[:-_SEALED]):\n",
-        "    if is_sealed and not body:\n",
+        "    if is_checked and body != checked(body[:-_CHECKSUM]):\n",
+        "    if is_checked and not body:\n",
         ("tests/unit/wire",),
     ),
     Mutant(
@@ -582,17 +584,74 @@ MUTANTS = (
     Mutant(
         "proof-not-compared",
         "a peer without the key gets no link",
-        "aiodatadist/_wire/auth.py",
-        "    return hmac.compare_digest(given, proof(key, side, client, server))\n",
-        "    return bool(given) and proof is not None\n",
-        ("tests/unit/wire/test_auth.py",),
+        "aiodatadist/_wire/key_proof.py",
+        "        if not hmac.compare_digest(welcome.confirmation, _confirmation(keys, self._hello, welcome)):\n",
+        "        if not welcome.confirmation:\n",
+        (f"{KEY_PROOF}::test_a_server_without_the_key_confirms_nothing",),
+    ),
+    Mutant(
+        "frame-seal-not-compared",
+        "a frame that was changed or added on its way is not acted on",
+        "aiodatadist/_wire/seals.py",
+        "        if not hmac.compare_digest(seal.digest(), data[-SEAL_BYTES:]):\n",
+        "        if not seal.digest():\n",
+        (SEALS,),
+    ),
+    Mutant(
+        "unsealed-frame-accepted",
+        "on a link with a key, a frame without a seal is not acted on",
+        "aiodatadist/_wire/frames.py",
+        "        if version != self._version:\n",
+        "        if version not in {VERSION, SEALED_VERSION}:\n",
+        (SEALS,),
+    ),
+    Mutant(
+        "counters-ignored",
+        "a sealed frame that comes again is not acted on",
+        "aiodatadist/_wire/seals.py",
+        "        return behind < 0 or (behind < WINDOW and not self._seen >> behind & 1)\n",
+        "        return True\n",
+        (SEALS,),
+    ),
+    Mutant(
+        "counters-without-a-window",
+        "a sealed frame that is too old to tell if it came before is not acted on",
+        "aiodatadist/_wire/seals.py",
+        "        return behind < 0 or (behind < WINDOW and not self._seen >> behind & 1)\n",
+        "        return behind < 0 or not self._seen >> behind & 1\n",
+        (SEALS,),
+    ),
+    Mutant(
+        "choice-of-key-not-confirmed",
+        "the keys of a connection depend on what both ends said first",
+        "aiodatadist/_wire/key_proof.py",
+        '    return encode(hello) + encode(welcome.model_copy(update={"confirmation": _UNSAID}))\n',
+        '    return b""\n',
+        (KEY_PROOF,),
+    ),
+    Mutant(
+        "downgrade-accepted",
+        "an end with a key does not speak the version that has no proof",
+        "aiodatadist/_cluster/engine.py",
+        '        return KeyProof("server", keys, hint=ring.hint) if keys else None\n',
+        '        return KeyProof("server", keys, hint=ring.hint) if keys and first is not None else None\n',
+        (f"{HANDSHAKES}::test_a_client_without_a_key_is_told_nothing_but_the_versions",),
+    ),
+    Mutant(
+        "who-listens-told-before-the-proof",
+        "a server says who it is only behind a frame with the right seal",
+        "aiodatadist/_cluster/pending_client.py",
+        "            message = await self._words.hear()  # raises unless its seal is right\n",
+        "            await self._words.say(self._reception.handshake(None)._hello)\n"
+        "            message = await self._words.hear()\n",
+        (f"{HANDSHAKES}::test_an_unproved_client_finds_out_nothing_about_who_listens",),
     ),
     Mutant(
         "token-not-compared",
         "heartbeats count for the link whose token they bring",
         "aiodatadist/_cluster/liveness.py",
-        "        link = self._expected.pop(message.token, None)\n",
-        "        link = self._expected.pop(next(iter(self._expected), message.token), None)\n",
+        "        link = self._expected.pop(name, None)\n",
+        "        link = self._expected.pop(next(iter(self._expected), name), None)\n",
         ("tests/unit/test_heartbeats.py",),
     ),
     # ---- leases of blocks ----
@@ -639,10 +698,10 @@ MUTANTS = (
     ),
     Mutant(
         "compared-before-proof",
-        "with a key, ends compare their options when these are proved",
+        "with a key, a server says what it is before it refuses a client that does not fit, so that this is proved",
         "aiodatadist/_wire/handshake.py",
-        "        if not self._keys:\n            self._compare(theirs)\n",
-        "        self._compare(theirs)\n",
+        "            if not self.is_proved:\n                self._compare(theirs)\n",
+        "            self._compare(theirs)\n",
         ("tests/unit/wire/test_handshake.py",),
     ),
     Mutant(
@@ -777,9 +836,9 @@ MUTANTS = (
         "hello-is-a-link",
         "a client that is not proved is no link",
         "aiodatadist/_cluster/pending_client.py",
-        "            while made.is_introducing:\n",
-        "            while made.side == 'client':\n",
-        (STRANGERS,),
+        '        self._words.seal_with(*proof.keys.frames("server"))\n',
+        "",
+        (f"{HANDSHAKES}::test_nor_does_one_that_was_welcomed",),
     ),
     Mutant(
         "silent-impostor-waited-for",
@@ -981,7 +1040,7 @@ MUTANTS = (
         "all-ask-at-once",
         "attempts that reach one cluster by several ways make one link",
         "aiodatadist/_cluster/initiator.py",
-        "        if other is not None:\n            raise _NotItsTurn(peer.cluster_id, other.settled)\n",
+        "        if other is not None:\n            raise NotItsTurn(peer.cluster_id, other.settled)\n",
         "",
         (f"{DIALS}::test_attempts_that_reach_one_cluster_by_several_ways_are_one_link",),
     ),
@@ -1094,10 +1153,9 @@ MUTANTS = (
     Mutant(
         "place-without-a-proof",
         "with a key, a place is a link's if the cluster has proved itself there",
-        "aiodatadist/_wire/handshake.py",
-        "        if key is None:\n            raise AuthError(\n",
-        '        if key is None and self.side == "client":\n            key = self._keys[0]\n'
-        "        if key is None:\n            raise AuthError(\n",
+        "aiodatadist/_wire/key_proof.py",
+        "        if not hmac.compare_digest(welcome.confirmation, _confirmation(keys, self._hello, welcome)):\n",
+        "        if not welcome.confirmation:\n",
         (f"{DIALS}::test_a_place_is_not_the_clusters_without_the_key",),
     ),
     Mutant(
@@ -1627,9 +1685,9 @@ MUTANTS = (
     Mutant(
         "only-the-first-key",
         "a listener accepts each of its keys, so two ends that rotate one after the other link",
-        "aiodatadist/_wire/handshake.py",
-        'self._keys[:1] if self.side == "client" else self._keys',
-        "self._keys[:1]",
+        "aiodatadist/_wire/key_proof.py",
+        "        self._known = {key.name: key for key in keys}\n",
+        "        self._known = {key.name: key for key in keys[:1]}\n",
         (ROTATED_KEYS,),
     ),
     Mutant(

@@ -23,8 +23,9 @@ import anyio.lowlevel
 from aiodatadist._concurrency import forks
 from aiodatadist._link.control.wire import GONE, RECEIVE, UNVERIFIED_BODY, Wire
 from aiodatadist._wire.frames import Decoder, Unknown, encode
-from aiodatadist._wire.handshake import refusal
-from aiodatadist._wire.messages import Message
+from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL, Message
+from aiodatadist._wire.reasons import discreet, refusal
+from aiodatadist._wire.seals import Opener, Sealer
 from aiodatadist._wire.tls_pipe import TlsPipe
 from aiodatadist.errors import LinkError, PeerLost
 
@@ -53,11 +54,16 @@ class FirstWords:
     """Messages on a plain non-blocking socket, which stays the caller's. Bytes behind a message stay in the socket.
 
     They cost a fraction of what a stream and a link cost, so a client gets a stream and a link only once it is known.
+
+    Args:
+        protocol: the major version of this end.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, protocol: int = PROTOCOL) -> None:
         self._sock = sock
-        self._decoder = Decoder(UNVERIFIED_BODY)
+        self._decoder = Decoder(UNVERIFIED_BODY, protocol)
+        self._seals: tuple[Sealer, Opener] | None = None
+        self._is_proved = protocol == PLAIN_PROTOCOL
 
     async def hear(self) -> Message | Unknown:
         """Return the next message.
@@ -78,11 +84,25 @@ class FirstWords:
             raise
         except OSError as error:
             raise PeerLost(GONE) from error
+        self._is_proved |= self._seals is not None
         return messages[0]
+
+    def seal_with(self, sealer: Sealer, opener: Opener) -> None:
+        """Seal all messages from now on, and accept only sealed ones. The first one that is heard proves its sender."""
+        self._seals, self._decoder.opener = (sealer, opener), opener
+
+    def _frame(self, message: Message) -> bytes:
+        return encode(message, self._decoder.minor or 0, None if self._seals is None else self._seals[0])
+
+    async def connection(self) -> Connection:
+        """Make a stream of the socket, which belongs to it from here on, even if this raises."""
+        connection = await Connection.over(self._sock)
+        connection.seals = self._seals
+        return connection
 
     async def say(self, *messages: Message) -> None:
         """Send messages. Raises PeerLost if the client is gone."""
-        data = b"".join(encode(message, self._decoder.minor or 0) for message in messages)
+        data = b"".join(map(self._frame, messages))
         try:
             await asyncio.get_running_loop().sock_sendall(self._sock, data)
         except OSError as error:
@@ -96,7 +116,7 @@ class FirstWords:
         if isinstance(error, PeerLost):
             return
         with contextlib.suppress(OSError):
-            self._sock.send(encode(refusal(error), self._decoder.minor or 0))
+            self._sock.send(self._frame(refusal(error if self._is_proved else discreet(error))))
             self._sock.recv(RECEIVE)
 
 
@@ -217,6 +237,7 @@ class Connection(anyio.abc.ByteStream):
 
     Attributes:
         place: the address and port of the other end.
+        seals: what seals and checks messages, if that was agreed before there was a stream.
     """
 
     def __init__(self, reader: _Reader, writer: asyncio.StreamWriter, pipe: TlsPipe | None = None) -> None:
@@ -224,6 +245,7 @@ class Connection(anyio.abc.ByteStream):
         self._pipe = reader.pipe = pipe
         self._writer = writer
         self._may_hold_more = False
+        self.seals: tuple[Sealer, Opener] | None = None
         place = writer.get_extra_info("peername")  # None if the other end has closed already; a str for a Unix socket
         self.place: tuple[str, int] = place[:2] if isinstance(place, tuple) else ("", 0)
         writer.transport.set_write_buffer_limits(0)  # so that drain() waits until the kernel has accepted everything
@@ -255,6 +277,8 @@ class Connection(anyio.abc.ByteStream):
         """Return a wire that carries messages over this connection."""
         wire = Wire(self, self.send_at_once)
         self._reader.hear = wire.hear
+        if self.seals is not None:
+            wire.seal_with(*self.seals)
         return wire
 
     def quiet_seconds(self) -> float | None:

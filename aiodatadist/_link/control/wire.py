@@ -15,8 +15,9 @@ from aiodatadist._concurrency import forks
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._link.control.peer_share import Inflow
 from aiodatadist._wire.frames import MAX_BODY, Decoder, Unknown, encode
-from aiodatadist._wire.messages import Message
-from aiodatadist.errors import PeerLost
+from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL, Message
+from aiodatadist._wire.seals import Opener, Sealer
+from aiodatadist.errors import PeerLost, ProtocolError
 
 RECEIVE = 1 << 16
 """The most bytes that are received at a time."""
@@ -49,6 +50,10 @@ class Wire:
     Args:
         stream: the byte stream.
         at_once: sends bytes without waiting and returns True, or returns False if that is not possible now.
+
+    Attributes:
+        is_proved: True if the peer has proved that it has a key, or a certificate.
+        on_repeated: called for each sealed message that was ignored, because it had come before.
     """
 
     def __init__(self, stream: anyio.abc.ByteStream, at_once: Callable[[bytes], bool] = lambda _: False) -> None:
@@ -59,7 +64,10 @@ class Wire:
         self._is_waiting = False
         self._react: Callable[[Message | Unknown], bool] | None = None
         self._failure: Exception | None = None
-        self._decoder = Decoder(UNVERIFIED_BODY)
+        self._decoder = Decoder(UNVERIFIED_BODY, PROTOCOL)
+        self._sealer: Sealer | None = None
+        self.is_proved: bool = False
+        self.on_repeated: Callable[[], object] = lambda: None
         self._inflow: Inflow | None = None
         self._ready: deque[Message | Unknown] = deque()
         self._backlog: list[bytes] = []
@@ -82,6 +90,28 @@ class Wire:
         quiet: Callable[[], float | None] | None = getattr(self.stream, "quiet_seconds", None)
         return None if quiet is None else quiet()
 
+    def speak(self, protocol: int) -> None:
+        """Set the major version of this end, for errors."""
+        self._decoder.protocol = protocol
+
+    @property
+    def may_say_who(self) -> bool:
+        """True unless this end has a key, and the peer has not proved yet that it has it, too."""
+        return self.is_proved or self._decoder.protocol == PLAIN_PROTOCOL
+
+    def seal_with(self, sealer: Sealer, opener: Opener) -> None:
+        """Seal all messages from now on, and accept only sealed ones.
+
+        Raises ProtocolError if another message came already, which nothing has proved.
+        """
+        if self._ready:
+            raise ProtocolError("a message without a seal came before there was a key for it")
+        self._sealer, self._decoder.opener, self.is_proved = sealer, opener, True
+        opener.on_repeated = self._repeated
+
+    def _repeated(self) -> None:
+        self.on_repeated()  # which the link may set later
+
     def trust(self) -> None:
         """Accept messages of full size from now on, because the peer is known."""
         self._decoder.max_body = MAX_BODY
@@ -96,7 +126,7 @@ class Wire:
 
     async def send(self, *messages: Message) -> None:
         """Send messages, and wait until the kernel has accepted them. Raises PeerLost if the peer is gone."""
-        await self._write(b"".join(encode(message, self.peer_minor) for message in messages))
+        await self._write(b"".join(encode(message, self.peer_minor, self._sealer) for message in messages))
 
     async def _write(self, data: bytes) -> None:
         if self._generation != forks.generation:
@@ -114,7 +144,7 @@ class Wire:
 
         Raises ProtocolError if the message is too large for a frame, or newer than the peer. Nothing is sent then.
         """
-        data = encode(message, self._decoder.minor or 0)
+        data = encode(message, self._decoder.minor or 0, self._sealer)
         if self._generation != forks.generation or self._is_over:
             return
         if not self._backlog_bytes:
@@ -265,9 +295,11 @@ class Wire:
         except Exception as error:  # receive() raises it
             self._failure = error
             return False
-        if has_reacted and inflow is not None:
-            inflow.received(len(data))
-            inflow.heard()
+        if has_reacted:
+            self._decoder.consume()
+            if inflow is not None:
+                inflow.received(len(data))
+                inflow.heard()
         return has_reacted
 
     async def aclose(self) -> None:

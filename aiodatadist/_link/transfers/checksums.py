@@ -23,7 +23,7 @@ import anyio
 from aiodatadist._link.data.remote_operation import TransferSpec
 from aiodatadist._link.transfers.responder import status_error
 from aiodatadist._values.grid import Grid, Side
-from aiodatadist._wire.messages import MAX_INDEXES, MAX_SECONDS, PROTOCOL, Digest, Digests, Stop
+from aiodatadist._wire.messages import MAX_INDEXES, MAX_SECONDS, PLAIN_PROTOCOL, Digest, Digests, Stop
 from aiodatadist.errors import (
     DataCorrupted,
     FeatureNotEnabled,
@@ -57,8 +57,8 @@ def check_peer(minor: int, me: int, peer: int) -> None:
 
 def _too_old(peer: int, minor: int) -> str:
     return (
-        f"cluster {peer} knows no checksums: its protocol has version {PROTOCOL}.{minor}, and they came with "
-        f"{PROTOCOL}.{Digest.since}"
+        f"cluster {peer} knows no checksums: its protocol has version {PLAIN_PROTOCOL}.{minor}, and they came with "
+        f"{PLAIN_PROTOCOL}.{Digest.since}"
     )
 
 

@@ -13,7 +13,7 @@ from aiodatadist._link.transfers.responder import Responder
 from aiodatadist._link.transfers.running import RunningTransfers
 from aiodatadist._link.transfers.shortcuts import Shortcuts
 from aiodatadist._values.digests import LeaseDigests
-from aiodatadist._wire.messages import DIGESTS_SINCE, PROTOCOL
+from aiodatadist._wire.messages import DIGESTS_SINCE, PLAIN_PROTOCOL
 from aiodatadist.errors import FeatureNotEnabled, LinkError, LLMException
 
 if TYPE_CHECKING:
@@ -119,11 +119,11 @@ class Transfers:
         session = self.session
         if session.peer_minor >= DIGESTS_SINCE:
             return
-        version = f"{PROTOCOL}.{session.peer_minor}"
+        version = f"{PLAIN_PROTOCOL}.{session.peer_minor}"
         if digests.prompt:
             raise FeatureNotEnabled(
                 f"cluster {self.cluster_id} cannot compare prompts: its protocol has version {version}, and digests came "
-                f"with {PROTOCOL}.{DIGESTS_SINCE}",
+                f"with {PLAIN_PROTOCOL}.{DIGESTS_SINCE}",
                 hint="update that cluster",
             )
         session.host.block_leases.warn_of(self.cluster_id, version)

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from aiodatadist._wire.messages import (
     MAX_TENSORS,
     MINOR,
+    PLAIN_PROTOCOL,
+    PROTOCOL,
     Accept,
     AttachHeartbeats,
     Broken,
@@ -26,6 +28,7 @@ from aiodatadist._wire.messages import (
     Found,
     Grant,
     Hello,
+    Hello1,
     KeyName,
     Landed,
     Lookup,
@@ -36,7 +39,6 @@ from aiodatadist._wire.messages import (
     Owned,
     Ping,
     Pong,
-    Proof,
     Pull,
     Pulled,
     Ready,
@@ -51,6 +53,7 @@ from aiodatadist._wire.messages import (
     Unclaim,
     Unsupported,
     Watch,
+    Welcome,
 )
 
 
@@ -69,6 +72,7 @@ def endpoint(**changes: Any) -> EndpointInfo:
 
 def hello(cluster_id: int, *, has_key: bool = False, **changes: Any) -> Hello:
     values: dict[str, Any] = {
+        "protocol": PROTOCOL if has_key else PLAIN_PROTOCOL,
         "cluster_id": cluster_id,
         "role": 3,
         "instance": f"{cluster_id:064x}",
@@ -132,7 +136,8 @@ def pull(**changes: Any) -> Pull:
 
 EACH: list[Message] = [
     hello(1),
-    Proof(mac="0" * 64),
+    Hello1(protocols=[5], nonce="0" * 64, key_names=["first"]),
+    Welcome(protocol=5, nonce="1" * 64, key_name="first", confirmation="2" * 64),
     Connect(channel="channel", timeout=3.0),
     Accept(),
     Ready(epoch=1, heartbeat_token="0" * 64),
@@ -218,7 +223,20 @@ def entries(draw: st.DrawFn) -> CacheEntry:
 
 messages: st.SearchStrategy[Message] = st.one_of(
     hellos,
-    st.builds(Proof, mac=hexes),
+    st.builds(
+        Hello1,
+        protocols=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=8),
+        nonce=hexes,
+        key_names=st.lists(st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True), min_size=1, max_size=16),
+        opens=st.sampled_from(["link", "heartbeats"]),
+    ),
+    st.builds(
+        Welcome,
+        protocol=st.integers(0, 2**32 - 1),
+        nonce=hexes,
+        key_name=st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True),
+        confirmation=hexes,
+    ),
     st.just(Accept()),
     st.builds(Connect, channel=channels, timeout=seconds),
     st.builds(Ready, epoch=uint32, heartbeat_token=hexes),

@@ -19,15 +19,15 @@ from aiodatadist._wire.frames import (
     VERSION,
     Decoder,
     Unknown,
+    checked,
     encode,
-    sealed,
 )
 from aiodatadist._wire.messages import (
     MAX_INDEXES,
     MAX_NOTE,
     MAX_TENSORS,
     MINOR,
-    PROTOCOL,
+    PLAIN_PROTOCOL,
     Bye,
     Digests,
     Disconnect,
@@ -42,7 +42,7 @@ HELLO = encode(hello(1))
 
 
 def frame(content: bytes) -> bytes:
-    return framed(sealed(content))
+    return framed(checked(content))
 
 
 def framed(body: bytes) -> bytes:
@@ -91,7 +91,7 @@ anything = st.lists(
 @example(frame(b'{"type":' * 10_000))
 @example(frame(b"\xff\xfe"))
 @example(frame(b'{"type":"disconnect","reason":"\\ud800"}'))
-@example(frame(b'{"type":"proof","mac":NaN}'))
+@example(frame(b'{"type":"welcome","nonce":NaN}'))
 @example(frame(b'{"type":"refuse","reason":"","status":' + b"9" * 10_000 + b"}"))
 def test_any_bytes_are_messages_or_a_protocol_error(data: bytes) -> None:
     whole, error = read([data])
@@ -154,7 +154,8 @@ def test_limit_is_inclusive() -> None:
         (b"GET / HTTP/1.1\r\n", "does not speak our protocol: it begins with b'GE'"),
         (b"G", "does not speak our protocol"),
         (b"KX", "does not speak our protocol"),
-        (HEAD.pack(MAGIC, 2, 0), "the peer's frames have version 2, ours 1"),
+        (HEAD.pack(MAGIC, 2, 0), "a sealed message before there was a key for it"),
+        (HEAD.pack(MAGIC, 3, 0), "the peer's frames have version 3, ours 1"),
         (frame(b""), "is not valid"),
         (frame(b"null"), "is not valid"),
         (frame(b"{}"), "is not valid"),
@@ -276,8 +277,8 @@ def test_a_message_of_a_newer_version_is_ignored_where_it_may_be_and_else_told(
 def test_a_hello_of_another_major_version_is_told_by_its_version_whatever_else_is_in_it(
     others: dict[str, object],
 ) -> None:
-    content = {"type": "hello", "protocol": PROTOCOL + 1, "minor": 2, **others}
-    words = rf"protocol differs: {PROTOCOL}\.{MINOR} here, {PROTOCOL + 1}\.2 at the peer"
+    content = {"type": "hello", "protocol": PLAIN_PROTOCOL + 1, "minor": 2, **others}
+    words = rf"protocol differs: {PLAIN_PROTOCOL}\.{MINOR} here, {PLAIN_PROTOCOL + 1}\.2 at the peer"
     with pytest.raises(IncompatiblePeer, match=words):
         Decoder().feed(frame(json.dumps(content).encode()))
 

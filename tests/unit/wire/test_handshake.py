@@ -1,4 +1,4 @@
-"""Any message in any state is an answer or a LinkError, and no peer without the key gets a link."""
+"""Any message in any state is an answer or a LinkError, and an unproved peer decides about its own connection only."""
 
 from __future__ import annotations
 
@@ -9,25 +9,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodatadist import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
-from aiodatadist._config.trust import Key
 from aiodatadist._values.foreign import printable
-from aiodatadist._wire.auth import Side, proof
 from aiodatadist._wire.frames import Decoder, Unknown, encode
-from aiodatadist._wire.handshake import Handshake, State, refusal
-from aiodatadist._wire.messages import MAX_REASON, MINOR, PROTOCOL, Bye, Connect, Hello, Message, Proof, Ready, Refuse
+from aiodatadist._wire.handshake import Handshake, State
+from aiodatadist._wire.key_proof import Side
+from aiodatadist._wire.messages import (
+    MAX_REASON,
+    MINOR,
+    PLAIN_PROTOCOL,
+    PROTOCOL,
+    Accept,
+    Bye,
+    Connect,
+    Hello,
+    Hello1,
+    Message,
+    Ready,
+    Refuse,
+)
+from aiodatadist._wire.reasons import refusal
 from tests.unit.wire.examples import endpoint, hello, messages
 
-KEY = b"a key"
 CONNECT = Connect(channel="channel", timeout=3.0)
 CLIENT_READY, SERVER_READY = Ready(epoch=1, heartbeat_token="a" * 64), Ready(epoch=2, heartbeat_token="b" * 64)
 
 
-def end(side: Side, key: bytes | None = None, **changes: object) -> Handshake:
+def end(side: Side, proved: bool = False, **changes: object) -> Handshake:
     """Return one side of a handshake. Cluster 1 is the client, cluster 2 the server."""
     return Handshake(
         side,
-        hello(1 if side == "client" else 2, has_key=key is not None, **changes),
-        () if key is None else (Key("a", key),),
+        hello(1 if side == "client" else 2, has_key=proved, **changes),
+        proved,
     )
 
 
@@ -35,9 +47,9 @@ def travel(sent: list[Message]) -> list[Message]:
     return [each for each in Decoder().feed(b"".join(map(encode, sent))) if not isinstance(each, Unknown)]
 
 
-def converse(client: Handshake, server: Handshake) -> None:
+def converse(client: Handshake, server: Handshake, at_once: bool = False) -> None:
     """Carry messages to and fro until neither has anything to say."""
-    to_server, to_client = travel(client.start(CONNECT)), list[Message]()
+    to_server, to_client = travel(client.start(CONNECT, at_once)), list[Message]()
     while to_server or to_client:
         for message in to_server:
             to_client += travel(server.receive(message))
@@ -47,10 +59,10 @@ def converse(client: Handshake, server: Handshake) -> None:
         to_client = []
 
 
-def in_state(side: Side, state: State, key: bytes | None) -> Handshake:
+def in_state(side: Side, state: State, proved: bool, at_once: bool = False) -> Handshake:
     """Return a handshake that has come this far with an honest peer."""
-    client, server = end("client", key), end("server", key)
-    to_server, to_client = client.start(CONNECT), list[Message]()
+    client, server = end("client", proved), end("server", proved)
+    to_server, to_client = client.start(CONNECT, at_once), list[Message]()
     mine = client if side == "client" else server
     while mine.state is not state and (to_server or to_client):
         if to_server:
@@ -70,23 +82,14 @@ def answer_or_error(handshake: Handshake, message: Message) -> list[Message] | L
         return error
 
 
-STATES: list[tuple[Side, State, bytes | None]] = [
-    ("client", State.HELLO, None),
-    ("client", State.ACCEPT, None),
-    ("client", State.OPEN, None),
-    ("client", State.DONE, None),
-    ("client", State.HELLO, KEY),
-    ("client", State.PROOF, KEY),
-    ("client", State.ACCEPT, KEY),
-    ("client", State.OPEN, KEY),
-    ("server", State.HELLO, None),
-    ("server", State.CONNECT, None),
-    ("server", State.OPEN, None),
-    ("server", State.DONE, None),
-    ("server", State.HELLO, KEY),
-    ("server", State.PROOF, KEY),
-    ("server", State.CONNECT, KEY),
-    ("server", State.OPEN, KEY),
+STATES: list[tuple[Side, State, bool]] = [
+    (side, state, proved)
+    for proved in (False, True)
+    for side, states in (
+        ("client", (State.HELLO, State.ACCEPT, State.OPEN, State.DONE)),
+        ("server", (State.HELLO, State.CONNECT, State.OPEN, State.DONE)),
+    )
+    for state in states
 ]
 
 # What an honest peer might say, in an order in which it would not.
@@ -96,8 +99,7 @@ plausible: st.SearchStrategy[Message] = st.sampled_from(
         hello(2),
         hello(1, has_key=True),
         hello(2, has_key=True),
-        Proof(mac=proof(b"another key", "client", hello(1, has_key=True), hello(2, has_key=True))),
-        Proof(mac=proof(b"another key", "server", hello(1, has_key=True), hello(2, has_key=True))),
+        Hello1(protocols=[PROTOCOL], nonce="0" * 64, key_names=["a"]),
         CONNECT,
         CLIENT_READY,
         Refuse(status=0, reason=""),
@@ -106,12 +108,13 @@ plausible: st.SearchStrategy[Message] = st.sampled_from(
 )
 
 
-@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
-def test_two_honest_ends_agree_and_say_what_their_channel_reaches(key: bytes | None) -> None:
-    client, server = end("client", key), end("server", key)
-    converse(client, server)
-    assert client.agreed == (hello(2, has_key=key is not None), CONNECT)
-    assert server.agreed == (hello(1, has_key=key is not None), CONNECT)
+@pytest.mark.parametrize("proved", [False, True], ids=["without a key", "with a key"])
+@pytest.mark.parametrize("at_once", [False, True], ids=["when the peer is known", "at once"])
+def test_two_honest_ends_agree_and_say_what_their_channel_reaches(proved: bool, at_once: bool) -> None:
+    client, server = end("client", proved), end("server", proved)
+    converse(client, server, at_once)
+    assert client.agreed == (hello(2, has_key=proved), CONNECT)
+    assert server.agreed == (hello(1, has_key=proved), CONNECT)
     assert (client.is_done, server.is_done) == (False, False)
     (to_server,), (to_client,) = travel(client.opened(1, "a" * 64)), travel(server.opened(2, "b" * 64))
     assert (to_server, to_client) == (CLIENT_READY, SERVER_READY)
@@ -130,17 +133,17 @@ def test_peer_may_be_ready_before_we_are() -> None:
 
 
 def test_our_half_alone_is_no_link() -> None:
-    client = in_state("client", State.OPEN, None)
+    client = in_state("client", State.OPEN, False)
     client.opened(1, "a" * 64)
     assert (client.is_done, client.ready) == (False, None)
 
 
-@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+@pytest.mark.parametrize("proved", [False, True], ids=["without a key", "with a key"])
 @pytest.mark.parametrize("side", ["client", "server"])
-def test_peer_is_ready_once_and_not_before_both_agreed(side: Side, key: bytes | None) -> None:
-    for state in [state for s, state, k in STATES if (s, k) == (side, key) and state is not State.OPEN]:
+def test_peer_is_ready_once_and_not_before_both_agreed(side: Side, proved: bool) -> None:
+    for state in [state for s, state, k in STATES if (s, k) == (side, proved) and state is not State.OPEN]:
         with pytest.raises(ProtocolError, match=f"sent 'ready' in state '{state.value}'"):
-            in_state(side, state, key).receive(SERVER_READY)
+            in_state(side, state, proved).receive(SERVER_READY)
 
 
 def test_each_end_knows_itself_and_how_often_the_other_beats() -> None:
@@ -154,7 +157,7 @@ def test_each_end_knows_itself_and_how_often_the_other_beats() -> None:
 
 @given(st.sampled_from(STATES), st.lists(messages | plausible, max_size=6))
 def test_any_message_in_any_state_is_an_answer_or_a_link_error(
-    start: tuple[Side, State, bytes | None], said: list[Message]
+    start: tuple[Side, State, bool], said: list[Message]
 ) -> None:
     handshake = in_state(*start)
     outcomes = [answer_or_error(handshake, message) for message in said]
@@ -164,72 +167,26 @@ def test_any_message_in_any_state_is_an_answer_or_a_link_error(
     assert LLMStatusCode.LLM_SUCCESS not in {o.status_code for o in outcomes if isinstance(o, LinkError)}
 
 
-@given(st.sampled_from(["client", "server"]), st.lists(plausible | messages, max_size=8))
-def test_without_the_key_no_words_make_a_link(side: Side, said: list[Message]) -> None:
-    handshake = end(side, KEY)
-    if side == "client":
-        handshake.start(CONNECT)
-    for message in said:
-        answer_or_error(handshake, message)
-    handshake.opened(1, "a" * 64)
-    assert handshake.agreed is None
-    assert not handshake.is_done
-
-
-def test_server_with_a_key_takes_no_connect_before_the_proof() -> None:
-    server = end("server", KEY)
-    server.receive(hello(1, has_key=True))
-    with pytest.raises(ProtocolError, match="sent 'connect' in state 'proof'"):
-        server.receive(CONNECT)
-
-
-def test_even_an_empty_key_has_to_be_proved() -> None:
-    server = end("server", b"")
-    server.receive(hello(1, has_key=True))
-    assert server.state is State.PROOF
-
-
 @pytest.mark.parametrize("side", ["client", "server"])
-def test_key_of_another_is_refused_once_and_for_all(side: Side) -> None:
-    client = end("client", KEY if side == "client" else b"another key")
-    server = end("server", KEY if side == "server" else b"another key")
-    victim = client if side == "client" else server
-    if side == "client":
-        client.start(CONNECT)
-        client.receive(hello(2, has_key=True))
-        wrong = proof(b"another key", "server", hello(1, has_key=True), hello(2, has_key=True))
-    else:
-        server.receive(hello(1, has_key=True))
-        wrong = proof(b"another key", "client", hello(1, has_key=True), hello(2, has_key=True))
-    right = proof(KEY, (side == "client" and "server") or "client", hello(1, has_key=True), hello(2, has_key=True))
-    with pytest.raises(AuthError, match=r"cluster \d does not have the key of cluster \d"):
-        victim.receive(Proof(mac=wrong))
-    with pytest.raises(ProtocolError, match="in state 'over'"):
-        victim.receive(Proof(mac=right))
+def test_an_end_that_proves_a_key_is_no_peer_of_one_that_does_not(side: Side) -> None:
+    words = f"protocol differs: {PLAIN_PROTOCOL}.{MINOR} here, {PROTOCOL}.{MINOR} at the peer"
+    with pytest.raises(IncompatiblePeer, match=words):
+        end(side).receive(hello(7, has_key=True))
+    with pytest.raises(AuthError, match=f"protocol differs: {PLAIN_PROTOCOL} here, {PROTOCOL}, 9 at the peer"):
+        end(side).receive(Hello1(protocols=[PROTOCOL, 9], nonce="0" * 64, key_names=["a"]))
 
 
-def test_own_proof_sent_back_is_no_proof() -> None:
-    client = end("client", KEY)
-    client.start(CONNECT)
-    (echo,) = client.receive(hello(2, has_key=True))
-    with pytest.raises(AuthError):
-        client.receive(echo)
-
-
-@pytest.mark.parametrize(("mine", "theirs"), [(KEY, None), (None, KEY)])
-def test_key_at_one_end_only_is_refused_by_both(mine: bytes | None, theirs: bytes | None) -> None:
-    sides: list[tuple[Side, int]] = [("client", 1), ("server", 2)]
-    for side, number in sides:
-        with pytest.raises(AuthError, match=f"only cluster {number if mine else 7} has a key"):
-            end(side, mine).receive(hello(7, has_key=theirs is not None))
+def test_a_hello_of_version_4_with_a_key_is_refused() -> None:
+    with pytest.raises(AuthError, match="only cluster 7 has a key"):
+        end("server").receive(hello(7, has_key=True, protocol=PLAIN_PROTOCOL))
 
 
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
         (
-            hello(1, protocol=PROTOCOL + 1),
-            f"protocol differs: {PROTOCOL}.{MINOR} here, {PROTOCOL + 1}.{MINOR} at the peer",
+            hello(1, protocol=PLAIN_PROTOCOL + 2),
+            f"protocol differs: {PLAIN_PROTOCOL}.{MINOR} here, {PLAIN_PROTOCOL + 2}.{MINOR} at the peer",
         ),
         (hello(1, endpoint=endpoint(runtime="ascend")), "runtime differs: soft at cluster 2, ascend at cluster 1"),
         (
@@ -254,10 +211,10 @@ UNFIT = [{"endpoint": endpoint(runtime="ascend")}, {"one_sided": False}, {"backe
 
 @pytest.mark.parametrize("changes", UNFIT, ids=lambda changes: next(iter(changes)))
 def test_with_a_key_the_client_compares_only_what_is_proved(changes: dict[str, Any]) -> None:
-    client, server = end("client", KEY), end("server", KEY, **changes)
+    client, server = end("client", True), end("server", True, **changes)
     with pytest.raises(IncompatiblePeer, match="differs: ") as caught:
         converse(client, server)
-    assert client.proved == server._hello
+    assert client.peer == server._hello
     assert caught.value.is_proved
     assert client.agreed is None
     assert server.agreed is None
@@ -265,10 +222,9 @@ def test_with_a_key_the_client_compares_only_what_is_proved(changes: dict[str, A
 
 @pytest.mark.parametrize("changes", UNFIT, ids=lambda changes: next(iter(changes)))
 def test_a_client_that_fits_not_and_asks_all_the_same_is_refused(changes: dict[str, Any]) -> None:
-    server, theirs = end("server", KEY), hello(1, has_key=True, **changes)
-    (mine,) = server.receive(theirs)
-    assert isinstance(mine, Hello)
-    server.receive(Proof(mac=proof(KEY, "client", theirs, mine)))
+    server = end("server", True)
+    (mine,) = server.receive(hello(1, has_key=True, **changes))
+    assert isinstance(mine, Hello), "which the client compares itself"
     with pytest.raises(IncompatiblePeer, match="differs: "):
         server.receive(CONNECT)
     assert server.agreed is None
@@ -283,12 +239,12 @@ def test_without_a_key_nothing_is_proved(changes: dict[str, Any]) -> None:
     assert not caught.value.is_proved
 
 
-@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
-def test_other_cluster_than_the_asked_for_is_refused_and_its_proof_not_asked_for(key: bytes | None) -> None:
-    client = Handshake("client", hello(1, has_key=key is not None), () if key is None else (Key("a", key),), expected=2)
+@pytest.mark.parametrize("proved", [False, True], ids=["without a key", "with a key"])
+def test_other_cluster_than_the_asked_for_is_refused_and_decides_nothing(proved: bool) -> None:
+    client = Handshake("client", hello(1, has_key=proved), proved, expected=2)
     client.start(CONNECT)
     with pytest.raises(IncompatiblePeer, match="cluster 2 was asked for, 3 answered") as caught:
-        client.receive(hello(3, has_key=key is not None))
+        client.receive(hello(3, has_key=proved))
     assert caught.value.hint == "check the address and the cluster id"
     assert not caught.value.is_proved
 
@@ -306,14 +262,37 @@ def test_client_takes_no_connect() -> None:
 
 
 @pytest.mark.parametrize("start", STATES, ids=lambda start: f"{start[0]}-{start[1].value}-{start[2]}")
-def test_peer_may_refuse_in_any_state_and_its_status_is_told(start: tuple[Side, State, bytes | None]) -> None:
+def test_peer_may_refuse_in_any_state_and_its_status_is_told(start: tuple[Side, State, bool]) -> None:
     status = LLMStatusCode.LLM_ALREADY_LINK
-    _, state, key = start
-    who = "an unproved peer" if key is None or state in {State.HELLO, State.PROOF} else "the peer"
-    with pytest.raises(LinkError, match=f"^{who} refused: we have one") as caught:
+    _, state, proved = start
+    with pytest.raises(LinkError, match=f"^{'the' if proved else 'an unproved'} peer refused: we have one") as caught:
         in_state(*start).receive(Refuse(status=status, reason="we have one", kind="unfit"))
     assert caught.value.status_code is status
-    assert not caught.value.is_proved, "no proof covers what is said after the hellos"
+    assert caught.value.is_proved == (proved and state is not State.HELLO), (
+        "it may be another member's until it is known"
+    )
+
+
+def test_a_client_that_asks_at_once_says_so_once() -> None:
+    client = end("client", True)
+    assert client.start(CONNECT, at_once=True) == [hello(1, has_key=True), CONNECT]
+    assert (client.receive(hello(2, has_key=True)), client.state) == ([], State.ACCEPT)
+    assert (client.receive(Accept()), client.agreed) == ([], (hello(2, has_key=True), CONNECT))
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_client_that_does_not_want_its_peer_after_all_ends(at_once: bool) -> None:
+    met: list[Hello] = []
+
+    def meet(peer: Hello) -> None:
+        met.append(peer)
+        raise LinkError("not its turn")
+
+    client = Handshake("client", hello(1, has_key=True), True, 2, meet)
+    client.start(CONNECT, at_once)
+    with pytest.raises(LinkError, match="not its turn"):
+        client.receive(hello(2, has_key=True))
+    assert (met, client.state) == ([hello(2, has_key=True)], State.OVER)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from aiodatadist._wire.messages import (
     Hello,
     Message,
     Note,
-    Proof,
     Refuse,
     Revoke,
+    Welcome,
     parser,
 )
 from tests.unit.wire.examples import EACH, entries, entry, hello, messages
@@ -171,7 +171,7 @@ def test_words_are_printable_and_of_limited_length(message: Message, path: Path,
         ("heartbeat", 0.009),
         ("heartbeat", 600.1),
         ("endpoint", None),
-        ("type", "proof"),
+        ("type", "welcome"),
     ],
 )
 def test_hello_is_strict(field: str, value: object) -> None:
@@ -235,9 +235,9 @@ def test_status_is_one_of_ours_or_looks_like_it(status: int) -> None:
 
 
 def test_messages_cannot_be_changed() -> None:
-    proof: Any = Proof(mac="0" * 64)
+    proof: Any = Welcome(protocol=5, nonce="0" * 64, key_name="first", confirmation="0" * 64)
     with pytest.raises(ValidationError, match="frozen"):
-        proof.mac = "1" * 64
+        proof.confirmation = "1" * 64
 
 
 @pytest.mark.parametrize("seconds", [0.01, 600])

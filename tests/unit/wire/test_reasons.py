@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import aiodatadist
 from aiodatadist import LinkError, LLMStatusCode, TransferTimeout
-from aiodatadist._wire.handshake import refusal
 from aiodatadist._wire.messages import MAX_REASON, Refuse, parser
-from aiodatadist._wire.reasons import reason_of
+from aiodatadist._wire.reasons import reason_of, refusal
 from aiodatadist.testing import linked_pair, soft_fault, soft_faults_cleared
 from tests.test_told_once import DESC, ends, with_new_memory
 

@@ -1,0 +1,73 @@
+"""The proof of a key over a connection, as its client. Neither end has said who it is before that."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from aiodatadist._config.trust import Key
+from aiodatadist._link.control.wire import Wire
+from aiodatadist._wire.frames import Unknown
+from aiodatadist._wire.key_proof import KeyProof, SessionKeys
+from aiodatadist._wire.messages import Message
+from aiodatadist._wire.seals import Opener, Sealer
+from aiodatadist.errors import ProtocolError
+
+
+@dataclass(frozen=True)
+class Proved:
+    """The credential with which both ends of a connection have proved themselves.
+
+    Attributes:
+        credential: name of the key.
+        heartbeats: the key of the second connection, for this link's heartbeats. It has the link's name.
+    """
+
+    credential: str
+    heartbeats: Key
+
+
+Prove = Callable[[Wire], Awaitable[Proved]]
+"""Proves both ends of a new connection, as its client. Raises LinkError if there is no proof."""
+
+
+class _Words(Protocol):
+    """A conversation that is not sealed yet."""
+
+    def seal_with(self, sealer: Sealer, opener: Opener) -> None: ...
+
+
+async def agree_on_key(
+    words: _Words,
+    say: Callable[[Message], Awaitable[None]],
+    hear: Callable[[], Awaitable[Message | Unknown]],
+    keys: Sequence[Key],
+    hint: str,
+    opens: Literal["link", "heartbeats"] = "link",
+) -> tuple[str, SessionKeys]:
+    """Prove a key to a server that proves it, too, and seal everything from then on.
+
+    Returns:
+        The name of the key, and the keys of the connection.
+
+    Raises:
+        LinkError: if the server refuses, or does not prove the key.
+    """
+    proof = KeyProof("client", keys, opens, hint)
+    await say(proof.start())
+    proof.receive(await hear())
+    if proof.keys is None:
+        raise ProtocolError("the peer proved no key")
+    words.seal_with(*proof.keys.frames("client"))
+    return proof.credential, proof.keys
+
+
+def prover_of(keys: Sequence[Key], hint: str) -> Prove:
+    """Return the proof of one of these keys."""
+
+    async def prove(wire: Wire) -> Proved:
+        name, session = await agree_on_key(wire, wire.send, wire.receive, keys, hint)
+        return Proved(name, session.heartbeats)
+
+    return prove

@@ -1,0 +1,77 @@
+"""Seals of messages: a counter and a keyed BLAKE2b behind each one. Without the key, none can be added or changed.
+
+A counter is accepted once. So a repeated message is recognised, and one that comes late is not mistaken for it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Final
+
+SEAL_BYTES: Final = 16
+COUNTER: Final = struct.Struct(">Q")
+TRAILER: Final = COUNTER.size + SEAL_BYTES
+"""Bytes behind the content of a sealed message."""
+WINDOW: Final = 1024
+"""Counters behind the highest one that are still accepted, each once."""
+_MASK: Final = (1 << WINDOW) - 1
+
+
+class Sealer:
+    """Seals what this end sends. Each counter is used once."""
+
+    def __init__(self, key: bytes) -> None:
+        self._keyed = blake2b(key=key, digest_size=SEAL_BYTES)  # copied for each message, which saves reading the key
+        self._next = 0
+
+    def trailer(self, data: bytes) -> bytes:
+        """Return the counter and the seal to send behind these bytes."""
+        counter = COUNTER.pack(self._next)
+        self._next += 1
+        seal = self._keyed.copy()
+        seal.update(data)
+        seal.update(counter)
+        return counter + seal.digest()
+
+
+class Opener:
+    """Checks the seals of what the peer sends.
+
+    Attributes:
+        on_repeated: called for each message that must be ignored. Its counter was accepted before, or is too old to tell.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._keyed = blake2b(key=key, digest_size=SEAL_BYTES)
+        self._highest = -1
+        self._seen = 0  # bit i: the counter i below the highest was accepted
+        self.on_repeated: Callable[[], object] = lambda: None
+
+    def counter_of(self, data: bytes) -> int | None:
+        """Return the counter of a message with its trailer; None if the seal is wrong."""
+        seal = self._keyed.copy()
+        seal.update(memoryview(data)[:-SEAL_BYTES])
+        if not hmac.compare_digest(seal.digest(), data[-SEAL_BYTES:]):
+            return None
+        return int(COUNTER.unpack_from(data, len(data) - TRAILER)[0])
+
+    def is_new(self, counter: int) -> bool:
+        """Return True if a counter has not been accepted yet, and is not too old to tell."""
+        behind = self._highest - counter
+        return behind < 0 or (behind < WINDOW and not self._seen >> behind & 1)
+
+    def accept(self, counter: int) -> bool:
+        """Accept a message with this counter. Return False if it must be ignored."""
+        if not self.is_new(counter):
+            self.on_repeated()
+            return False
+        ahead = counter - self._highest
+        if ahead > 0:
+            self._highest = counter
+            self._seen = (self._seen << ahead & _MASK) | 1 if ahead < WINDOW else 1
+        else:
+            self._seen |= 1 << -ahead
+        return True
