@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 import httpx
 
-from tests.serving.processes import ROOT, Job, Three, three
+from tests.serving.processes import DIRECT, ROOT, Job, Three, three
 from tests.serving.test_load import CLIENTS, SMALL, Load, jobs_of
 
 DOCS = ROOT / "docs"
@@ -172,7 +172,7 @@ def with_spans(folder: Path) -> dict[str, tuple[str, ...]]:
 
 def ask(services: Three) -> None:
     """Make the request whose spans are shown, and end the services, which then write the spans."""
-    response = httpx.post(f"{services.router.url}/v1/completions", json=JOB, trust_env=False)
+    response = httpx.post(f"{services.router.url}/v1/completions", json=JOB, **DIRECT)
     assert response.text.endswith("data: [DONE]\n\n"), response.text
     services.wait_nothing_kept()
     for service in services.all:
@@ -184,7 +184,7 @@ def traced(folder: Path) -> list[Bar]:
     """Return the spans of one request, after others that found nothing warm."""
     with three(**with_spans(folder)) as services:
         for _ in range(5):
-            httpx.post(f"{services.router.url}/v1/completions", json=JOB, trust_env=False)
+            httpx.post(f"{services.router.url}/v1/completions", json=JOB, **DIRECT)
         ask(services)
     return bars(last_trace(folder))
 

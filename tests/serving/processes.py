@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -23,6 +24,9 @@ from tests import children
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 40.0
 """Seconds after which a test gives up; says nothing about the services."""
+
+DIRECT: dict[str, Any] = {"trust_env": False, "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
+"""Options of httpx: no proxy, and no certificates, which it would load for each request though none is over TLS."""
 
 Job = dict[str, Any]
 _model = Model(CONFIG, WEIGHTS_SEED)
@@ -74,7 +78,7 @@ class Service:
 
     def metrics(self) -> dict[str, float]:
         """By name and labels, as they are written."""
-        lines = httpx.get(f"{self.url}/metrics", trust_env=False).text.splitlines()
+        lines = httpx.get(f"{self.url}/metrics", **DIRECT).text.splitlines()
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[:1] != "#")}
 
     def kill(self) -> None:
@@ -130,7 +134,7 @@ class Three:
         eventually(self.health, "ok")
 
     def health(self) -> str:
-        return str(httpx.get(f"{self.router.url}/health", trust_env=False).json()["status"])
+        return str(httpx.get(f"{self.router.url}/health", **DIRECT).json()["status"])
 
     def kept(self) -> dict[str, float]:
         """Return what each end keeps for requests: all numbers are 0 if none is under way."""

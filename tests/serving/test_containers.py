@@ -20,7 +20,7 @@ from aiodatadist._config.trust import KEYS, VARIABLE
 from aiodatadist._testing.ports import free_port
 from tests.profiles import at_night
 from tests.serving.kubernetes import COMPOSE, faults, faults_of_object
-from tests.serving.processes import ROOT, Job, Service, eventually, expected
+from tests.serving.processes import DIRECT, ROOT, Job, Service, eventually, expected
 
 FOLDER = ROOT / "examples" / "containers"
 KUBERNETES = "one-pod.yaml", "npu.yaml"
@@ -213,8 +213,8 @@ def succeeds(probe: Object, here: Here, service: Service) -> bool:
             subprocess.run([sys.executable, *words[1:]], check=False, capture_output=True, timeout=30).returncode == 0
         )
     if "httpGet" in probe:
-        return httpx.get(service.url + probe["httpGet"]["path"], trust_env=False).status_code == 200
-    return httpx.get(f"{service.url}/metrics", trust_env=False).status_code == 200  # its port takes a connection
+        return httpx.get(service.url + probe["httpGet"]["path"], **DIRECT).status_code == 200
+    return httpx.get(f"{service.url}/metrics", **DIRECT).status_code == 200  # its port takes a connection
 
 
 @pytest.mark.parametrize("name", ["one-pod.yaml", at_night("compose.yaml"), at_night("npu.yaml")])
@@ -240,7 +240,7 @@ def test_the_commands_answer_a_request_and_the_probes_succeed(
         eventually(
             lambda: all(succeeds(probe, here, started[each.name]) for each in found for probe in each.probes), True
         )
-        answer = httpx.post(f"{started['router'].url}/v1/completions", json=job, trust_env=False, timeout=30)
+        answer = httpx.post(f"{started['router'].url}/v1/completions", json=job, **DIRECT, timeout=30)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["text"] == expected(job)
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.profiles import IS_NIGHT
-from tests.serving.processes import Job, Three, expected, streamed, three
+from tests.serving.processes import DIRECT, Job, Three, expected, streamed, three
 
 CLIENTS = 200 if IS_NIGHT else 32
 KILLED_AFTER = CLIENTS // 5
@@ -37,7 +37,7 @@ class Load:
 
     async def run(self, jobs: list[Job]) -> None:
         async with (
-            httpx.AsyncClient(limits=self._limits, timeout=60, trust_env=False) as client,
+            httpx.AsyncClient(limits=self._limits, timeout=60, **DIRECT) as client,
             anyio.create_task_group() as group,
         ):
             group.start_soon(self._kill)
@@ -115,7 +115,7 @@ def jobs_of(count: int) -> list[Job]:
 async def test_every_token_is_right_and_nothing_is_kept() -> None:
     jobs = jobs_of(CLIENTS)
     with three(prefill=SMALL, decode=SMALL, router=("--retry-seconds", "30")) as services:
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(**DIRECT) as client:
             assert (await client.post(f"{services.router.url}/v1/completions", json=jobs[0])).is_success
             before = services.opened()  # of connections, the few between the services
         load = Load(services)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.serving import pictures
-from tests.serving.processes import ROOT, Three, eventually, expected, three
+from tests.serving.processes import DIRECT, ROOT, Three, eventually, expected, three
 
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 TEXT = re.compile(r"<text[^>]*>([^<]*)</text>")
@@ -32,12 +32,12 @@ def metrics(services: Three) -> dict[str, dict[str, float]]:
     """Return what the services count after one client has had its answer, one has left, and one was refused."""
     url = f"{services.router.url}/v1/completions"
     job = {**pictures.JOB, "stream": False}
-    assert httpx.post(url, json=job, trust_env=False).json()["choices"][0]["text"] == expected(job)
+    assert httpx.post(url, json=job, **DIRECT).json()["choices"][0]["text"] == expected(job)
     long = {"prompt": "a", "max_tokens": 1500, "stream": True}
-    with httpx.stream("POST", url, json=long, trust_env=False) as response:
+    with httpx.stream("POST", url, json=long, **DIRECT) as response:
         next(response.iter_lines())
     eventually(lambda: services.router.metrics().get('serving_requests_total{outcome="disconnected"}'), 1.0)
-    assert httpx.post(url, json={"prompt": ""}, trust_env=False).status_code == 400
+    assert httpx.post(url, json={"prompt": ""}, **DIRECT).status_code == 400
     services.wait_nothing_kept()
     return {name: getattr(services, name).metrics() for name in pictures.COLOURS}
 

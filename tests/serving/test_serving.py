@@ -16,7 +16,7 @@ import pytest
 from aiodatadist import new_lease_name
 from aiodatadist._testing.ports import free_port
 from aiodatadist.testing.small_model import BLOCK
-from tests.serving.processes import ROOT, Job, Service, Three, eventually, expected, streamed, three
+from tests.serving.processes import DIRECT, ROOT, Job, Service, Three, eventually, expected, streamed, three
 
 BLOCKS = 128
 LONG: Job = {"prompt": "a long answer", "max_tokens": 1500, "stream": True}
@@ -42,7 +42,7 @@ def nothing_is_kept(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def ask(service: Service, job: Job) -> httpx.Response:
-    return httpx.post(f"{service.url}/v1/completions", json=job, trust_env=False, timeout=30)
+    return httpx.post(f"{service.url}/v1/completions", json=job, **DIRECT, timeout=30)
 
 
 def text_of(response: httpx.Response) -> str:
@@ -60,7 +60,7 @@ def keep(services: Three, prompt: str) -> dict[str, Any]:
 
 
 def take_back(services: Three, kept: dict[str, Any]) -> None:
-    response = httpx.delete(f"{services.prefill.url}/v1/leases/{kept['ticket']['lease']}", trust_env=False)
+    response = httpx.delete(f"{services.prefill.url}/v1/leases/{kept['ticket']['lease']}", **DIRECT)
     assert response.status_code == 204
 
 
@@ -84,9 +84,9 @@ def test_commands_of_the_page() -> None:
             service.wait_ready()
         router = f"http://127.0.0.1:{ports['8000']}"
         assert commands[3][2] == f"{router}/v1/completions"
-        eventually(lambda: httpx.get(f"{router}/health", trust_env=False).status_code, 200)
+        eventually(lambda: httpx.get(f"{router}/health", **DIRECT).status_code, 200)
         job = json.loads(commands[3][-1])
-        text = httpx.post(commands[3][2], json={**job, "stream": False}, trust_env=False).json()["choices"][0]["text"]
+        text = httpx.post(commands[3][2], json={**job, "stream": False}, **DIRECT).json()["choices"][0]["text"]
         assert text == expected(job)
 
         def counted() -> dict[str, float | None]:
@@ -106,7 +106,7 @@ def test_commands_of_the_page() -> None:
 async def test_answers_are_those_of_one_process(services: Three, prompt: str) -> None:
     job = {"prompt": prompt, "max_tokens": 20, "seed": 5}
     assert text_of(ask(services.router, job)) == expected(job)
-    async with httpx.AsyncClient(trust_env=False) as client, streamed(client, services.router.url, job) as (_, texts):
+    async with httpx.AsyncClient(**DIRECT) as client, streamed(client, services.router.url, job) as (_, texts):
         assert [text async for text in texts] == list(expected(job))
 
 
@@ -128,7 +128,7 @@ async def test_answers_are_those_of_one_process(services: Three, prompt: str) ->
 def test_a_request_that_cannot_be_answered_says_why(services: Three, job: Job | str, what: str) -> None:
     body = job if isinstance(job, str) else json.dumps(job)
     headers = {"Content-Type": "application/json"}
-    response = httpx.post(f"{services.router.url}/v1/completions", content=body, headers=headers, trust_env=False)
+    response = httpx.post(f"{services.router.url}/v1/completions", content=body, headers=headers, **DIRECT)
     assert response.status_code == 400
     assert what in response.json()["error"]["message"]
 
@@ -158,7 +158,7 @@ def test_a_ticket_gives_its_own_blocks_to_its_own_prompt_only(services: Three) -
 
 async def test_a_client_that_leaves_in_the_middle_frees_the_blocks_at_the_other_end(services: Three) -> None:
     before = services.decode.metrics().get(DISCONNECTED, 0.0)
-    async with httpx.AsyncClient(trust_env=False) as client, streamed(client, services.router.url, LONG) as (_, texts):
+    async with httpx.AsyncClient(**DIRECT) as client, streamed(client, services.router.url, LONG) as (_, texts):
         assert await anext(texts) == expected({**LONG, "max_tokens": 1})
         assert services.kept()["blocks of decode"] > 0
     eventually(lambda: services.decode.metrics().get(DISCONNECTED), before + 1)
@@ -167,7 +167,7 @@ async def test_a_client_that_leaves_in_the_middle_frees_the_blocks_at_the_other_
 
 async def test_a_client_that_leaves_while_it_waits_for_blocks(services: Three) -> None:
     everything = keep(services, "a" * (BLOCKS * BLOCK))
-    async with httpx.AsyncClient(trust_env=False) as client, anyio.create_task_group() as group:
+    async with httpx.AsyncClient(**DIRECT) as client, anyio.create_task_group() as group:
         group.start_soon(lambda: client.post(f"{services.router.url}/v1/completions", json={"prompt": "a"}))
         await anyio.to_thread.run_sync(eventually, lambda: services.kept()["waiting"], 1.0)
         group.cancel_scope.cancel()
@@ -181,7 +181,7 @@ async def test_a_decode_that_is_cancelled_tells_prefill(services: Three) -> None
     whole = {**LONG, "max_tokens": BLOCKS * BLOCK - len(LONG["prompt"])}
     url = f"{services.decode.url}/v1/completions"
     async with (
-        httpx.AsyncClient(trust_env=False) as client,
+        httpx.AsyncClient(**DIRECT) as client,
         streamed(client, services.router.url, whole) as (_, texts),
         anyio.create_task_group() as group,
     ):
@@ -281,7 +281,7 @@ def test_each_link_that_is_made_again_leaves_nothing_of_the_last_one() -> None:
 async def test_an_answer_whose_decode_service_died_does_not_look_whole() -> None:
     with three() as services:
         async with (
-            httpx.AsyncClient(trust_env=False) as client,
+            httpx.AsyncClient(**DIRECT) as client,
             client.stream("POST", f"{services.router.url}/v1/completions", json=LONG) as response,
         ):
             lines = response.aiter_lines()
@@ -301,7 +301,7 @@ async def test_decode_that_is_stopped_for_a_while_goes_on_and_keeps_nothing() ->
     lost = 'aiodatadist_links_ended_total{cluster="1",reason="heartbeats_missed"}'
     with three() as services:
         async with (
-            httpx.AsyncClient(trust_env=False, timeout=60) as client,
+            httpx.AsyncClient(**DIRECT, timeout=60) as client,
             streamed(client, services.router.url, LONG) as (_, texts),
         ):
             text = await anext(texts)
@@ -322,7 +322,7 @@ async def test_decode_that_shall_end_finishes_its_answers() -> None:
     job = {**LONG, "max_tokens": 400}
     with three() as services:
         async with (
-            httpx.AsyncClient(trust_env=False) as client,
+            httpx.AsyncClient(**DIRECT) as client,
             streamed(client, services.router.url, job) as (_, texts),
         ):
             text = await anext(texts)
