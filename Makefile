@@ -7,7 +7,8 @@ STAMP  := $(VENV)/.installed
 DEV    := $(if $(AIODATADIST_NIGHTLY),-X dev)
 RETRY  := $(if $(AIODATADIST_FLAKY),$(BIN)/python -m tests.retry --)
 PYTEST := $(RETRY) $(BIN)/python $(DEV) -m pytest $(if $(AIODATADIST_NIGHTLY),--asyncio-debug)
-WORKERS := -p tests.workers --workers 4
+# Tests wait more than half of their time: three for each core that this run may use keep it busy.
+WORKERS := -p tests.workers --workers $(shell n=$$(nproc); echo $$((n < 4 ? 3 * n : 12)))
 NATIVE := $(shell find native -name '*.[ch]' -o -name CMakeLists.txt -o -name '*.py')
 # An editable install looks for a module where it was: one that moved is seen after another install.
 MODULES := build/modules.txt
@@ -71,7 +72,7 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 ORDINARY := -m 'not alone and not measures' --ignore=tests/strict --ignore=tests/engines --ignore=tests/test_hardware_suite.py \
 	--ignore=tests/demo/test_npu_demo.py --ignore=tests/bench/test_npu_bench.py
 # Marked as recursive by `+`, its output is shown at once, not at its end; make -n would run what is marked.
-pytest: $(STAMP)  ## the Python tests, in four processes: they wait as much as they work
+pytest: $(STAMP)  ## the Python tests, in three processes for each core: they wait more than they work
 	$(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)@env -u MAKEFLAGS $(PYTEST) $(WORKERS) $(ORDINARY)
 
 hostile: $(STAMP)  ## attacks on what is promised of peers, strangers and routers: every file that tests/hostile/rows.py names
@@ -152,7 +153,7 @@ check: $(STAMP)  ## style and types
 	$(BIN)/mypy
 
 native: $(STAMP)  ## the C tests: plain, under ASan and UBSan, under TSan
-	PATH="$(abspath $(BIN)):$$PATH" sh native/tests/run.sh build/native
+	PATH="$(abspath $(BIN)):$$PATH" sh native/tests/run.sh build/native "$(abspath aiodatadist/_native)"
 
 abi: $(STAMP)  ## our declarations against the vendor's headers (fetched by pip into .cache/abi), and softnpu's exports
 	$(BIN)/python -m tests.abi --fetch
