@@ -119,17 +119,17 @@ def one_of_each_type(message: Message) -> list[str]:
 def bodies(room: int, kinds: Container[str], fields: Fields) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Yield names of frames, and functions that make their bodies, of about ``room`` bytes each.
 
-    Chosen fields of chosen kinds get every value. Other kinds get three values for their last field, and one as an unknown
-    field: what is done before the kind is known, and with unknown fields, is the same for all kinds. With every field of the
-    chosen kinds, other kinds get all of that, too.
+    Chosen fields of chosen kinds get every value. Other kinds get one of three values in turn for their last field, and one
+    as an unknown field: what is done before the kind is known, and with unknown fields, is the same for all kinds. With every
+    field of the chosen kinds, other kinds get all of that, too.
     """
     for shape, make in VALUES.items():
         yield f"{shape} for a message", partial(make, room - 8)
-    for example in EACH:
+    for number, example in enumerate(EACH):
         message, kind, left = json.loads(example.model_dump_json()), example.type, room - SPARE
         is_chosen = kind in kinds
         is_whole = is_chosen or fields is every_field
-        for shape in VALUES if is_chosen else FEW:
+        for shape in VALUES if is_chosen else FEW if is_whole else FEW[number % len(FEW) :][:1]:
             for field in fields(example) if is_chosen else ["type", list(message)[-1]][not is_whole :]:
                 yield (
                     f"{kind} with {shape} for {field}",

@@ -24,6 +24,7 @@ from aiodatadist._adapters.sendings import Portion
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._values import peer_budget
 from tests.hostile.vllm_names import sglang_manager
+from tests.profiles import at_night
 
 LIAR, HONEST = LinkedPeer(7, 1), LinkedPeer(8, 1)
 ENGINE = LinkedPeer(9, 1)
@@ -385,8 +386,14 @@ async def settled() -> None:
         await anyio.lowlevel.checkpoint()
 
 
+@pytest.mark.parametrize("share", [8, at_night(1)])
 @pytest.mark.parametrize("how", [Greedy.take_all, Greedy.take_no_answers])
-async def test_memory_of_what_a_peer_wants_is_bounded(how: Callable[[Greedy], Awaitable[None]]) -> None:
+async def test_memory_of_what_a_peer_wants_is_bounded(
+    how: Callable[[Greedy], Awaitable[None]], share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory is proportional to the limits, so by day they and the bound are an eighth."""
+    for name in ("WANTS", "WANT_BLOCKS", "DROPPED_NAMES", "ANSWERS"):
+        monkeypatch.setattr(peer_budget, name, getattr(peer_budget, name) // share)
     async with computing() as prefill:
         prefill.reads = anyio.Event()
         peer = Greedy(prefill)
@@ -398,4 +405,4 @@ async def test_memory_of_what_a_peer_wants_is_bounded(how: Callable[[Greedy], Aw
             taken = tracemalloc.get_traced_memory()[0] - before
         finally:
             tracemalloc.stop()
-        assert taken <= peer_budget.PUSH_BYTES, f"{taken / 2**20:.1f} MiB"
+        assert taken <= peer_budget.PUSH_BYTES // share, f"{taken / 2**20:.1f} MiB"
