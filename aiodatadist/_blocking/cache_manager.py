@@ -103,13 +103,14 @@ class CacheManager:
 
         return self._thread.call(make)
 
-    def receive_layers(self, cluster_id: int, cache: Cache) -> LayerReceiver:
+    def receive_layers(self, cluster_id: int, cache: Cache, *, tensor_num_per_layer: int = 2) -> LayerReceiver:
         """Return a context in which a cache is watched while a peer's layered transfer fills it.
 
         Use it as ``with manager.receive_layers(1, cache) as receiver:``. Enter it before the peer's transfer can have
         ended. Entering raises what the awaitable one raises.
         """
-        return LayerReceiver(self._thread, self._inner.receive_layers(cluster_id, cache))
+        watching = self._inner.receive_layers(cluster_id, cache, tensor_num_per_layer=tensor_num_per_layer)
+        return LayerReceiver(self._thread, watching)
 
     # ---- submitting ----
 
@@ -253,6 +254,7 @@ class CacheManager:
         dst_block_memory_size: int | None = None,
         *,
         tag: object = None,
+        tensor_num_per_layer: int = 2,
         checksum: bool | None = None,
         priority: TransferPriority = TransferPriority.NORMAL,
         deadline: float | None = None,
@@ -264,7 +266,8 @@ class CacheManager:
         kind = (TransferConfig, TransferWithCacheKeyConfig)
         for i, config in enumerate(checks.sequence(transfer_configs, "transfer_configs", object)):
             checks.instance(config, f"transfer_configs[{i}]", kind)
-        layers = checks.instance(src_cache, "src_cache", Cache).cache_desc.num_tensors // 2
+        tensors = layers_of(None, None, tensor_num_per_layer).tensors_per_layer
+        layers = checks.instance(src_cache, "src_cache", Cache).cache_desc.num_tensors // tensors
         sources = None if src_block_indices is None else indexes(src_block_indices, "src_block_indices")
         targets = None if dst_block_indices is None else indexes(dst_block_indices, "dst_block_indices")
         handle = LayersHandle(self._submissions, layers, list(targets or ()), tag)
@@ -272,7 +275,7 @@ class CacheManager:
         handle.start_with(
             lambda synchronizer: self._inner.transfer_cache_async(
                 src_cache, synchronizer, transfer_configs, sources, targets, dst_block_memory_size,
-                checksum=checksum, priority=urgency, deadline=_time_left(end),
+                tensor_num_per_layer=tensors, checksum=checksum, priority=urgency, deadline=_time_left(end),
             )
         )  # fmt: skip
         self._submissions.submit(handle)

@@ -460,6 +460,24 @@ def test_layers_may_be_ready_before_the_transfer_begins_and_fail(pair: Pair) -> 
     other.layer_ready(1)
 
 
+def test_layers_of_one_tensor_go_out_and_come_in(pair: Pair) -> None:
+    """Keys and values of a layer are packed in one tensor."""
+    to = TransferWithCacheKeyConfig(BlocksCacheKey(2), range(3), range(1, 4))
+    with pair.target.manager.receive_layers(1, pair.target.cache, tensor_num_per_layer=1) as receiver:
+        handle = pair.source.manager.submit_layers(pair.source.cache, [to], [3], [0], tensor_num_per_layer=1)
+        for layer in range(3):
+            handle.layer_ready(layer)
+            receiver.wait_layer(1 + layer, 10)
+        with pytest.raises(ParamInvalid, match="layer_index is 4"):
+            handle.layer_ready(4)
+        assert receiver.landed == [1, 2, 3]
+    assert handle.wait(10)
+    for t in range(1, 4):
+        assert (pair.target.tensors[t][0] == 12 + t - 1).all()
+    with pytest.raises(ParamInvalid, match="tensor_num_per_layer is 0"):
+        pair.source.manager.submit_layers(pair.source.cache, [to], [3], [0], tensor_num_per_layer=0)
+
+
 class Leaving:
     """An event whose code wants to end the task that waits for it."""
 
