@@ -24,7 +24,7 @@ from aiodatadist._context_caching.pools.redis.nodes import parse_nodes
 from aiodatadist._context_caching.pools.redis.resp import Exchange, NotRedis, request
 from aiodatadist._context_caching.transfer.envelope import Envelope
 from aiodatadist._values.foreign import Unreadable, printable, read_foreign
-from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode, sealed
+from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, checked, encode
 from aiodatadist._wire.messages import MINOR, Message
 from aiodatadist.errors import IncompatiblePeer, ProtocolError
 from tests.unit.wire.examples import EACH, hello
@@ -91,7 +91,7 @@ def read_stream(data: bytes) -> None:
 
 def read_body(data: bytes) -> None:
     """Read the content of one frame, with a checksum that is right, from a peer of this version and of a newer one."""
-    body = sealed(data)
+    body = checked(data)
     for minor in (MINOR, MINOR + 1):
         decoder = Decoder()
         decoder.minor = minor
