@@ -160,6 +160,15 @@ async def test_a_change_of_any_bit_of_the_header_is_found(tmp_path: Path) -> Non
         assert await fetch(pool, [NAME], [16]) == [content(1, 16)]
 
 
+async def test_what_is_forged_keeps_no_memory(tmp_path: Path) -> None:
+    async with pools(key_file(tmp_path, OLD)) as (inner, pool):
+        for _ in range(5):
+            await overwrite(inner, NAME, content(3, 5 * MIB + HEADER))
+            assert await fetch(pool, [NAME], [5 * MIB]) == [GetStatus.FORGED]
+        await pool.remove_many([NAME], deadline=soon())
+        assert await store(pool, [NAME, OTHER], [content(1, 7 * MIB)] * 2) == [PutStatus.STORED] * 2
+
+
 async def test_a_cut_or_longer_value_is_not_there(tmp_path: Path) -> None:
     async with pools(key_file(tmp_path, OLD)) as (inner, pool):
         await store(pool, [NAME], [content(1, SIZE)])
@@ -341,6 +350,14 @@ class TestSealedMemory(PoolContract):
     async def open_pool(self) -> AsyncIterator[KVPool]:
         async with await MemoryPool.open(self.lendable + MIB) as inner:
             yield await SealedPool.open(inner, self.file)
+
+    async def all_is_back(self, pool: KVPool) -> None:
+        """Check it with smaller stages: with its header, one of 1 MiB leaves gaps in which no other one fits."""
+        stages = await pool.stage([60_000] * (self.lendable // 65_536), deadline=soon())
+        assert None not in stages
+        for stage in stages:
+            if stage is not None:
+                stage.release()
 
 
 class TestSealedRedis(PoolContract):

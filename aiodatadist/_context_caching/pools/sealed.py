@@ -218,7 +218,10 @@ class SealedPool(KVPool):
         opened = OpenedValue(value, is_private=self.capabilities.private_values)
         with value.view() as view, writable(opened.address, opened.nbytes) as into:
             fault = self._seals.open(known, name, view, into)
-        return opened if fault is None else fault
+        if fault is None:
+            return opened
+        opened.release()
+        return fault
 
 
 async def ring_of(keys: SealKeys, pool: str) -> KeyRing:
