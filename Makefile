@@ -177,8 +177,9 @@ bench: $(STAMP)  ## the figures of the README
 	$(BIN)/python -m benchmarks.engines
 	$(BIN)/python -m benchmarks.context_cache
 
-wheel: $(STAMP)  ## a wheel in dist/
+wheel: $(STAMP)  ## a wheel in dist/, and its bill of materials
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python -m tests.sbom dist/*.whl
 
 clean:  ## all that was made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache aiodatadist/_native/*.so aiodatadist/_native/_declarations.py

@@ -6,12 +6,14 @@ there it does a pull. Run as ``python -m tests.packaging``.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import venv
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
@@ -20,7 +22,11 @@ from zipfile import ZipFile
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
+from tests import sbom
+
 ROOT = Path(__file__).resolve().parent.parent
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 LEFT_OUT = frozenset({".ci", ".github"})
 """Folders of the repository that are not in the sdist: what is made of it is decided elsewhere."""
@@ -167,6 +173,19 @@ def check_tag(name: str) -> None:
         raise Wrong(f"{name} is no wheel of any Python 3 for manylinux")
 
 
+def check_bill(bill: Path, wheel: Path) -> None:
+    """Check that a bill of materials is that of the wheel. Raises Wrong if a library or a requirement is missing."""
+    text = json.loads(bill.read_text(encoding="utf-8"))
+    named = {component["name"] for component in text["components"]}
+    with ZipFile(wheel) as archive:
+        missing = {name for name in archive.namelist() if name.endswith(".so")} - named
+    required = {re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in PROJECT["dependencies"]}
+    if missing | (required - named):
+        raise Wrong(f"the bill of materials lacks {sorted(missing | (required - named))}")
+    if text["metadata"]["component"]["version"] != PROJECT["version"]:
+        raise Wrong(f"the bill of materials is of another version than {PROJECT['version']}")
+
+
 def checked(folder: Path) -> Path:
     """Make and check a wheel as it is released. Raises Wrong."""
     sdist, wheel = make(folder / "dist")
@@ -176,7 +195,8 @@ def checked(folder: Path) -> Path:
     check_tag(wheel.name)
     check_wheel(ZipFile(wheel).namelist(), inside)
     check_libraries(list(libraries(wheel)))
-    print(f"{sdist.name}: {len(inside)} files; {wheel.name}: links glibc alone")
+    check_bill(sbom.written(wheel), wheel)
+    print(f"{sdist.name}: {len(inside)} files; {wheel.name}: links glibc alone, and has a bill of materials")
     return wheel
 
 
