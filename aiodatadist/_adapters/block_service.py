@@ -42,6 +42,7 @@ from aiodatadist._adapters.sendings import GroupedSending, LayeredSending, Porti
 from aiodatadist._cache_manager import CacheManager
 from aiodatadist._config.llm_config import LLMConfig, TransportName, use_key_file
 from aiodatadist._config.option_rules import MAX_PATH
+from aiodatadist._config.quotas import Quotas
 from aiodatadist._config.secret_files import read_key
 from aiodatadist._config.trust import Credential, TrustFolder, credential_of
 from aiodatadist._counting import Incident, Incidents
@@ -92,7 +93,7 @@ class Settings(BaseModel):
         max_awaited: the share of the KV cache's blocks that requests may have while they wait for another engine. Further
             requests are computed here.
         sync_kv_timeout: milliseconds for one transfer, once it runs.
-        heartbeat_interval, heartbeat_misses, transfer_checksum: see :class:`~aiodatadist.LLMConfig`.
+        heartbeat_interval, heartbeat_misses, transfer_checksum, quotas: see :class:`~aiodatadist.LLMConfig`.
     """
 
     # model_id: pydantic before 2.10 keeps names that begin with model_ for itself, and warns.
@@ -121,6 +122,7 @@ class Settings(BaseModel):
     heartbeat_interval: float = 2.0
     heartbeat_misses: int = 3
     transfer_checksum: bool = False
+    quotas: Quotas | None = None
 
     def own_cluster_id(self, rank: int) -> int:
         """Return the cluster id of the worker of this rank."""
@@ -161,6 +163,7 @@ class Settings(BaseModel):
             heartbeat_interval=self.heartbeat_interval,
             heartbeat_misses=self.heartbeat_misses,
             transfer_checksum=self.transfer_checksum,
+            quotas=self.quotas,
         )
         if self.auth_key_file is not None:
             use_key_file(config, self.auth_key_file, "auth_key_file")
@@ -515,6 +518,7 @@ class _Life:
             tell,
             settings.accept_differences,
             self.incidents,
+            settings.quotas,
         )
         self.incoming = IncomingPushes(
             self._first_name,

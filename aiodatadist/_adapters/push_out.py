@@ -38,8 +38,8 @@ from aiodatadist._adapters.sendings import Portion, Sending
 from aiodatadist._concurrency.scope import Scope
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._concurrency.spawner import Spawner
+from aiodatadist._config.quotas import Quotas
 from aiodatadist._counting import Incident, Incidents
-from aiodatadist._values import peer_budget
 from aiodatadist._values.descriptors import BlocksCacheKey
 from aiodatadist._values.foreign import printable
 from aiodatadist._values.peer_budget import Budget
@@ -128,6 +128,7 @@ class OutgoingPushes:
         patience: seconds of either, if the other end may have come and gone.
         accepted: names of properties that may differ from a peer's layout.
         check: raises LLMException if the peer's link has ended, so that its blocks may be another request's.
+        quotas: the limits of a peer's wants; the defaults if it is None.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class OutgoingPushes:
         tell: Tell,
         accepted: Container[str] = (),
         incidents: Incidents | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self._incidents = incidents or Incidents()
         self._sending = sending
@@ -164,7 +166,7 @@ class OutgoingPushes:
         self._numbered: dict[tuple[LinkedPeer, int], _Push] = {}  # by peer and number of their wants
         self._begun: dict[_BegunKey, array[int]] = {}
         self._names: Counter[str] = Counter()  # names of transfers that peers want
-        self._shares = WantShares[_Push | _BegunKey]()  # shares of waiting wants, complete or not
+        self._shares = WantShares[_Push | _BegunKey](quotas)  # shares of waiting wants, complete or not
         self._answers = Answers(tasks, post, self._incidents)
 
     # ---- what the engine says ----
@@ -251,7 +253,8 @@ class OutgoingPushes:
         for each, limit in asked.items():
             self._tell(lambda ended: ended.counters.update(wants_refused=1))
             if isinstance(each, _Push):
-                self._stop(each, f"its request had not come, and it gave way to a later one: {_too_many(limit)}")
+                why = _too_many(limit, self._shares.limit(limit))
+                self._stop(each, f"its request had not come, and it gave way to a later one: {why}")
             else:  # its want stays incomplete, and is refused
                 self._begun.pop(each, None)
 
@@ -294,7 +297,7 @@ class OutgoingPushes:
             return "another request has this name"
         if not self._shares.fits(peer.cluster_id, None, blocks):
             self._tell(lambda ended: ended.counters.update(wants_refused=1))
-            return _too_many(Budget.WANT_BLOCKS)
+            return _too_many(Budget.WANT_BLOCKS, self._shares.limit(Budget.WANT_BLOCKS))
         return ""
 
     def drop(self, peer: LinkedPeer, drop: Drop) -> None:
@@ -486,8 +489,7 @@ def _caches_of(want: _Want) -> BlocksCacheKey:
     return BlocksCacheKey(want.peer.cluster_id, want.caches)
 
 
-def _too_many(limit: Budget) -> str:
-    most = peer_budget.WANTS if limit is Budget.WANTS else peer_budget.WANT_BLOCKS
+def _too_many(limit: Budget, most: int) -> str:
     return f"too many are waiting: the limit of a peer's {limit.value} is {most}"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from aiodatadist._config.quotas import Quotas
 from aiodatadist._values import peer_budget
 from aiodatadist._values.peer_budget import Budget
 
@@ -27,30 +28,39 @@ class _Share(Generic[Asked]):
     waiting_blocks: int = 0
     known_blocks: int = 0
 
-    @property
-    def excess(self) -> Budget | None:
-        """The limit that is exceeded; None if none is."""
-        if len(self.waiting) > peer_budget.WANTS:
+    def excess(self, wants: int, blocks: int) -> Budget | None:
+        """Return which of the two limits is exceeded; None if none is."""
+        if len(self.waiting) > wants:
             return Budget.WANTS
-        is_full = self.waiting_blocks + self.known_blocks > peer_budget.WANT_BLOCKS
-        return Budget.WANT_BLOCKS if is_full else None
+        return Budget.WANT_BLOCKS if self.waiting_blocks + self.known_blocks > blocks else None
 
 
 class WantShares(Generic[Asked]):
-    """The waiting wants of each peer. ``len()`` is the number of peers."""
+    """The waiting wants of each peer. ``len()`` is the number of peers.
 
-    def __init__(self) -> None:
+    Args:
+        quotas: the limits; the defaults if it is None.
+    """
+
+    def __init__(self, quotas: Quotas | None = None) -> None:
+        self._quotas = quotas
         self._shares: dict[int, _Share[Asked]] = {}
 
     def __len__(self) -> int:
         return len(self._shares)
+
+    def limit(self, of: Budget) -> int:
+        """Return the limit of a peer's wants, or of the block numbers in them."""
+        if of is Budget.WANTS:
+            return peer_budget.WANTS if self._quotas is None else self._quotas.wants
+        return peer_budget.WANT_BLOCKS if self._quotas is None else self._quotas.want_blocks
 
     def fits(self, peer: int, asked: Asked | None, blocks: int) -> bool:
         """Return True if ``blocks`` more have room once all other wants that may give way have done so."""
         share = self._shares.get(peer)
         if share is not None:
             blocks += share.known_blocks + (0 if asked is None else share.waiting.get(asked, 0))
-        return blocks <= peer_budget.WANT_BLOCKS
+        return blocks <= self.limit(Budget.WANT_BLOCKS)
 
     def add(self, peer: int, asked: Asked, blocks: int, is_known: bool = False) -> dict[Asked, Budget]:
         """Count ``blocks`` more, which must fit, and return the wants that gave way for them, with the limit."""
@@ -62,7 +72,8 @@ class WantShares(Generic[Asked]):
             share.waiting[asked] = share.waiting.pop(asked, 0) + blocks  # moved to the end: it is the youngest
             share.waiting_blocks += blocks
         gone: dict[Asked, Budget] = {}
-        while (limit := share.excess) is not None:
+        limits = self.limit(Budget.WANTS), self.limit(Budget.WANT_BLOCKS)
+        while (limit := share.excess(*limits)) is not None:
             oldest, numbers = share.waiting.popitem(last=False)
             share.waiting_blocks -= numbers
             gone[oldest] = limit

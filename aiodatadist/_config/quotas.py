@@ -38,8 +38,9 @@ class Quotas(WholeOption):
             oldest give way.
         want_blocks: block numbers in all pushes that a peer wants. A push that finds no room is refused.
         requests: requests of a peer that are served at a time (request/response mode). Further ones wait in line.
-        critical_requests: those of the priority ``CRITICAL`` among them.
-        critical_share: the share of the time, in [0.01, 1], in which a peer's critical requests run.
+        critical_requests: those of the priority ``CRITICAL`` among them. Further ones are served as normal ones.
+        critical_share: the share of each second, in [0.01, 1], in which a peer's critical requests run. Further ones
+            are served as normal ones.
         request_blocks: block numbers in the requests of a peer that wait. A further request is refused.
         checksum_caches: bytes of checksums that are computed for a peer at a time, in sizes of its caches. Further
             questions wait.

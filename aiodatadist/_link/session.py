@@ -152,6 +152,12 @@ class Session:
         """Return True if the peer may write into a cache of this end."""
         return self.rights.write and entry.audience.may_write(self.cluster_id)
 
+    def may_be_critical(self) -> bool:
+        """Return True if the peer may make critical requests. If not, count and log that it made one."""
+        if not self.rights.critical:
+            self.lacks_right("critical", "its request is served as a normal one")
+        return self.rights.critical
+
     def lacks_right(self, right: RightName, what: str) -> None:
         """Count, and log, that the peer asked for something without the right to it."""
         told = "cluster %d has no right to %s: %s", self.cluster_id, right, what

@@ -57,8 +57,11 @@ WAITS = (
     Budget.REVOCATIONS,
     Budget.NOTES,
     Budget.NOTE_BYTES,
+    Budget.REQUESTS,
+    Budget.CRITICAL_REQUESTS,
+    Budget.CRITICAL_SHARE,
 )
-"""Limits beyond which a peer is not read for a while, or its notification is not received: each time counts."""
+"""Limits beyond which a peer or its request waits, or a critical request is served as a normal one: each time counts."""
 
 UNPROVED = 1024
 """Connections without a proof, of all addresses; fewer if the process may not open four times as many files.

@@ -75,18 +75,20 @@ def read_stream(data: bytes) -> None:
     """Read frames, whole and in two pieces: both must give the same messages, or both an error."""
     ends: list[tuple[list[Message | Unknown], str]] = []
     for cut in (len(data), len(data) // 2):
-        decoder, messages, failed = Decoder(1 << 14), list[Message | Unknown](), ""
+        decoder, heard, why = Decoder(1 << 14), list[Message | Unknown](), ""
         try:
             for piece in (data[:cut], data[cut:], b""):
-                messages += decoder.feed(piece)
+                heard += decoder.feed(piece)
         except (ProtocolError, IncompatiblePeer) as error:
-            failed = str(error)
-        ends.append((messages, failed))
-    assert ends[0] == ends[1]
-    for message in ends[0][0]:
+            why = str(error)
+        ends.append((heard, why))
+    (messages, failed), (cut_messages, cut_failed) = ends
+    assert messages == cut_messages
+    assert bool(failed) is bool(cut_failed), "the words may name as many bytes as have come"
+    for message in messages:
         _known(message)
-    if ends[0][1]:
-        raise ProtocolError(ends[0][1])
+    if failed:
+        raise ProtocolError(failed)
 
 
 def read_body(data: bytes) -> None:

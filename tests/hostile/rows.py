@@ -276,6 +276,7 @@ ROWS: Final = (
 
 WITHOUT_A_ROW: Final = {
     f"{HOSTILE}policy.py": "rights of peers: the row of T18 is not written",
+    f"{HOSTILE}readers.py": "caches for some clusters only: likewise",
     f"{HOSTILE}rows.py": "this table",
 }
 """Files of this folder that belong to no row, and why."""

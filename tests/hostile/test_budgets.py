@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from aiodatadist import BlocksCacheKey, CacheDesc, DataType, Quotas
+from aiodatadist import BlocksCacheKey, CacheDesc, DataType, Quotas, TransferPriority
 from aiodatadist._link.session import Session
 from aiodatadist._wire.messages import MAX_NOTE, Ping, Revoke
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster
+from tests.test_requests_in_line import HeldSums
 
 BLOCKS = CacheDesc(1, [4, 64], DataType.DT_UINT8)
 FEW = Quotas(frames=100, frame_bytes=1 << 20, revocations=4)
@@ -107,3 +109,38 @@ async def test_notifications_beyond_the_limit_stay_with_their_sender_and_hold_up
         notes = owner.datadist.notifications()
         assert [(await anext(notes)).payload for _ in range(80)] == [b"%d" % number for number in range(80)]
         assert room.notes == room.nbytes == 0
+
+
+async def test_requests_beyond_the_limit_wait_in_line_and_all_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"enable_remote_cache_accessible": False, "sync_kv_timeout": 60_000}
+    async with linked_pair(BLOCKS, quotas=Quotas(requests=4), **options) as made:
+        owner, peer, _, cache = made
+        sums, pull = HeldSums(owner, monkeypatch), peer.datadist.cache_manager.pull_blocks
+        held = [pull(BlocksCacheKey(1), cache, [0], [number % 4], checksum=True) for number in range(6)]
+        plain = pull(BlocksCacheKey(1), cache, [0], [2])
+        await sums.have_begun(4)
+        await session(peer, 1).ping()
+        assert sums.begun == 4
+        assert not plain.done(), "it has its turn, though it needs no checksum"
+        assert owner.datadist.figures().budget_waits == {"requests": 3}
+        sums.go_on()
+        for task in (*held, plain):
+            await task
+        await pull(BlocksCacheKey(1), cache, [0], [2])
+        assert owner.datadist.figures().budget_waits == {"requests": 3}
+
+
+async def test_critical_requests_beyond_the_limit_are_served_as_normal_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"enable_remote_cache_accessible": False, "sync_kv_timeout": 60_000}
+    async with linked_pair(BLOCKS, quotas=Quotas(critical_requests=2), **options) as made:
+        owner, peer, _, cache = made
+        sums, pull = HeldSums(owner, monkeypatch), peer.datadist.cache_manager.pull_blocks
+        priority = TransferPriority.CRITICAL
+        tasks = [pull(BlocksCacheKey(1), cache, [0], [number], checksum=True, priority=priority) for number in range(4)]
+        await sums.have_begun(4)
+        assert owner.datadist.figures().budget_waits == {"critical_requests": 2}
+        assert session(owner, 2).share.critical.requests == 2
+        sums.go_on()
+        for task in tasks:
+            await task
+        assert session(owner, 2).share.critical.requests == 0

@@ -541,6 +541,22 @@ MUTANTS = (
         (f"{BUDGETS}::test_a_new_link_gives_a_peer_no_further_budget",),
     ),
     Mutant(
+        "requests-served-at-once",
+        "few requests of a peer are served at a time",
+        "aiodatadist/_link/transfers/responder.py",
+        "        return len(self._under_way) >= self._quotas.requests\n",
+        "        return False\n",
+        (f"{BUDGETS}::test_requests_beyond_the_limit_wait_in_line_and_all_are_answered",),
+    ),
+    Mutant(
+        "all-requests-critical",
+        "a peer has few critical requests at a time",
+        "aiodatadist/_link/control/peer_share.py",
+        "        if self.requests >= self._most:\n",
+        "        if False:\n",
+        (f"{BUDGETS}::test_critical_requests_beyond_the_limit_are_served_as_normal_ones",),
+    ),
+    Mutant(
         "notifications-of-each-link",
         "notifications that are not taken are bounded over all links of a peer",
         "aiodatadist/_link/control/peer_share.py",
@@ -1791,9 +1807,9 @@ MUTANTS = (
     Mutant(
         "who-may-not-be-critical-is",
         "requests of a peer without the right do not pass others",
-        "aiodatadist/_link/transfers/responder.py",
-        "        if message.priority == TransferPriority.CRITICAL.value and not self._session.rights.critical:\n",
-        "        if message.priority == TransferPriority.CRITICAL.value and self._session.rights is None:\n",
+        "aiodatadist/_link/session.py",
+        "        return self.rights.critical\n",
+        "        return True\n",
         (POLICY,),
     ),
     Mutant(

@@ -31,7 +31,7 @@ class Window:
 
     __slots__ = ("_began", "_clock", "left", "limit")
 
-    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
+    def __init__(self, limit: float, clock: Callable[[], float]) -> None:
         self.limit: Final = limit
         self.left = limit
         self._clock = clock
@@ -128,17 +128,45 @@ class NoteRoom:
         self.nbytes -= nbytes
 
 
+class CriticalShare:
+    """The critical requests of a peer that are served: how many at a time, and for how long in each second."""
+
+    def __init__(self, quotas: Quotas, clock: Callable[[], float], waits: Counter[str]) -> None:
+        self.requests = 0
+        self._most = quotas.critical_requests
+        self._time = Window(quotas.critical_share * WINDOW_SECONDS, clock)
+        self._waits = waits
+
+    def begin(self) -> bool:
+        """Count a request and return True, unless it must be served as a normal one. Count that otherwise."""
+        if self.requests >= self._most:
+            self._waits[Budget.CRITICAL_REQUESTS.value] += 1
+            return False
+        if self._time.wait() > 0:
+            self._waits[Budget.CRITICAL_SHARE.value] += 1
+            return False
+        self.requests += 1
+        return True
+
+    def end(self, seconds: float = 0.0) -> None:
+        """Note that a request has ended, whose transfer took this long."""
+        self.requests -= 1
+        self._time.left -= seconds
+
+
 class PeerShare:
     """The share of one peer.
 
     Attributes:
         inflow: the messages that it sends.
         notes: room for its notifications.
+        critical: its critical requests.
     """
 
     def __init__(self, quotas: Quotas, clock: Callable[[], float], waits: Counter[str]) -> None:
         self.inflow: Final = Inflow(quotas, clock, waits)
         self.notes: Final = NoteRoom(quotas, waits)
+        self.critical: Final = CriticalShare(quotas, clock, waits)
 
 
 class PeerShares:

@@ -6,6 +6,9 @@ that comes after it was stopped is not served. A lost answer is repeated when th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from aiodatadist._link.control.peer_share import CriticalShare
 from aiodatadist._wire.messages import Pulled
 
 KNOWN = 256
@@ -46,6 +49,38 @@ class ServedRequests:
         """Return the answer to a request; None if it has not been answered, or long ago."""
         said = self._answers.get(call)
         return said and next(each for each in said.each() if each.call == call)
+
+
+class CriticalRequests:
+    """The critical requests of one link that have no answer yet.
+
+    Args:
+        share: returns the peer's share of them, over all its links.
+    """
+
+    def __init__(self, share: Callable[[], CriticalShare]) -> None:
+        self._share = share
+        self._calls: set[int] = set()
+
+    def begin(self, call: int) -> bool:
+        """Return True if a request may be critical, and count it then."""
+        may = self._share().begin()
+        if may:
+            self._calls.add(call)
+        return may
+
+    def answered(self, answer: Pulled) -> None:
+        """Note an answer that is being sent."""
+        for each in answer.each() if self._calls else ():
+            if each.call in self._calls:
+                self._calls.discard(each.call)
+                self._share().end(each.transfer_seconds)
+
+    def end(self) -> None:
+        """Forget the requests that get no answer, because the link has ended."""
+        for _ in range(len(self._calls)):
+            self._share().end()
+        self._calls.clear()
 
 
 def _take_first(numbers: dict[int, Pulled] | dict[int, None]) -> int:

@@ -17,7 +17,7 @@ from aiodatadist._concurrency.fair_queue import FairQueue
 from aiodatadist._concurrency.scope import Scope
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._device import StreamTransfer, TransferReport, TransferState, give_way
-from aiodatadist._link.control.served_requests import ServedRequests
+from aiodatadist._link.control.served_requests import CriticalRequests, ServedRequests
 from aiodatadist._link.lifecycle import LinkState
 from aiodatadist._link.transfers.requests_in_line import RequestInLine, RequestLines
 from aiodatadist._values.grid import Side
@@ -93,6 +93,7 @@ class Responder:
         self._served = ServedRequests()
         self._ended: list[OtherPulled] | None = None  # those of one message
         self._waiting_blocks = 0  # numbers in the requests that have a task, or stand in line
+        self._critical = CriticalRequests(lambda: session.share.critical)
         self._digested = 0
         self._summing = 0  # bytes that are being summed, for all questions
         self._to_sum = FairQueue()
@@ -156,14 +157,17 @@ class Responder:
     def begin(self, message: Pull) -> None:
         """Serve a request, unless it came before, or was stopped before it came.
 
-        A critical request of a peer that may have none is served as a normal one.
+        A critical request of a peer that may have none, or has had its share of them, is served as a normal one.
         """
-        if message.priority == TransferPriority.CRITICAL.value and not self._session.rights.critical:
-            self._session.lacks_right("critical", "its request is served as a normal one")
-            message = message.model_copy(update={"priority": int(TransferPriority.NORMAL)})
         if len(self._under_way) + len(self._in_line) >= MAX_SERVED:
             raise ProtocolError(f"{MAX_SERVED} requests are under way")
-        if not self._served.is_new(message.call) or self._write_at_once(message):
+        if not self._served.is_new(message.call):
+            return
+        if message.priority == TransferPriority.CRITICAL.value and not (
+            self._session.may_be_critical() and self._critical.begin(message.call)
+        ):
+            message = message.model_copy(update={"priority": int(TransferPriority.NORMAL)})
+        if not self._is_full and self._write_at_once(message):
             return
         try:
             self._session.check_ready()
@@ -178,14 +182,27 @@ class Responder:
         else:
             self._admit(message, selection, target)
 
+    @property
+    def _is_full(self) -> bool:
+        """True if so many requests are served that further ones wait in line."""
+        return len(self._under_way) >= self._quotas.requests
+
     def _admit(self, message: Pull, selection: Selection, target: RemoteCache) -> None:
         """Give a request a task, or a place in the line. Its destination stays in use until its end."""
         self._waiting_blocks += selection.count_blocks()
         target.use()
-        if self._in_line.enter(message.priority):
+        if not self._is_full and self._in_line.enter(message.priority):
             self._start(message, selection, target)
         else:
             self._in_line.add(RequestInLine(message, selection, target))
+            if self._is_full:
+                self._session.totals.budget_waits[Budget.REQUESTS.value] += 1
+
+    def _start_waiting(self) -> None:
+        """Start requests in line, the most urgent first, because others have ended."""
+        for priority in sorted(TransferPriority) if len(self._in_line) else ():
+            while self._in_line.has(priority) and not self._is_full and self._in_line.enter(priority):
+                self._start_next(priority)
 
     def _drop(self, blocks: int, target: RemoteCache) -> None:
         """Release what a request kept in use."""
@@ -207,6 +224,7 @@ class Responder:
         """Drop the requests in line, because the link has ended. The others end with their tasks and transfers."""
         for request in self._in_line.clear():
             self._drop(request.blocks, request.target)
+        self._critical.end()
 
     def _check_room(self, selection: Selection) -> None:
         """Raise TransferError if the requests that wait would name too many blocks with this one."""
@@ -281,6 +299,7 @@ class Responder:
             self._say(_refusal(call, transfer.error))
         else:
             self._say(_refusal(call, TransferError("the request was stopped"), stopped=True))
+        self._start_waiting()
 
     def _succeeded(self, ended: OtherPulled) -> None:
         if self._ended is None:
@@ -310,6 +329,7 @@ class Responder:
             if self._in_line.has(message.priority):
                 await checkpoint()  # if the link has ended, none of them starts
             self._start_next(message.priority)
+            self._start_waiting()
 
         return run
 
@@ -322,6 +342,7 @@ class Responder:
             self._moved.wake()
 
     def _say(self, answer: Pulled) -> None:
+        self._critical.answered(answer)
         self._served.answered(answer)
         self._session.post(answer)
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from aiodatadist import ProtocolError, Quotas
 from aiodatadist._link.control.notifications import IncomingNotifications
-from aiodatadist._link.control.peer_share import MAX_SHARES, Inflow, NoteRoom, PeerShares, Window
+from aiodatadist._link.control.peer_share import MAX_SHARES, CriticalShare, Inflow, NoteRoom, PeerShares, Window
+from aiodatadist._link.control.served_requests import CriticalRequests
 from aiodatadist._values.peer_budget import Budget
-from aiodatadist._wire.messages import Message, Note, Taken
+from aiodatadist._wire.messages import Message, Note, Pulled, Taken
 
 
 class Clock:
@@ -209,3 +210,29 @@ def test_a_peer_that_repeats_none_loses_its_link_instead() -> None:
         old.on_note(Note(payload="AAAA"))
     with pytest.raises(ProtocolError, match="over one link after the other"):
         new.on_note(Note(payload="AAAA"))
+
+
+# ---- critical requests ----
+
+
+def test_critical_requests_are_limited_in_number_and_in_time_over_all_links() -> None:
+    clock, waits = Clock(), Counter[str]()
+    share = CriticalShare(Quotas(critical_requests=2, critical_share=0.25), clock, waits)
+    old, new = CriticalRequests(lambda: share), CriticalRequests(lambda: share)
+    assert [old.begin(1), new.begin(1), new.begin(2)] == [True, True, False]
+    assert waits == {"critical_requests": 1}
+    new.answered(pulled(1, 0.2))
+    assert new.begin(3), "0.2 s of 0.25"
+    new.answered(pulled(3, 0.2))
+    assert not new.begin(4)
+    assert waits == {"critical_requests": 1, "critical_share": 1}
+    clock.now += 1
+    assert new.begin(5), "0.15 s of the next second have gone"
+    old.end()
+    assert share.requests == 1
+    new.answered(pulled(4, 9.0))
+    assert share.requests == 1, "it was a normal one"
+
+
+def pulled(call: int, seconds: float) -> Pulled:
+    return Pulled(call=call, status=0, reason="", nbytes=1, ranges=1, queue_seconds=0.0, transfer_seconds=seconds)
