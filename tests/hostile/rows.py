@@ -277,6 +277,7 @@ ROWS: Final = (
 WITHOUT_A_ROW: Final = {
     f"{HOSTILE}policy.py": "rights of peers: the row of T18 is not written",
     f"{HOSTILE}readers.py": "caches for some clusters only: likewise",
+    f"{HOSTILE}key_handshakes.py": "the handshake of protocol 5: rows of T9 and T10 are not written",
     f"{HOSTILE}rows.py": "this table",
 }
 """Files of this folder that belong to no row, and why."""
