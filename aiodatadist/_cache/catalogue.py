@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 from aiodatadist._cache.names import Key, Name, name_of
 from aiodatadist._concurrency.byte_budget import ByteBudget
+from aiodatadist._transport import Access
 from aiodatadist._values import peer_budget
 from aiodatadist._values.descriptors import CacheKeyByIdAndIndex, Placement
 from aiodatadist._values.peer_budget import CHECKSUM_CACHES
 from aiodatadist._wire.messages import CacheEntry
-from aiodatadist.errors import ProtocolError
+from aiodatadist.errors import ParamInvalid, ProtocolError
 
 
 class RemoteCache:
@@ -24,6 +25,7 @@ class RemoteCache:
     """
 
     __slots__ = (
+        "_access",
         "_ascending",
         "_summing",
         "_when_idle",
@@ -42,7 +44,8 @@ class RemoteCache:
         "uses",
     )
 
-    def __init__(self, entry: CacheEntry) -> None:
+    def __init__(self, entry: CacheEntry, access: int = Access.ALL) -> None:
+        self._access: int = access
         self.cache_id: int = entry.cache_id
         self.blocks: bool = entry.blocks
         self.data_type: int = entry.data_type
@@ -92,6 +95,15 @@ class RemoteCache:
             return -(1 << 64), 0
         first = bisect_left(starts, starts[after - 1], 0, after)  # of tensors at the same address
         return starts[first], numbers[first]
+
+    def check_access(self, direction: str) -> None:
+        """Raise ParamInvalid if this end may not read the cache ("get"), or not write into it ("put")."""
+        if not self._access & (Access.READ if direction == "get" else Access.WRITE):
+            what = "read" if direction == "get" else "write into"
+            raise ParamInvalid(
+                f"this cluster may not {what} cache {self.cache_id} of its peer",
+                hint="the peer's policy.json, or the cache's readers and writers, must allow it",
+            )
 
     def use(self) -> None:
         """Count a transfer that starts to use it."""
@@ -157,7 +169,7 @@ class Catalogue:
         """Return the cache with this id, or None."""
         return self._caches.get(cache_id)
 
-    def learn(self, entry: CacheEntry, name: Name | None = None, slot: int = 0) -> None:
+    def learn(self, entry: CacheEntry, name: Name | None = None, slot: int = 0, access: int = Access.ALL) -> None:
         """Add a cache that the peer has announced, or another name of a known cache.
 
         Raises ProtocolError if the peer announces too many caches, or too many tensors in them.
@@ -165,7 +177,7 @@ class Catalogue:
         cache = self._caches.get(entry.cache_id)
         if cache is None:
             self._check_room(len(entry.addresses))
-            cache = self._caches[entry.cache_id] = RemoteCache(entry)
+            cache = self._caches[entry.cache_id] = RemoteCache(entry, access)
             self._addresses += len(cache.addresses)
         if name is not None:
             self._names[name] = (cache, slot)

@@ -181,6 +181,7 @@ class Destination:
     def _begin(self, remote: RemoteCache, grid: Grid) -> None:
         if self.progress.is_open:
             self.link.session.check_ready()
+            remote.check_access("put")
             self.link.session.channels.check_reaches(remote, f"cluster {self.cluster_id}")
             self._grid = grid = grid.mirrored()
             self.group = self._group_size(grid.total)

@@ -44,6 +44,11 @@ class LinkHost(Protocol):
         ...
 
     @property
+    def one_sided(self) -> bool:
+        """True if the end that wants bytes moves them; otherwise it asks the peer to."""
+        ...
+
+    @property
     def links_have_owners(self) -> bool:
         """True if a link belongs to the end that asked for it, until the other end owns it, too."""
         ...

@@ -20,7 +20,6 @@ from aiodatadist._wire.messages import (
     DIGESTS_SINCE,
     PLAIN_PROTOCOL,
     Broken,
-    CacheEntry,
     Claim,
     Claimed,
     Digest,
@@ -146,7 +145,7 @@ class Reactions:
         question = self.session.questions.find(message)
         if question is not None and question.answer is None:  # the first one counts
             if isinstance(message, Found) and message.cache is not None:
-                self._learn(question, message.cache, message.slot)
+                self._learn(question, message)
             question.settle(message)
         else:  # a repeated answer, or one that is no longer awaited
             self.session.totals.answers_late += 1
@@ -170,10 +169,11 @@ class Reactions:
             told = "cluster %d does not know %r: it is of an older version", session.cluster_id, message.kind
             session.incidents.add(Incident.PEER_OUTDATED, logger, *told)
 
-    def _learn(self, question: Question, cache: CacheEntry, slot: int) -> None:
+    def _learn(self, question: Question, found: Found) -> None:
         """Remember a cache, unless the peer has revoked it since it sent the answer. Transfers that need it ask again."""
-        if not self.session.questions.is_revoked_since(question, cache.cache_id):
-            self.session.catalogue.learn(cache, question.name, slot)
+        cache = found.cache
+        if cache is not None and not self.session.questions.is_revoked_since(question, cache.cache_id):
+            self.session.catalogue.learn(cache, question.name, found.slot, found.access)
 
     def on_revoke(self, message: Revoke) -> None:
         """Forget a cache that the peer revokes, and answer once no transfer of this end uses it.
@@ -238,7 +238,7 @@ REACTIONS: dict[type, Callable[[Reactions, Any], object]] = {
     Digest: lambda here, message: here.responder.digest(message),
     Digests: lambda here, message: here.on_answer(message),
     Unclaim: lambda here, message: here.on_unclaim(message),
-    Grant: lambda here, message: here.session.catalogue.learn(message.cache),
+    Grant: lambda here, message: here.session.catalogue.learn(message.cache, access=message.access),
     Revoke: lambda here, message: here.on_revoke(message),
     Revoked: lambda here, message: here.session.peer_leases.on_revoked(message.cache_id, message.number),
     Pull: lambda here, message: here.responder.begin_each(message),

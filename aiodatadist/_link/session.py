@@ -12,6 +12,7 @@ import anyio
 import anyio.abc
 
 from aiodatadist._cache.catalogue import Catalogue
+from aiodatadist._cache.reach import PeerReach
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._counting import Incident, Incidents, Totals
@@ -24,6 +25,7 @@ from aiodatadist._link.control.wire import Wire
 from aiodatadist._link.data.channels import Channels, channel_name
 from aiodatadist._link.host import LinkHost
 from aiodatadist._link.lifecycle import AWAIT_LINK, Cause, Event, Lifecycle, LinkState, Service
+from aiodatadist._transport import Access
 from aiodatadist._values.digests import UNSAID, LeaseDigests
 from aiodatadist._values.peer_rights import PeerRights, RightName
 from aiodatadist._wire.messages import Hello, Message, Ping, Pong, Unclaim
@@ -113,8 +115,11 @@ class Session:
         )
 
     def meet(self, me: int, peer: Hello, rights: PeerRights) -> None:
-        """Note who the peer is, which its proved hello says, and what it may do."""
+        """Note who the peer is, which its proved hello says, and what it may do. Channels are opened afterwards."""
         self.rights = rights
+        self.channels.shows = lambda: PeerReach(
+            self.host.registry.table.entries(), peer.cluster_id, rights, self.host.one_sided
+        )
         self.cluster_id, self.instance, self.heartbeat = peer.cluster_id, peer.instance, peer.heartbeat
         self._names = me, peer.cluster_id
         self.share = self.host.peer_shares.of(peer.cluster_id)
@@ -157,6 +162,11 @@ class Session:
         if not self.rights.critical:
             self.lacks_right("critical", "its request is served as a normal one")
         return self.rights.critical
+
+    def access_to(self, entry: Entry) -> Access:
+        """Return what the peer may do with a cache of this end."""
+        read, write = self.may_read(entry), self.may_write(entry)
+        return (Access.READ if read else Access.NONE) | (Access.WRITE if write else Access.NONE)
 
     def lacks_right(self, right: RightName, what: str) -> None:
         """Count, and log, that the peer asked for something without the right to it."""

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 
 from aiodatadist._transport.contract import (
     DEFAULT_RDMA,
+    EVERYTHING,
+    Access,
     Channel,
     ChannelOffer,
     Endpoint,
     RdmaConfig,
+    Reach,
     Region,
     StillWritten,
     Transport,
@@ -44,11 +47,14 @@ def open_transport(
 
 
 __all__ = [
+    "EVERYTHING",
     "TRANSPORTS",
+    "Access",
     "Channel",
     "ChannelOffer",
     "Endpoint",
     "RdmaConfig",
+    "Reach",
     "Region",
     "StillWritten",
     "Transport",

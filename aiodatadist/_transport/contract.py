@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntFlag
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from aiodatadist._values.descriptors import Placement
@@ -25,6 +26,30 @@ class Region:
 
     def overlaps(self, other: Region) -> bool:
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
+
+
+class Access(IntFlag):
+    """The uses that a peer may make of a region."""
+
+    NONE = 0
+    READ = 1
+    WRITE = 2
+    ALL = 3
+
+
+class Reach:
+    """The regions of this end that a channel shows to its peer. This one shows all of them."""
+
+    def access(self, region: Region) -> Access:
+        """Return what the peer may do with a region."""
+        return Access.ALL
+
+    def is_used(self, region: Region) -> bool:
+        """Return True if either end may use a region in a transfer with this peer."""
+        return True
+
+
+EVERYTHING: Final = Reach()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +86,13 @@ class ChannelOffer:
     Attributes:
         name: unique among all channels; at most 127 characters.
         rank: this end's, 0 or 1. ``endpoints[rank]`` is this end's.
+        reach: what this end shows of its memory. Each end has its own, and the peer does not see it.
     """
 
     name: str
     rank: int
     endpoints: tuple[Endpoint, Endpoint]
+    reach: Reach = EVERYTHING
 
     @property
     def peer_rank(self) -> int:
@@ -96,16 +123,19 @@ class StillWritten(LinkError):
 class Channel(ABC):
     """A way to one peer's registered memory. One-sided: the peer takes no part in a transfer.
 
-    A channel covers the regions that both ends had registered when it was opened.
+    A channel covers the regions that both ends had registered when it was opened, and shows each end those of the other
+    that the other's ``reach`` lets it use. Not every transport can tell reading from writing: see ``tells_access``.
 
     Attributes:
         has_one_queue: True if all gets and puts wait in one queue, which any later one starts, whatever its stream. So
             all transfers of one end use one stream, one at a time, and a transfer that was stopped half-way has ended
             only when the channel is closed. True over RDMA, and over HCCS if HCCL unfolds batches on the device.
+        tells_access: True if a peer that may read a region cannot write it. Otherwise it can do both, or neither.
         reaches_host: True if the peer's HOST memory can be read and written, too; otherwise only DEVICE memory.
     """
 
     has_one_queue: bool = False
+    tells_access: bool = True
     reaches_host: bool = True
 
     @abstractmethod

@@ -23,6 +23,7 @@ from aiodatadist._transport import registrations
 from aiodatadist._transport.communicator import Communicator, communicator_config, failing_as_link
 from aiodatadist._transport.contract import (
     DEFAULT_RDMA,
+    Access,
     Channel,
     ChannelOffer,
     Endpoint,
@@ -35,7 +36,7 @@ from aiodatadist._transport.local_device import describe
 from aiodatadist._transport.two_ends import check_ends
 from aiodatadist._values.descriptors import Placement
 from aiodatadist._values.foreign import printable
-from aiodatadist.errors import IncompatiblePeer, LLMException, ParamInvalid, StuckError
+from aiodatadist.errors import IncompatiblePeer, LinkError, LLMException, ParamInvalid, StuckError
 
 if TYPE_CHECKING:
     from aiodatadist._device import Device, Layering, Program
@@ -253,7 +254,8 @@ class HcclTransport(Transport):
             try:
                 comm.make(rank_table(offer.endpoints), offer.rank, config)
                 for region, handle in handles.items():
-                    channel.bind(region, handle)
+                    if self._runtime.is_soft or offer.reach.is_used(region):
+                        channel.bind(region, handle, offer.reach.access(region))
                 comm.prepare(deadline - time.monotonic())
             except BaseException:
                 channel.close()
@@ -275,6 +277,7 @@ class HcclChannel(Channel):
     def __init__(self, device: Device, comm: Communicator, peer_rank: int, kind: LinkKind) -> None:
         self.has_one_queue = kind is LinkKind.ROCE or is_unfolded(device.runtime, kind)
         self.reaches_host = kind is not LinkKind.HCCS
+        self.tells_access = device.runtime.is_soft
         self._device = device
         self._comm = comm
         self._peer_rank = peer_rank
@@ -285,9 +288,16 @@ class HcclChannel(Channel):
     def _runtime(self) -> Runtime:
         return self._device.runtime
 
-    def bind(self, region: Region, handle: Handle) -> None:
+    def bind(self, region: Region, handle: Handle, access: Access = Access.ALL) -> None:
+        """Bind a region, and show it to the peer for this access.
+
+        HCCL shows the peer what is bound, for reading and writing, and this end needs what it copies itself to be bound.
+        """
         self._runtime.check_hccl("HcclCommBindMem", self._runtime.hccl.HcclCommBindMem(self._comm.handle, handle))
         self._bound[region] = handle
+        shows = Access.ALL if Access.WRITE in access else access  # what can be written can be read
+        if self.tells_access and self._runtime.acl.softnpu_comm_show(self._comm.handle, handle, int(shows)):
+            raise LinkError(f"softnpu does not show {region} as it is told")
 
     def add_get(self, program: Program, grid: Grid) -> None:
         program.get(self._comm.handle, self._peer_rank, grid)

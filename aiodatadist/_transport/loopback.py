@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,6 +20,7 @@ import anyio
 from aiodatadist._device.program import CopyKind
 from aiodatadist._transport.contract import (
     DEFAULT_RDMA,
+    Access,
     Channel,
     ChannelOffer,
     Endpoint,
@@ -50,10 +51,12 @@ class _End:
     """An end of a channel: its memory, and what it has begun.
 
     Attributes:
+        shown: what the other end may do with each region.
         left: the device of an end that could not wait, held until the other end closes its half of the channel.
     """
 
     regions: list[Region]
+    shown: dict[Region, Access] = field(default_factory=dict)
     uses: weakref.WeakSet[_Use] = field(default_factory=weakref.WeakSet)
     is_closed: bool = False
     left: Device | None = None
@@ -70,7 +73,7 @@ class _Meeting:
 _meetings: dict[str, _Meeting] = {}
 
 
-def _find(regions: list[Region], address: int, nbytes: int) -> Region | None:
+def _find(regions: Iterable[Region], address: int, nbytes: int) -> Region | None:
     for region in regions:
         if region.address <= address and address + nbytes <= region.address + region.nbytes:
             return region
@@ -125,7 +128,8 @@ class LoopbackTransport(Transport):
                 f"the peer is {printable(peer.transport)} on {peer.host}: loopback stays in {self._host}"
             )
         meeting = _meetings.setdefault(offer.name, _Meeting())
-        meeting.ends[offer.rank] = _End(list(self._regions))
+        regions = list(self._regions)
+        meeting.ends[offer.rank] = _End(regions, {region: offer.reach.access(region) for region in regions})
         try:
             if len(meeting.ends) == 2:
                 meeting.complete.set()
@@ -150,13 +154,15 @@ class LoopbackChannel(Channel):
         self._mine = mine
         self._theirs = theirs
 
-    def _placements(self, grid: Grid) -> tuple[Placement, Placement]:
+    def _placements(self, grid: Grid, access: Access) -> tuple[Placement, Placement]:
+        """Return where the two sides are. Raises ParamInvalid if this end has no such access to a region of the other."""
         if self._theirs.is_closed:
             raise LinkClosed("the other end has closed the channel")
         sides: list[Placement] = []
+        shown = [region for region, may in self._theirs.shown.items() if access in may]
         for regions, bases, index, stride, side in (
             (self._mine.regions, grid.local, grid.local_index, grid.local_stride, "local"),
-            (self._theirs.regions, grid.remote, grid.remote_index, grid.remote_stride, "remote"),
+            (shown, grid.remote, grid.remote_index, grid.remote_stride, "remote"),
         ):
             ends = [i * stride + grid.nbytes for i in index[:-1]] + [index[-1] * stride + grid.tail]
             low, high = min(index) * stride, max(ends)
@@ -179,15 +185,16 @@ class LoopbackChannel(Channel):
         self._mine.uses.add(use)
 
     def add_get(self, program: Program, grid: Grid) -> None:
-        local, remote = self._placements(grid)
+        local, remote = self._placements(grid, Access.READ)
         self._copy(program, self._kind(remote, local), grid)
 
     def add_put(self, program: Program, grid: Grid, layering: Layering | None = None) -> None:
-        local, remote = self._placements(grid)
+        local, remote = self._placements(grid, Access.WRITE)
         self._copy(program, self._kind(local, remote), grid.mirrored(), layering)
 
     async def aclose(self) -> None:
         self._mine.regions = []
+        self._mine.shown = {}
         self._mine.is_closed = True
         with anyio.move_on_after(PATIENCE):
             await self.wait_let_go()

@@ -28,13 +28,17 @@ owner's limit of a pull (``Claimed.seconds``), and numbers that reveal a message
 ``Note``, ``Taken``, ``Revoke``, ``Watch``, ``Landed``).
 2: digests that the owner of kept blocks compares (``blocks_digest`` and ``prompt_digest`` in ``Claim``, ``Unclaim``),
 the reason why it refuses a claim (``Claimed.why``), several requests or answers in one message (``Pull.also``,
-``Pulled.also``), and the size of the layers that landed (``Landed.tensors``).
+``Pulled.also``), the size of the layers that landed (``Landed.tensors``), and what a peer may do with a cache
+(``Found.access``, ``Grant.access``).
 """
 
 SEALED_MINOR = 2
 """The first minor version whose messages can be sealed. What an end with a key refuses before that is known is of it."""
 DIGESTS_SINCE = 2
 """The minor version that compares kept blocks and their prompt."""
+
+ACCESS_SINCE = 2
+"""The minor version that says if a cache may be read (1), written (2), or both."""
 
 TOGETHER_SINCE = 2
 """The minor version that reads several requests, and several answers, in one message."""
@@ -208,6 +212,10 @@ class KeyName(_Message):
     model_id: UInt64
 
 
+MayDo = Annotated[int, Field(ge=0, le=3)]
+"""The uses that the receiver may make of a cache of the sender's: the sum of 1, read, and 2, write."""
+
+
 class CacheEntry(_Message):
     """A cache of the sender's, as its peer may reach it.
 
@@ -305,6 +313,7 @@ class Found(_Message):
     call: CallId
     cache: CacheEntry | None
     slot: UInt32 = 0
+    access: Annotated[MayDo, Since(ACCESS_SINCE)] = 3
 
 
 class Grant(_Message):
@@ -312,6 +321,7 @@ class Grant(_Message):
 
     type: Literal["grant"] = "grant"
     cache: CacheEntry
+    access: Annotated[MayDo, Since(ACCESS_SINCE)] = 3
 
 
 class Revoke(_Message):

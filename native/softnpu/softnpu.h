@@ -91,6 +91,10 @@ int softnpu_comm_awaited(void *comm);
 /* Destroys the communicator without waiting. The caller must make sure that memory which the peer may still write is not used
  * again. Returns 0, or -1 if HcclCommDestroy has not refused the communicator for that reason. */
 int softnpu_comm_abandon(void *comm);
+/* Says what peers may do with a bound region, before HcclCommPrepare: nothing (0; this end still copies from and to it), read
+ * (1), or read and write (3, as without this call). A region to be read is handed over as a file that is open for reading only. Returns 0, or
+ * -1 if the region is not bound to the communicator, or the communicator is prepared. HCCL has no such call. */
+int softnpu_comm_show(void *comm, void *memHandle, int access);
 /* Gets the RDMA traffic class and service level of a communicator. Returns 0, or -1 if there is no such communicator. */
 int softnpu_comm_rdma(void *comm, uint32_t *traffic_class, uint32_t *service_level);
 

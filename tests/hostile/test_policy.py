@@ -126,7 +126,7 @@ async def test_a_changed_policy_counts_for_new_links_and_a_wrong_one_links_nothi
         policy_in(tmp_path / "ours", "{}")
         caplog.set_level(logging.ERROR)
         error = await ends.link()
-        assert "cluster 1 cannot use its" in str(error)
+        assert "cannot be used now" in str(error)
         assert str(tmp_path / "ours") not in str(error)
         assert "policy.json': version: Field required" in caplog.text
         policy_in(tmp_path / "ours", policy(*RIGHTS))
@@ -140,13 +140,27 @@ async def test_a_wrong_policy_is_reported_by_init(tmp_path: Path) -> None:
             raise AssertionError("it opened")
 
 
-async def test_no_request_is_served_without_the_right_to_read(tmp_path: Path) -> None:
-    async with ends_of(tmp_path, without("read"), enable_remote_cache_accessible=False) as ends:
+async def test_nothing_is_read_without_the_right(tmp_path: Path, mode: dict[str, Any]) -> None:
+    async with ends_of(tmp_path, without("read"), **mode) as ends:
         manager = ends.peer.datadist.cache_manager
-        with pytest.raises(LLMException, match="cluster 2 may not read cache 1"):
+        with pytest.raises(LLMException, match="may not read cache 1"):
             await manager.pull_blocks(BlocksCacheKey(1), ends.mine, [3], [0])
         ends.untouched()
-        assert ends.missing >= 1
+
+
+async def test_nothing_is_pushed_without_the_right(tmp_path: Path) -> None:
+    async with ends_of(tmp_path, without("write")) as ends:
+        with pytest.raises(ParamInvalid, match="may not write into cache 1"):
+            await ends.peer.datadist.cache_manager.push_blocks(BlocksCacheKey(1), ends.mine, [3], [0])
+        ends.untouched()
+        await ends.peer.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), ends.mine, [3], [0])
+
+
+async def test_in_request_response_mode_a_peer_delivers_only_with_the_right_to_write(tmp_path: Path) -> None:
+    async with ends_of(tmp_path, without("write"), enable_remote_cache_accessible=False) as ends:
+        with pytest.raises(ParamInvalid, match="cluster 2 may not write into cache 1"):
+            await ends.owner.datadist.cache_manager.pull_blocks(BlocksCacheKey(2), ends.theirs, [3], [0])
+        ends.untouched()
 
 
 async def test_nothing_is_claimed_or_released_without_the_right(tmp_path: Path, mode: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ TRUST, ROTATED_KEYS = "tests/hostile/test_trust.py", "tests/hostile/test_rotated
 KEY_PROOF, SEALS = "tests/unit/wire/test_key_proof.py", "tests/unit/wire/test_seals.py"
 HANDSHAKES = "tests/hostile/test_key_handshakes.py"
 CHANNELS, ANSWERS, WITHDRAWN = (f"tests/hostile/test_{name}.py" for name in ("channels", "answers", "withdrawn_caches"))
+WILD = "tests/hostile/test_wild_requests.py"
 POLICY, READERS = "tests/hostile/test_policy.py", "tests/hostile/test_readers.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
@@ -1843,5 +1844,53 @@ MUTANTS = (
         "        if self._digests.refusal(digests) is not None or self._is_for_another(peer):\n",
         "        if self._digests.refusal(digests) is not None:\n",
         (READERS,),
+    ),
+    Mutant(
+        "who-may-not-write-pushes",
+        "a peer without the right to write is told so",
+        "aiodatadist/_link/session.py",
+        "        return self.rights.write and entry.audience.may_write(self.cluster_id)\n",
+        "        return True\n",
+        (POLICY,),
+    ),
+    Mutant(
+        "a-channel-shows-all-caches",
+        "a channel shows a peer the caches that it may use, and no other",
+        "aiodatadist/_cache/reach.py",
+        "        may = self._own.get(region, self._pools)\n",
+        "        may = self._pools\n",
+        (WILD,),
+    ),
+    Mutant(
+        "what-may-be-read-may-be-written",
+        "a channel lets no peer write what it may read",
+        "aiodatadist/_transport/hccl.py",
+        "        shows = Access.ALL if Access.WRITE in access else access  # what can be written can be read\n",
+        "        shows = Access.ALL if access else access\n",
+        (WILD,),
+    ),
+    Mutant(
+        "a-file-to-be-read-is-handed-over-writable",
+        "a peer cannot make what it may only read writable",
+        "native/softnpu/hccl/hccl_swap.c",
+        "    return open(path, O_RDONLY | O_CLOEXEC);\n",
+        "    return open(path, O_RDWR | O_CLOEXEC);\n",
+        (WILD,),
+    ),
+    Mutant(
+        "in-requests-mode-all-is-shown",
+        "in request/response mode a channel shows what the peer may write, and no other memory",
+        "aiodatadist/_cache/reach.py",
+        "        return may if self._shows_read else may & Access.WRITE\n",
+        "        return may\n",
+        (WILD,),
+    ),
+    Mutant(
+        "loopback-shows-all",
+        "the transport within one process moves nothing that its other end does not show",
+        "aiodatadist/_transport/loopback.py",
+        "        shown = [region for region, may in self._theirs.shown.items() if access in may]\n",
+        "        shown = list(self._theirs.shown)\n",
+        (WILD,),
     ),
 )

@@ -16,7 +16,7 @@ from aiodatadist._concurrency.loop_time import give_way
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._link.control.questions import PendingQuestions
-from aiodatadist._transport import Channel, ChannelOffer, Endpoint, StillWritten
+from aiodatadist._transport import EVERYTHING, Channel, ChannelOffer, Endpoint, Reach, StillWritten
 from aiodatadist._values import peer_budget
 from aiodatadist._values.descriptors import Placement
 from aiodatadist._values.foreign import printable
@@ -148,6 +148,7 @@ class Channels:
 
     Attributes:
         has_one_queue: True if the channels have one queue each. All are alike, as they connect the same two devices.
+        shows: returns what a channel that is opened now shows of this end. The session sets it.
         out_of_use: called when no transfer may start on a channel, not even one that waits for it. The transfers set it.
     """
 
@@ -169,9 +170,9 @@ class Channels:
         self._questions = questions
         self._spawn = spawn
         self._name = name
-        self._rank = 0
+        self.shows: Callable[[], Reach] = lambda: EVERYTHING
         self.has_one_queue: bool = False
-        self._reaches_host = True
+        self._rank, self._reaches_host = 0, True
         self._ends: tuple[Endpoint, Endpoint] | None = None
         self._current: LinkChannel | None = None
         self._old: dict[str, LinkChannel] = {}
@@ -182,10 +183,9 @@ class Channels:
         self._expected: set[str] = set()  # names of channels that are being opened, or wait for their turn
         self._turns = anyio.Semaphore(opening)  # of renewals of the peer's
         self._outdated: deque[tuple[int, int, int]] = deque()  # as _renew_for_peer says
-        self._pause = 0.0
         self._heard: deque[str] = deque(maxlen=2 * MAX_FOLLOWING)
         self._openings: dict[str, anyio.CancelScope] = {}
-        self._failure = ""
+        self._pause, self._failure = 0.0, ""
         self._refused: LLMException | None = None
 
     # ---- the first one ----
@@ -199,7 +199,9 @@ class Channels:
         """
         self._rank, self._ends = rank, ends
         epoch = self._transport.epoch
-        channel = await self._transport.open_channel(ChannelOffer(name, rank, ends), min(seconds, MAX_OPEN_SECONDS))
+        channel = await self._transport.open_channel(
+            ChannelOffer(name, rank, ends, self.shows()), min(seconds, MAX_OPEN_SECONDS)
+        )
         self._current = LinkChannel(name, channel, epoch, 0)
         self.has_one_queue = channel.has_one_queue
         self._reaches_host = channel.reaches_host
@@ -348,7 +350,7 @@ class Channels:
         try:
             if len(self._old) >= MAX_OLD:
                 raise LinkError(f"{len(self._old)} channels that were replaced are still open: the limit is {MAX_OLD}")
-            offer = ChannelOffer(name, self._rank, self._ends)
+            offer = ChannelOffer(name, self._rank, self._ends, self.shows())
             channel = await self._open_unless_refused(offer, min(seconds, MAX_OPEN_SECONDS), pause)
             self._post(Renewed(channel=name, epoch=epoch))
             link_channel = self._old[name] = LinkChannel(

@@ -214,6 +214,12 @@ class PullRequests:
             request.finish(TransferState.CANCELLED)
             return
         spec = request.spec
+        if not self._session.may_write(spec.entry):
+            raise ParamInvalid(
+                f"cluster {self._session.cluster_id} may not write into cache {spec.entry.cache_id}: in request/response "
+                "mode the owner delivers what is pulled",
+                hint="policy.json here, or the cache's writers, must allow it",
+            )
         self._session.channels.check_reaches(spec.entry, "this cluster, which the peer is asked to fill,")
         request.stage = Stage.WAITING
         request.alarm = self._alarms.set(asyncio.get_running_loop().time() + request.seconds, request)
@@ -264,7 +270,7 @@ class PullRequests:
         if not entry.is_live:
             raise CacheNotFound(f"cache {entry.cache_id} is being released")
         if session.peer_leases.told(entry) or request.asked:  # asked again: the peer may have missed the first grant
-            session.post(Grant(cache=entry.message()))
+            session.post(Grant(cache=entry.message(), access=session.access_to(entry).value))
         checksums = spec.pieces if spec.checksum else 0
         request.question = session.questions.expect(partial(self._answered, request), checksums, spec.most_bytes)
         request.stage = Stage.ASKED

@@ -110,7 +110,8 @@ class Responder:
         entry, slot = found
         if session.peer_leases.is_settled(entry):
             session.peer_leases.told(entry)
-            session.post(Found(call=message.call, cache=entry.message(), slot=slot))
+            access = session.access_to(entry).value
+            session.post(Found(call=message.call, cache=entry.message(), slot=slot, access=access))
             return
         asked = self._asked_early.setdefault(entry, [])
         if not asked:

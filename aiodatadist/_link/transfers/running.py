@@ -129,9 +129,10 @@ class RunningTransfers:
         """Hand bytes to the device; the destination is the grid's local side.
 
         Raises:
-            ParamInvalid: if the peer's cache is in memory that the link does not reach.
+            ParamInvalid: if the peer's cache is in memory that the link does not reach, or may not be used so.
         """
         session = self.session
+        remote.check_access(direction)
         session.channels.check_reaches(remote, f"cluster {session.cluster_id}")
         program = Program()
         if direction == "get":

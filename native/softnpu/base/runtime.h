@@ -99,6 +99,7 @@ aclError    soft_map_release(const void *base, uint64_t size);
 
 /* ---- backing.c: memory that another process can map ---- */
 aclError soft_backing_new(uint64_t size, int *fd);          /* a memfd that can never shrink or grow */
+aclError soft_backing_map_as(int fd, uint64_t offset, uint64_t size, void *at, bool writable, void **addr); /* or for reading only */
 aclError soft_backing_map(int fd, uint64_t offset, uint64_t size, void *at, void **addr);  /* at NULL: anywhere in ordinary addresses */
 aclError soft_backing_check(int fd, uint64_t offset, uint64_t size);      /* may a peer's fd be mapped safely? */
 uint64_t soft_backing_align(uint64_t size);                 /* huge pages when it is worth it */

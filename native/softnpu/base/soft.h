@@ -72,7 +72,7 @@ typedef struct soft_span {
 bool soft_span_of(const void *addr, uint64_t size, soft_span *span);  /* does [addr, addr+size) lie inside one range? */
 int  soft_mem_adopt(void *addr, uint64_t size, int placement);
 int  soft_mem_release(void *addr, uint64_t size);
-int  soft_mem_import(int fd, uint64_t fd_offset, uint64_t size, int placement, void **addr); /* maps, touches nothing; checks size and seals */
+int  soft_mem_import(int fd, uint64_t fd_offset, uint64_t size, int placement, bool writable, void **addr); /* maps, touches nothing; checks size and seals */
 void soft_mem_unimport(void *addr);
 
 /* ---- settings.c: does SOFTNPU_STRICT say so? ---- */

@@ -3,6 +3,7 @@
  * hold on the region, but does not take back the mapping that a peer made: HcclCommDestroy ends that peer's transfers.   */
 #include <stdlib.h>
 #include "hccl_soft.h"
+#include "softnpu.h"
 
 bool hccl_regions_add(hccl_regions *regions, hccl_region *region)
 {
@@ -62,7 +63,7 @@ void hccl_regions_clear(hccl_regions *regions, bool release)
     *regions = (hccl_regions){NULL, 0, 0};
 }
 
-static bool contains(const hccl_regions *regions, const hccl_region *region)
+bool hccl_regions_contain(const hccl_regions *regions, const hccl_region *region)
 {
     for (size_t i = 0; i < regions->count; i++)
         if (regions->item[i] == region)
@@ -80,12 +81,14 @@ static HcclResult bind_locked(const char *function, hccl_comm *comm, hccl_region
     if (comm->prepared)
         return soft_hccl_error(HCCL_E_PARA, "%s: bind before HcclCommPrepare: peers learn of memory only there",
                                function);
-    if (contains(&comm->bound, region))
+    if (hccl_regions_contain(&comm->bound, region))
         return soft_hccl_error(HCCL_E_PARA, "%s: the region is already bound to this communicator", function);
     if (comm->bound.count == HCCL_REGIONS_MAX)
         return soft_hccl_error(HCCL_E_PARA, "%s: a communicator shows at most %d regions", function, HCCL_REGIONS_MAX);
     if (!hccl_region_bind(region))
         return soft_hccl_error(HCCL_E_NOT_FOUND, "%s: the region was deregistered by another thread", function);
+    hccl_regions_remove(&comm->hidden, region);         /* marks of an earlier region at the same place */
+    hccl_regions_remove(&comm->readable, region);
     if (hccl_regions_add(&comm->bound, region))
         return HCCL_SUCCESS;
     hccl_region_unbind(region);
@@ -132,4 +135,35 @@ HcclResult HcclCommUnbindMem(HcclComm comm, void *memHandle)
 {
     HCCL_ENTER();
     return with_both(__func__, comm, memHandle, unbind_locked);
+}
+
+enum { SHOW_NOTHING = 0, SHOW_READ = 1, SHOW_ALL = 3 };
+
+/* Under the communicator's lock. */
+static bool mark_locked(hccl_comm *comm, hccl_region *region, int access)
+{
+    if (comm->prepared || comm->setting_up || !hccl_regions_contain(&comm->bound, region))
+        return false;
+    hccl_regions_remove(&comm->hidden, region);
+    hccl_regions_remove(&comm->readable, region);
+    if (access == SHOW_ALL)
+        return true;
+    return hccl_regions_add(access == SHOW_READ ? &comm->readable : &comm->hidden, region);
+}
+
+int softnpu_comm_show(void *handle, void *memHandle, int access)
+{
+    hccl_comm *comm = handle ? soft_handle_get(SOFT_COMM, handle) : NULL;
+    if (!comm)
+        return -1;
+    hccl_region *region = memHandle ? soft_handle_get(SOFT_REGION, memHandle) : NULL;
+    bool known = access == SHOW_NOTHING || access == SHOW_READ || access == SHOW_ALL, done = false;
+    if (region) {
+        pthread_mutex_lock(&comm->lock);
+        done = known && mark_locked(comm, region, access);
+        pthread_mutex_unlock(&comm->lock);
+        soft_unref(&region->object);
+    }
+    hccl_comm_put(comm);
+    return done ? 0 : -1;
 }

@@ -40,6 +40,8 @@ static void comm_free(soft_object *object)
     if (comm->world)
         hccl_strict_world_give(comm->device);
     pthread_mutex_destroy(&comm->lock);
+    free(comm->hidden.item);
+    free(comm->readable.item);
     free(comm);
 }
 

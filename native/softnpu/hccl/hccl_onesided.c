@@ -61,6 +61,9 @@ static HcclResult check_remote(const batch_call *call, uint32_t i, const hccl_pe
                                call->function, i, (unsigned long long)copy->bytes, (unsigned long long)address, call->rank,
                                peer->remotes.count ? "has bound" : "has shown; has HcclCommPrepare succeeded?",
                                soft_is_hccs() ? " (over HCCS it shows DEVICE memory only)" : "");
+    if (call->put && remote->readable)
+        return soft_hccl_error(HCCL_E_INTERNAL, "%s: item %u: rank %u lets its %llu bytes at %#llx be read, not written",
+                               call->function, i, call->rank, (unsigned long long)copy->bytes, (unsigned long long)address);
     copy->mapped = remote->local != NULL;
     copy->remote = copy->mapped ? (uint64_t)(uintptr_t)remote->local + (address - remote->base) : address;
     copy->remote_range = remote->base;

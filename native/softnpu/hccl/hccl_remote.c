@@ -48,7 +48,7 @@ void hccl_remotes_clear(hccl_remotes *remotes)
 
 static bool makes_sense(const hccl_wire_region *wire)
 {
-    return wire->base && wire->size && wire->size <= BYTES_MAX && wire->base <= UINT64_MAX - wire->size
+    return !(wire->shared & ~(uint32_t)(HCCL_SHARED | HCCL_READABLE)) && wire->base && wire->size && wire->size <= BYTES_MAX && wire->base <= UINT64_MAX - wire->size
         && wire->fd_offset <= INT64_MAX - wire->size && (wire->type == COMM_MEM_TYPE_DEVICE
                                                          || wire->type == COMM_MEM_TYPE_HOST);
 }
@@ -88,7 +88,7 @@ static bool known(hccl_remotes *remotes, const hccl_wire_region *wire, bool enab
 {
     hccl_remote *entry = hccl_remote_find(remotes, wire->base, wire->size);
     if (!entry || entry->id != wire->id || entry->base != wire->base || entry->size != wire->size
-        || entry->type != wire->type)
+        || entry->type != wire->type || entry->readable != (bool)(wire->shared & HCCL_READABLE))
         return false;
     entry->enabled |= enable;
     return true;
@@ -103,7 +103,8 @@ static HcclResult add_locked(hccl_peer *peer, const hccl_wire_region *wire, cons
 HcclResult hccl_remote_add(hccl_comm *comm, uint32_t rank, const hccl_wire_region *wire, int fd, bool enable)
 {
     hccl_peer *peer = &comm->peers[rank];
-    hccl_remote entry = {wire->id, wire->base, wire->size, wire->type, enable, NULL};
+    bool readable = wire->shared & HCCL_READABLE;
+    hccl_remote entry = {wire->id, wire->base, wire->size, wire->type, enable, readable, NULL};
     if (!makes_sense(wire))
         return HCCL_E_INTERNAL;
     pthread_mutex_lock(&comm->lock);
@@ -111,7 +112,7 @@ HcclResult hccl_remote_add(hccl_comm *comm, uint32_t rank, const hccl_wire_regio
     pthread_mutex_unlock(&comm->lock);
     if (have)
         return HCCL_SUCCESS;
-    if (fd >= 0 && soft_mem_import(fd, wire->fd_offset, wire->size, wire->type == COMM_MEM_TYPE_DEVICE, &entry.local))
+    if (fd >= 0 && soft_mem_import(fd, wire->fd_offset, wire->size, wire->type == COMM_MEM_TYPE_DEVICE, !readable, &entry.local))
         return HCCL_E_MEMORY;
     pthread_mutex_lock(&comm->lock);
     HcclResult code = add_locked(peer, wire, &entry);

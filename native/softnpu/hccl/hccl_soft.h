@@ -99,6 +99,7 @@ void       hccl_region_unbind(hccl_region *region);
 typedef struct hccl_regions { hccl_region **item; size_t count, capacity; } hccl_regions;       /* bound ones */
 bool hccl_regions_add(hccl_regions *regions, hccl_region *region);          /* false: no memory */
 bool hccl_regions_remove(hccl_regions *regions, const hccl_region *region); /* the last such; false: not in it */
+bool       hccl_regions_contain(const hccl_regions *regions, const hccl_region *region);
 bool hccl_regions_copy(const hccl_regions *from, hccl_regions *to);         /* with references, not bindings */
 void hccl_regions_drop(hccl_regions *copy);
 void hccl_regions_clear(hccl_regions *regions, bool release);               /* unbinds all; release: deregisters, too */
@@ -122,6 +123,7 @@ typedef struct hccl_remote {
     uint64_t id, base, size;
     int type;
     bool enabled;                                       /* may be transferred to and from */
+    bool readable;                                      /* but not written: its mapping is read-only, too */
     void *local;                                        /* where we have mapped `base`; NULL: reached by process_vm_* */
 } hccl_remote;
 typedef struct hccl_remotes { hccl_remote *item; size_t count, capacity; } hccl_remotes;  /* ordered by base, no overlap */
@@ -172,6 +174,7 @@ typedef struct hccl_comm {
     int watch;                                          /* an epoll of what says that peers let go; -1: no peer is waited for */
     uint32_t tasks;                                     /* queued or running */
     hccl_regions bound;
+    hccl_regions hidden, readable;                      /* of these, by softnpu_comm_show: marks only, no references */
     struct hccl_comm *next;                             /* live one-sided communicators */
     hccl_peer peers[];
 } hccl_comm;
@@ -197,11 +200,12 @@ bool hccl_socket_alive(int fd);
 /* ---- hccl_message.c ---- */
 enum { HCCL_HELLO = 1, HCCL_REGIONS, HCCL_DESCRIPTORS, HCCL_STATUS };
 enum { HCCL_LAST = 1, HCCL_PREPARE = 2, HCCL_EXCHANGE = 4 };
-#define HCCL_MAGIC               0x534e4832u            /* changes whenever the layout of messages does */
+#define HCCL_MAGIC               0x534e4833u            /* changes whenever the layout of messages does */
 #define HCCL_MESSAGE_REGIONS     64
 #define HCCL_MESSAGE_DESCRIPTORS 32
 typedef struct hccl_head { uint32_t magic; uint16_t kind, flags; uint32_t count; int32_t status; } hccl_head;
 typedef struct hccl_hello { hccl_key key; uint32_t from, to, ranks, one_sided; } hccl_hello;
+enum { HCCL_SHARED = 1, HCCL_READABLE = 2 };            /* behind a file; to be read only */
 typedef struct hccl_wire_region { uint64_t id, base, size, fd_offset; int32_t type; uint32_t shared; } hccl_wire_region;
 typedef struct hccl_message {
     hccl_head head;

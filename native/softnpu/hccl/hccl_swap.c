@@ -7,6 +7,7 @@
  * unmapped, while a transfer of this rank is in the middle of it.                                                       */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -30,7 +31,18 @@ static void let_in(pid_t pid)
     }
 }
 
-static bool describe(const hccl_region *region, const hccl_peer *peer, hccl_message *message)
+/* A second, read-only opening of an allocation's file: a process that gets it can map it for reading only. */
+static int readable_fd(int fd)
+{
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* Descriptors that are opened for one message, and closed when it has been sent. */
+typedef struct openings { int count, fds[HCCL_MESSAGE_REGIONS]; } openings;
+
+static bool describe(const hccl_region *region, const hccl_peer *peer, bool readable, hccl_message *message, openings *opened)
 {
     soft_span span;
     hccl_wire_region *wire = &message->body.regions[message->head.count];
@@ -38,11 +50,16 @@ static bool describe(const hccl_region *region, const hccl_peer *peer, hccl_mess
         || span.placement != (region->mem.type == COMM_MEM_TYPE_DEVICE))
         return false;
     uint64_t base = (uintptr_t)region->mem.addr;
-    *wire = (hccl_wire_region){region->id, base, region->mem.size, 0, region->mem.type, 0};
+    *wire = (hccl_wire_region){region->id, base, region->mem.size, 0, region->mem.type, readable ? HCCL_READABLE : 0};
     if (span.fd >= 0) {
-        wire->shared = 1;
+        int fd = readable ? readable_fd(span.fd) : span.fd;
+        if (fd < 0)
+            return false;
+        if (readable)
+            opened->fds[opened->count++] = fd;
+        wire->shared |= HCCL_SHARED;
         wire->fd_offset = span.fd_offset + (base - span.base);
-        message->fds[message->nfds++] = span.fd;        /* the allocation's own; the kernel duplicates it for the peer */
+        message->fds[message->nfds++] = fd;             /* the kernel duplicates it for the peer */
     } else {
         let_in(peer->pid);
     }
@@ -50,24 +67,42 @@ static bool describe(const hccl_region *region, const hccl_peer *peer, hccl_mess
     return true;
 }
 
-static HcclResult tell(const hccl_wait *wait, uint32_t rank, const hccl_peer *peer, const hccl_regions *mine,
-                       uint16_t purpose)
+static void close_opened(openings *opened)
 {
+    while (opened->count)
+        close(opened->fds[--opened->count]);
+}
+
+static bool is_told(const hccl_comm *comm, const hccl_region *region, uint16_t purpose)
+{
+    return !hccl_strict_hides(region) && !(purpose == HCCL_PREPARE && hccl_regions_contain(&comm->hidden, region));
+}
+
+/* The marks of softnpu_comm_show do not change while a communicator is being set up. */
+static HcclResult tell(const hccl_comm *comm, const hccl_wait *wait, uint32_t rank, const hccl_regions *mine, uint16_t purpose)
+{
+    const hccl_peer *peer = &comm->peers[rank];
     hccl_message message;
+    openings opened = {0};
     size_t at = 0;
+    HcclResult code = HCCL_SUCCESS;
     do {
         hccl_message_init(&message, HCCL_REGIONS, purpose, 0);
-        for (; at < mine->count && message.head.count < HCCL_MESSAGE_REGIONS; at++)
-            if (!hccl_strict_hides(mine->item[at]) && !describe(mine->item[at], peer, &message))
-                return soft_hccl_error(HCCL_E_PARA, "%s: the registered %llu bytes at %p have been freed", wait->function,
-                                       (unsigned long long)mine->item[at]->mem.size, mine->item[at]->mem.addr);
+        for (; !code && at < mine->count && message.head.count < HCCL_MESSAGE_REGIONS; at++) {
+            const hccl_region *region = mine->item[at];
+            bool readable = purpose == HCCL_PREPARE && hccl_regions_contain(&comm->readable, region);
+            if (is_told(comm, region, purpose) && !describe(region, peer, readable, &message, &opened))
+                code = soft_hccl_error(HCCL_E_PARA, "%s: the registered %llu bytes at %p have been freed, or no file can be opened",
+                                       wait->function, (unsigned long long)region->mem.size, region->mem.addr);
+        }
         if (at == mine->count)
             message.head.flags |= HCCL_LAST;
-        HcclResult code = hccl_message_send(wait, peer->link, &message);
-        if (code)
-            return hccl_wait_failed(wait, rank, code);
-    } while (at < mine->count);
-    return HCCL_SUCCESS;
+        HcclResult sent = code ? code : hccl_message_send(wait, peer->link, &message);
+        close_opened(&opened);
+        if (!code && sent)
+            code = hccl_wait_failed(wait, rank, sent);
+    } while (!code && at < mine->count);
+    return code;
 }
 
 static HcclResult take_in(hccl_comm *comm, uint32_t rank, hccl_message *message, bool enable)
@@ -75,9 +110,10 @@ static HcclResult take_in(hccl_comm *comm, uint32_t rank, hccl_message *message,
     int next = 0;
     for (uint32_t i = 0; i < message->head.count; i++) {
         const hccl_wire_region *wire = &message->body.regions[i];
-        if (wire->shared && next == message->nfds)
+        bool shared = wire->shared & HCCL_SHARED;
+        if (shared && next == message->nfds)
             return HCCL_E_INTERNAL;
-        HcclResult code = hccl_remote_add(comm, rank, wire, wire->shared ? message->fds[next++] : -1, enable);
+        HcclResult code = hccl_remote_add(comm, rank, wire, shared ? message->fds[next++] : -1, enable);
         if (code)
             return code;
     }
@@ -152,11 +188,11 @@ HcclResult hccl_swap(hccl_comm *comm, const hccl_wait *wait, uint32_t rank, cons
     bool first = comm->rank < rank;
     HcclResult code = HCCL_SUCCESS;
     if (first)
-        code = tell(wait, rank, peer, mine, purpose);
+        code = tell(comm, wait, rank, mine, purpose);
     if (!code)
         code = hear(comm, wait, rank, purpose);
     if (!code && !first)
-        code = tell(wait, rank, peer, mine, purpose);
+        code = tell(comm, wait, rank, mine, purpose);
     if (!code)
         code = probe(comm, wait, rank);
     HcclResult agreed = hccl_message_confirm(wait, peer->link, code);

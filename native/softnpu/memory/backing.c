@@ -70,10 +70,15 @@ static void *ordinary_addresses(uint64_t size)
 
 aclError soft_backing_map(int fd, uint64_t offset, uint64_t size, void *at, void **addr)
 {
+    return soft_backing_map_as(fd, offset, size, at, true, addr);
+}
+
+aclError soft_backing_map_as(int fd, uint64_t offset, uint64_t size, void *at, bool writable, void **addr)
+{
     void *place = at ? at : ordinary_addresses(size);
     if (!place)
         return failed("mmap", size);
-    if (mmap(place, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, (off_t)offset) == MAP_FAILED) {
+    if (mmap(place, size, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED | MAP_FIXED, fd, (off_t)offset) == MAP_FAILED) {
         aclError code = failed("mmap", size);
         if (!at)
             munmap(place, size);

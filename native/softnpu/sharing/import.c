@@ -3,12 +3,12 @@
 #include "runtime.h"
 #include <sys/mman.h>
 
-static aclError map_import(int fd, uint64_t from, uint64_t size, bool device, void **at)
+static aclError map_import(int fd, uint64_t from, uint64_t size, bool device, bool writable, void **at)
 {
     if (device)
         SOFT_TRY(soft_arena_take(size, soft_backing_align(size), at));
     void *place = device ? *at : NULL;
-    aclError code = soft_backing_map(fd, from, size, place, at);
+    aclError code = soft_backing_map_as(fd, from, size, place, writable, at);
     if (code && device)
         soft_arena_give(place);
     return code;
@@ -22,13 +22,13 @@ static void unmap_import(void *at, uint64_t size)
         munmap(at, size);
 }
 
-int soft_mem_import(int fd, uint64_t fd_offset, uint64_t size, int placement, void **addr)
+int soft_mem_import(int fd, uint64_t fd_offset, uint64_t size, int placement, bool writable, void **addr)
 {
     SOFT_TRY(soft_backing_check(fd, fd_offset, size));
     uint64_t step = soft_backing_align(size), from = fd_offset / step * step;   /* huge pages need both offset and address aligned */
     uint64_t total = soft_round_up(fd_offset - from + size, soft_page_size());
     void *at;
-    SOFT_TRY(map_import(fd, from, total, placement == 1, &at));
+    SOFT_TRY(map_import(fd, from, total, placement == 1, writable, &at));
     int device = soft_current_device();
     soft_range range = {
         .span = { .base = (uintptr_t)at + (fd_offset - from), .size = size, .placement = placement,

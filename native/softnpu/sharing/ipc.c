@@ -102,7 +102,7 @@ static aclError fetch_and_map(uint64_t key, void **addr)
     soft_offer what;
     int fd;
     SOFT_TRY(soft_share_fetch(key, SOFT_OFFER_MEMORY, &what, &fd));
-    aclError code = soft_mem_import(fd, what.offset, what.size, 1, addr);
+    aclError code = soft_mem_import(fd, what.offset, what.size, 1, true, addr);
     close(fd);                                              /* the mapping keeps the memory */
     return code;
 }

@@ -67,7 +67,7 @@ NEWER: list[dict[str, str]] = [
     },
     {
         "claim": "blocks_digest prompt_digest", "claimed": "why", "unclaim": "blocks_digest prompt_digest",
-        "pull": "also", "pulled": "also", "landed": "tensors",
+        "pull": "also", "pulled": "also", "landed": "tensors", "found": "access", "grant": "access",
     },
 ]  # fmt: skip
 """What each minor version added, from the first: new fields of older messages, and new messages."""

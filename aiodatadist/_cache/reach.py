@@ -1,0 +1,50 @@
+"""The memory of this cluster that a channel to one peer shows, by the rights of the peer and the audiences of the caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aiodatadist._cache.table import Entry
+from aiodatadist._transport import Access, Reach, Region
+from aiodatadist._values.peer_rights import PeerRights
+
+
+class PeerReach(Reach):
+    """The regions that a channel shows to one peer, as they are when it is opened.
+
+    Several caches may be over one region. Then the peer may do what any of them lets it do. A pool is one region, and its
+    caches have no audience of their own.
+
+    Args:
+        one_sided: True if the end that wants bytes moves them. Otherwise the peer only writes what this end pulls.
+    """
+
+    def __init__(self, entries: Iterable[Entry], cluster_id: int, rights: PeerRights, one_sided: bool) -> None:
+        self._pools = _access(rights.read, rights.write)
+        self._shows_read = one_sided
+        self._own: dict[Region, Access] = {}
+        self._unused: dict[Region, bool] = {}
+        for entry in entries:
+            if entry.pool is not None:
+                continue
+            may = _access(
+                rights.read and entry.audience.may_read(cluster_id),
+                rights.write and entry.audience.may_write(cluster_id),
+            )
+            is_destination = entry.may_receive and not entry.remote_accessible
+            shown = may if entry.remote_accessible else Access.NONE if one_sided else may & Access.WRITE
+            is_unused = not may and not (is_destination and one_sided)
+            for region in entry.regions():
+                self._own[region] = self._own.get(region, Access.NONE) | shown
+                self._unused[region] = self._unused.get(region, True) and is_unused
+
+    def access(self, region: Region) -> Access:
+        may = self._own.get(region, self._pools)
+        return may if self._shows_read else may & Access.WRITE
+
+    def is_used(self, region: Region) -> bool:
+        return not self._unused.get(region, not self._pools)
+
+
+def _access(may_read: bool, may_write: bool) -> Access:
+    return (Access.READ if may_read else Access.NONE) | (Access.WRITE if may_write else Access.NONE)
