@@ -311,6 +311,7 @@ class LLMDataDist:
             engine.links.credentials() if engine is not None and is_there else {},
             dict(totals.budget_waits),
             engine.quotas.model_dump() if engine is not None and is_there else {},
+            engine.links.certificates() if engine is not None and is_there else {},
         )
 
     @property

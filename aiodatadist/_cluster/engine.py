@@ -33,6 +33,7 @@ from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._concurrency.deadlines import Deadlines
 from aiodatadist._concurrency.resident import Resident
 from aiodatadist._concurrency.spawner import Spawner
+from aiodatadist._config.certificates import Certificates
 from aiodatadist._config.llm_config import LLMConfig, PoolConfig, credential_for
 from aiodatadist._config.option_rules import SERVICE_LEVELS, TRAFFIC_CLASSES, known
 from aiodatadist._config.quotas import Quotas
@@ -56,7 +57,9 @@ from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.handshake import Handshake, OwnListener
 from aiodatadist._wire.key_proof import KeyProof, Side
 from aiodatadist._wire.messages import MINOR, PLAIN_PROTOCOL, PROTOCOL, EndpointInfo, Hello, Hello1, Message
+from aiodatadist._wire.proved import Vouch
 from aiodatadist.errors import (
+    AuthError,
     LinkClosed,
     LinkError,
     LinkTimeout,
@@ -361,8 +364,8 @@ class Engine:
         Raises LinkError if no link was made; the socket is then closed.
         """
         link = self.new_link(await client.connection())
-        link.proved = wants.proved
-        if wants.proved is None:
+        link.proved = wants.handshake.proved
+        if link.proved is None:
             link.heartbeat_token = secrets.token_hex(32)
         self._heartbeats.expect(link)
         try:
@@ -405,7 +408,7 @@ class Engine:
         comes_from: list[int] = []
 
         async def admit(peer: Hello) -> None:
-            await self._admit(peer, handshake.side)
+            await self._admit(peer, handshake.side, self._may_replace(handshake))
             if handshake.side == "server":
                 comes_from.append(peer.cluster_id)
                 self.links.coming[peer.cluster_id] += 1
@@ -417,12 +420,18 @@ class Engine:
             if listener is not None and listener.is_over:
                 raise LinkClosed(f"cluster {self.cluster_id} no longer listens")
             self.links.check_room(link.cluster_id)
-            self.links.check_no_other(link.cluster_id, link.session.instance)
+            if not self._may_replace(handshake):
+                self.links.check_no_other(link.cluster_id, link.session.instance)
         finally:
             self.links.coming -= Counter(comes_from)  # not subtract(), which keeps a zero for each id that ever came
             self.links.news.wake()  # the link is ready, or will never be
 
-    async def _admit(self, peer: Hello, side: Side) -> None:
+    def _may_replace(self, handshake: Handshake) -> bool:
+        """Return True if the peer may replace a live link of another process with its id: its certificate is for that id."""
+        proved = handshake.proved
+        return proved is not None and proved.expires is not None and self.key_ring.trusts_restarts
+
+    async def _admit(self, peer: Hello, side: Side, may_replace: bool) -> None:
         """Decide whether a peer may have a link with this cluster now.
 
         Of two clusters that ask each other at the same moment, the one with the smaller id goes first: its own attempt
@@ -430,7 +439,8 @@ class Engine:
         that one may be dialling a place where no cluster is.
         """
         self.links.check_not_linked(peer.cluster_id, peer)
-        await self.links.outlive_other(peer)
+        if not may_replace:
+            await self.links.outlive_other(peer)
         self.links.check_not_linked(peer.cluster_id, peer)
         self.links.check_room(peer.cluster_id)
         is_first = side == "server" and self.cluster_id < peer.cluster_id
@@ -517,22 +527,33 @@ class _Desk:
         self._engine = engine
         self._listener = listener
         self._heartbeats = heartbeats
-        self._is_proved = False
         self.gave_up: Callable[[], LinkError] = engine.gave_up
 
     @property
     def protocol(self) -> int:
         return self._listener.protocol
 
+    async def certificates(self) -> Certificates:
+        ring = self._engine.key_ring
+        await ring.look()
+        certificates = ring.for_client(ring.certificates)
+        if certificates is None:
+            what = "has keys" if self._listener.protocol == PROTOCOL else "has no credential"
+            raise AuthError(
+                f"the client proves a certificate, this end {what}: both must have the same", hint=ring.hint
+            )
+        return certificates
+
     async def proof(self, first: Hello1 | None) -> KeyProof | None:
         if first is not None and first.opens == "heartbeats":
             return KeyProof("server", self._heartbeats.keys_of(first.key_names))
         ring = self._engine.key_ring
         await ring.look()
+        if ring.for_client(ring.certificates) is not None:
+            raise AuthError("this end proves a certificate: the client must begin TLS", hint=ring.hint)
         keys = ring.for_client(self._listener.keys)
-        self._is_proved = bool(keys)
         return KeyProof("server", keys, hint=ring.hint) if keys else None
 
-    def handshake(self, peer: int | None) -> Handshake:
+    def handshake(self, peer: int | None, vouch: Vouch | None) -> Handshake:
         engine = self._engine
-        return Handshake("server", engine.hello(self._is_proved, peer), self._is_proved, hint=engine.key_ring.hint)
+        return Handshake("server", engine.hello(vouch is not None, peer), vouch, hint=engine.key_ring.hint)

@@ -40,7 +40,7 @@ from aiodatadist._cluster.host_names import HostNames
 from aiodatadist._cluster.pending_client import HANDSHAKE_TIMEOUT
 from aiodatadist._concurrency.scope import Scope
 from aiodatadist._counting import Incident
-from aiodatadist._link import DRAIN_TIMEOUT, Connection, Link, LinkRequest, channel_name, prover_of
+from aiodatadist._link import DRAIN_TIMEOUT, Connection, Link, LinkRequest, channel_name, prover_of, tls_prover_of
 from aiodatadist._values.addresses import host_port
 from aiodatadist._values.foreign import printable
 from aiodatadist._wire.handshake import Handshake
@@ -421,24 +421,27 @@ class LinkInitiator:
     ) -> Link:
         if not attempt.steps.are_limited:
             await take_room()
-        keys = await self._engine.key_ring.fresh() if key is None else (key,)
+        ring = self._engine.key_ring
+        await ring.look()
+        certificates = ring.certificates()
+        keys = () if certificates is not None else ring.keys() if key is None else (key,)
+        is_proved = certificates is not None or bool(keys)
         # Made before dialling: otherwise a link that the peer makes in the meantime would count as one that was lost.
-        hello = self._engine.hello(bool(keys), cluster_id)
+        hello = self._engine.hello(is_proved, cluster_id)
 
         def met(peer: Hello) -> None:
             looking.cancel()
-            if keys:
+            if is_proved:
                 attempt.steps.met()
             turn.take(peer)
 
         waits_for = attempt.now_waits_for
-        rule = self._engine.key_ring.why_not if key is None else lambda _: ""
+        rule = ring.why_not if key is None else lambda _: ""
         connection, host = await dial(*address, self.host_names, rule, attempt.scope.deadline, waits_for, attempt.steps)
         looking = Scope()
         link = self._engine.new_link(connection)
         link.dialled = address
-        hint = self._engine.key_ring.hint
-        handshake = Handshake("client", hello, False, cluster_id, met, hint)
+        handshake = Handshake("client", hello, None, cluster_id, met, ring.hint)
         channel = channel_name(self._engine.cluster_id, cluster_id)
         connect = Connect(channel=channel, timeout=min(timeout, HANDSHAKE_TIMEOUT))
 
@@ -448,8 +451,10 @@ class LinkInitiator:
         try:
             if attempt.steps.are_limited:
                 await take_room()
-            prove = prover_of(keys, hint) if keys else None
-            at_once = turn.may_ask_at_once if keys else never
+            prove = prover_of(keys, ring.hint) if keys else None
+            if certificates is not None:
+                prove = tls_prover_of(connection, certificates, cluster_id)
+            at_once = turn.may_ask_at_once if is_proved else never
             make = partial(self._engine.make, link, handshake, LinkRequest(connect, attach, prove, at_once))
             await self._unless_met_elsewhere(make, looking, address, cluster_id, attempt.patience)
             self._keep(link)

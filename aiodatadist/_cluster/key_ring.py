@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import anyio
 
@@ -23,7 +24,7 @@ from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.foreign import printable
 from aiodatadist._values.peer_rights import EVERY_RIGHT, PeerRights
 from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL
-from aiodatadist.errors import AuthError, LLMException, ParamInvalid
+from aiodatadist.errors import AuthError, LinkError, LLMException, ParamInvalid
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ LOOK_SECONDS = 30.0
 READ_SECONDS = 3.0
 """Seconds that a link waits for its keys to be read; then it uses those that were read before."""
 
+T = TypeVar("T")
 Keys = Callable[[], Sequence[Key]]
 
 
@@ -103,8 +105,6 @@ class KeyRing:
             raise ParamInvalid(self._too_late())
         if isinstance(self._found, ParamInvalid):
             raise self._found
-        if isinstance(self._found, Certificates):
-            raise ParamInvalid(f"{self._found!r} is not used yet: this version links with keys only")
 
     def keys(self) -> tuple[Key, ...]:
         """Return the keys as they were read last, without waiting.
@@ -158,13 +158,14 @@ class KeyRing:
     def rights_of(self, credential: str, cluster_id: int) -> PeerRights:
         """Return the rights of a peer that has proved a credential of this name, by the policy that was read last.
 
-        Raises AuthError if the policy cannot be used, or does not let the peer link. It names no file; the log does.
+        Raises AuthError if the policy does not let the peer link, LinkError if it cannot be used. It names no file; the log
+        does.
         """
         policy = self._policy
         if isinstance(policy, ParamInvalid):
             told = "%s: no peer can be linked: %s", self._owner, policy
             self._incidents.add(Incident.KEYS_UNUSABLE, logger, *told, level=logging.ERROR)
-            raise AuthError(f"{self._owner} cannot use its policy now") from policy
+            raise LinkError(f"{self._owner} cannot use its policy now") from policy  # which may be mended: not for good
         by_key = not isinstance(self._used, Certificates)
         rights = EVERY_RIGHT if policy is None else policy.rights_of(credential, cluster_id, by_key=by_key)
         if not rights.link:
@@ -175,8 +176,13 @@ class KeyRing:
             )
         return rights
 
-    def for_client(self, keys: Keys) -> Sequence[Key]:
-        """Return the keys of a listener for a client that is not known yet.
+    @property
+    def trusts_restarts(self) -> bool:
+        """True if a process whose certificate has the id of a live link replaces that link, as the policy may say."""
+        return isinstance(self._policy, Policy) and self._policy.restart == "trusted"
+
+    def for_client(self, keys: Callable[[], T]) -> T:
+        """Return the keys, or certificates, of a listener for a client that is not known yet.
 
         Raises AuthError if they cannot be used. The client is told no file; the log is.
         """

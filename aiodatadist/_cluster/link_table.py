@@ -13,6 +13,7 @@ In which order
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -277,9 +278,11 @@ class LinkTable:
             await self.news.wait()
 
     def statistics(self) -> list[LinkStatistics]:
+        now = time.time()
         return [
             link.transfers.running.counters.snapshot(
-                link.cluster_id, link.life.state.value, link.generation, link.credential
+                *(link.cluster_id, link.life.state.value, link.generation, link.credential),
+                _certificate_seconds(link, now),
             )
             for link in list(self._links.values())
         ]
@@ -287,6 +290,14 @@ class LinkTable:
     def credentials(self) -> Counter[str]:
         """Return the number of links by the name of the key that was proved. Any thread may call it."""
         return Counter(link.credential for link in list(self._links.values()))
+
+    def certificates(self) -> dict[str, float]:
+        """Return the seconds until the certificates of linked peers expire, by name. Any thread may call it."""
+        now, found = time.time(), dict[str, float]()
+        for link in list(self._links.values()):
+            if (seconds := _certificate_seconds(link, now)) is not None:
+                found[link.credential] = min(seconds, found.get(link.credential, seconds))
+        return found
 
     def states(self) -> Counter[str]:
         """Return the number of links in each state, including those that are being made. Any thread may call it."""
@@ -300,6 +311,11 @@ class LinkTable:
                     f"cluster {self._engine.cluster_id} is finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED
                 )
             await self.news.wait()
+
+
+def _certificate_seconds(link: Link, now: float) -> float | None:
+    expires = None if link.proved is None else link.proved.expires
+    return None if expires is None else expires - now
 
 
 def _taken(link: Link) -> LinkError:

@@ -13,12 +13,15 @@ import anyio
 
 from aiodatadist._cluster.client_slots import ClientSlots
 from aiodatadist._cluster.half_links import HalfLinks
-from aiodatadist._link import Connection, FirstWords, Proved
+from aiodatadist._config.certificates import Certificates
+from aiodatadist._link import Connection, FirstWords
 from aiodatadist._values.addresses import host_port
 from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.handshake import Handshake
 from aiodatadist._wire.key_proof import KeyProof, SessionKeys
 from aiodatadist._wire.messages import AttachHeartbeats, Hello, Hello1, Message
+from aiodatadist._wire.proved import Proved, Vouch
+from aiodatadist._wire.tls_pipe import FIRST_BYTE, TlsPipe
 from aiodatadist.errors import LinkError, LinkTimeout, ProtocolError
 
 HANDSHAKE_TIMEOUT = 60.0
@@ -42,6 +45,10 @@ class Reception(Protocol):
         """The major version that it speaks."""
         ...
 
+    async def certificates(self) -> Certificates:
+        """Return the certificates for a client that begins TLS. Raises LinkError if there are none that can be used."""
+        ...
+
     async def proof(self, first: Hello1 | None) -> KeyProof | None:
         """Return the server's end of a proof; None if nothing is to be proved.
 
@@ -52,8 +59,12 @@ class Reception(Protocol):
         """
         ...
 
-    def handshake(self, peer: int | None) -> Handshake:
-        """Return a handshake for a client that says it is the cluster ``peer``; None if it does not say that."""
+    def handshake(self, peer: int | None, vouch: Vouch | None) -> Handshake:
+        """Return a handshake for a client that says it is the cluster ``peer``; None if it does not say that.
+
+        Args:
+            vouch: says what the client's proof is worth; None if it has proved nothing.
+        """
         ...
 
     def gave_up(self) -> LinkError:
@@ -63,11 +74,10 @@ class Reception(Protocol):
 
 @dataclass(frozen=True)
 class BringsLink:
-    """A client that wants a link. ``first`` is its next message, ``proved`` None if it has proved nothing."""
+    """A client that wants a link. ``first`` is its next message."""
 
     handshake: Handshake
     first: Message | Unknown
-    proved: Proved | None
 
 
 @dataclass(frozen=True)
@@ -179,26 +189,40 @@ class PendingClient:
             raise
 
     async def _introduce(self) -> Introduced:
+        if await self._words.first_byte() == FIRST_BYTE:
+            return await self._introduce_over_tls()
         message = await self._words.hear()
         proof = await self._reception.proof(message if isinstance(message, Hello1) else None)
-        proved: Proved | None = None
-        if proof is not None:
-            keys = await self._welcome(proof, message)
-            if isinstance(message, Hello1) and message.opens == "heartbeats":
-                return BringsHeartbeats(proof.credential, keys.beats("server"))
-            message = await self._words.hear()  # raises unless its seal is right
-            proof.sealed()
-            self.has_proved()
-            self._has_longer("ask for a link", ASKING_TIMEOUT)  # and makes room if many others come
-            proved = Proved(proof.credential, keys.heartbeats)
-        elif isinstance(message, AttachHeartbeats):
-            return BringsHeartbeats(message.token, None)
+        if proof is None:
+            if isinstance(message, AttachHeartbeats):
+                return BringsHeartbeats(message.token, None)
+            return await self._meet(message, None)
+        keys = await self._welcome(proof, message)
+        if isinstance(message, Hello1) and message.opens == "heartbeats":
+            return BringsHeartbeats(proof.credential, keys.beats("server"))
+        message = await self._words.hear()  # raises unless its seal is right
+        proof.sealed()
+        self._proves_itself()
+        return await self._meet(message, lambda *_: Proved(proof.credential, keys.heartbeats))
+
+    async def _introduce_over_tls(self) -> Introduced:
+        pipe = TlsPipe("server", await self._reception.certificates())
+        await self._words.start_tls(pipe)
+        self._proves_itself()
+        return await self._meet(await self._words.hear(), pipe.vouch)
+
+    def _proves_itself(self) -> None:
+        self.has_proved()
+        self._has_longer("ask for a link", ASKING_TIMEOUT)  # and makes room if many others come
+
+    async def _meet(self, message: Message | Unknown, vouch: Vouch | None) -> BringsLink:
+        """Answer a client's hello, and hear what it asks for."""
         claimed = message.cluster_id if isinstance(message, Hello) else None
         if claimed is not None:
             self.who += f", cluster {claimed}"
-        handshake = self._reception.handshake(claimed)
+        handshake = self._reception.handshake(claimed, vouch)
         await self._words.say(*handshake.receive(message))
-        return BringsLink(handshake, await self._words.hear(), proved)
+        return BringsLink(handshake, await self._words.hear())
 
     async def _welcome(self, proof: KeyProof, message: Message | Unknown) -> SessionKeys:
         """Answer a client's first message, and seal everything from then on."""

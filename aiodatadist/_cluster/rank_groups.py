@@ -166,9 +166,12 @@ class RankGroups:
         """Return the keys of the links for which a member listens.
 
         They combine the member's secret with the clusters' own keys. Without such keys, the secret is enough, because
-        HCCL carried it. A user's key is not among them, because the members may be on several machines.
+        HCCL carried it. A user's key is not among them, because the members may be on several machines. Clusters with
+        certificates prove these, and no key.
         """
-        own = (self._engine.key_ring.keys() if self._engine.key_ring.are_given else ()) or (Key("", b""),)
+        ring = self._engine.key_ring
+        has_own = ring.are_given and ring.certificates() is None
+        own = (ring.keys() if has_own else ()) or (Key("", b""),)
         secret = bytes.fromhex(server_secret)
         said = b"aiodatadist member"
         return [

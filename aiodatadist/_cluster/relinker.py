@@ -25,7 +25,7 @@ from aiodatadist._concurrency.signal import Signal
 from aiodatadist._counting import Incident
 from aiodatadist._link import AwaitedLink, Link
 from aiodatadist._values.addresses import host_port, is_address
-from aiodatadist.errors import IncompatiblePeer, LinkClosed, LinkError, LLMException, LLMStatusCode
+from aiodatadist.errors import AuthError, IncompatiblePeer, LinkClosed, LinkError, LLMException, LLMStatusCode
 
 if TYPE_CHECKING:
     from aiodatadist._config.relink_policy import RelinkPolicy
@@ -347,7 +347,7 @@ class Relinker:
             return True
         wanted.reason = error
         # Without a proof, whatever answers at the address could end relinking. A name may lead elsewhere the next time.
-        if error.is_proved and isinstance(error, IncompatiblePeer) and is_address(wanted.address[0]):
+        if error.is_proved and isinstance(error, (AuthError, IncompatiblePeer)) and is_address(wanted.address[0]):
             self._give_up(wanted)
             return True
         words = "cluster %d: the link to cluster %d at %s is still being re-established; attempt %d: %s"

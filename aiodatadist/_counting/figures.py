@@ -89,6 +89,8 @@ class Figures(Generic[Pool]):
         credentials: links that exist now, by the name of the key that both ends proved, as
             :class:`~aiodatadist.LinkStatistics` has it. After a rotation, links of an old key are those that were made
             before.
+        certificates: seconds until the certificates of linked peers expire, by the name in ``credentials``; negative for
+            one that has expired since its link was made.
     """
 
     cluster_id: int
@@ -114,3 +116,4 @@ class Figures(Generic[Pool]):
     credentials: Mapping[str, int] = field(default_factory=dict)
     budget_waits: Mapping[str, int] = field(default_factory=dict)
     quotas: Mapping[str, float] = field(default_factory=dict)
+    certificates: Mapping[str, float] = field(default_factory=dict)

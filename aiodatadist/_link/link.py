@@ -13,7 +13,6 @@ from aiodatadist._concurrency.signal import Signal
 from aiodatadist._counting import Incident
 from aiodatadist._device import give_way
 from aiodatadist._link.control.notifications import IncomingNotifications
-from aiodatadist._link.control.proving import Proved
 from aiodatadist._link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS
 from aiodatadist._link.control.wire import Wire
 from aiodatadist._link.host import LinkHost
@@ -35,6 +34,7 @@ from aiodatadist._wire.messages import (
     Message,
     Refuse,
 )
+from aiodatadist._wire.proved import Proved
 from aiodatadist.errors import (
     LinkClosed,
     LinkError,
@@ -146,6 +146,7 @@ class Link:
         """
 
         async def met(peer: Hello) -> None:
+            self.proved = handshake.proved
             rights = self._host.rights_of(self.credential, peer.cluster_id)
             self.session.meet(handshake.me, peer, rights)
             self.peer_links = peer.links
@@ -159,8 +160,7 @@ class Link:
         link_handshake = LinkHandshake(handshake, self._wire, self.session.channels, self._transport, check, met)
         try:
             if request is not None and request.prove is not None:
-                self.proved = await request.prove(self._wire)
-                handshake.is_proved = True
+                handshake.vouch = await request.prove(self._wire)
             await link_handshake.converse(request, first)
             ready = await link_handshake.open(self.heartbeat_token, None if request is None else request.attach)
         except LinkError as error:

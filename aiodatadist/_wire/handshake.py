@@ -41,6 +41,7 @@ from aiodatadist._wire.messages import (
     Ready,
     Refuse,
 )
+from aiodatadist._wire.proved import Proved, Vouch
 from aiodatadist._wire.reasons import refused
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
 
@@ -65,7 +66,7 @@ class Handshake:
 
     Args:
         hello: what this end says of itself.
-        is_proved: True if both ends have proved a key, so that all messages are sealed.
+        vouch: says what the proof is worth for a peer with this hello; None if nothing was proved.
         expected: the cluster that must answer; None for any.
         met: for the client: called with the peer's hello, before the client asks for the link unless it asks at once.
             Raises LinkError if the client does not want it.
@@ -73,7 +74,8 @@ class Handshake:
 
     Attributes:
         peer: the other end's hello.
-        is_proved: True if the other end has proved a key, so that its hello cannot be of a stranger.
+        vouch: the same, which a client sets when both ends have proved themselves.
+        proved: the credential of the peer, once its hello is known.
         connect: the name of the channel, once both ends know it; then open it and call :meth:`opened`.
         ready: the peer's message when its half of the channel was open.
     """
@@ -82,7 +84,7 @@ class Handshake:
         self,
         side: Side,
         hello: Hello,
-        is_proved: bool = False,
+        vouch: Vouch | None = None,
         expected: int | None = None,
         met: Callable[[Hello], None] = lambda _: None,
         hint: str = BOTH_ENDS,
@@ -90,7 +92,8 @@ class Handshake:
         self.side = side
         self.state: State = State.HELLO
         self.peer: Hello | None = None
-        self.is_proved: bool = is_proved
+        self.vouch: Vouch | None = vouch
+        self.proved: Proved | None = None
         self.connect: Connect | None = None
         self.ready: Ready | None = None
         self._hello = hello
@@ -105,6 +108,11 @@ class Handshake:
     def me(self) -> int:
         """The cluster id of this end."""
         return self._hello.cluster_id
+
+    @property
+    def is_proved(self) -> bool:
+        """True if the other end has proved a credential, so that its hello cannot be of a stranger."""
+        return self.vouch is not None
 
     @property
     def protocol(self) -> int:
@@ -196,6 +204,8 @@ class Handshake:
         check_version(mine.protocol, theirs.protocol, theirs.minor)
         if theirs.instance == mine.instance:
             raise OwnListener(f"cluster {mine.cluster_id} met itself")
+        if self.vouch is not None:
+            self.proved = self.vouch(theirs, mine)
         if theirs.cluster_id == mine.cluster_id:
             raise IncompatiblePeer(f"both ends have cluster id {mine.cluster_id}: ids must be unique")
         if self._expected is not None and theirs.cluster_id != self._expected:

@@ -10,17 +10,17 @@ must agree with.
 from __future__ import annotations
 
 import ssl
-from typing import Final, Literal
+from typing import Final
 
 from aiodatadist._config.certificate_names import CertificateNames
 from aiodatadist._config.certificates import Certificates, alt_names, validity
 from aiodatadist._values.foreign import printable
 from aiodatadist._wire.frames import MAGIC, Decoder
-from aiodatadist._wire.messages import Refuse
+from aiodatadist._wire.key_proof import Side, heartbeat_key
+from aiodatadist._wire.messages import Hello, Refuse
+from aiodatadist._wire.proved import Proved
 from aiodatadist._wire.reasons import refused
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, ProtocolError
-
-Side = Literal["client", "server"]
 
 FIRST_BYTE: Final = b"\x16"
 """The first byte of a client that begins TLS. A message begins with ``K``."""
@@ -38,6 +38,11 @@ _ABOUT_CERTIFICATES: Final = (
 class TlsPipe:
     """An end of a TLS connection.
 
+    Args:
+        own: the certificates of this end.
+        expected: the cluster that must answer a client. Another member of the group may answer at its address; what that
+            one says decides nothing.
+
     Feed it what the socket brings with :meth:`shake` until that returns True, and with :meth:`feed` from then on. Send what
     :meth:`outgoing` returns after each call of these two, also if it raised: then it has the alert for the peer.
 
@@ -45,14 +50,16 @@ class TlsPipe:
         names: the names in the peer's certificate, once the handshake is complete.
         expires: the time at which that certificate expires, in seconds since the epoch.
         is_proved: True once the peer has proved that it has the certificate.
-        is_over: True once the peer has closed its side: nothing comes after that.
+        is_over: True once the peer has closed its side, or either end has refused the other: no message comes after that,
+            and none can be sent.
     """
 
-    def __init__(self, side: Side, own: Certificates) -> None:
+    def __init__(self, side: Side, own: Certificates, expected: int | None = None) -> None:
         self.names = CertificateNames(())
         self.expires = 0.0
         self.is_proved = False
         self._own = own
+        self._expected = expected
         self._side = side
         self.is_over = False
         self._shaken = 0
@@ -89,6 +96,7 @@ class TlsPipe:
         except ssl.SSLWantReadError:
             return False
         except ssl.SSLError as error:
+            self.is_over = True
             raise self._reason(error) from None
         shown = self._tls.getpeercert()
         if not shown:  # an SSLContext that does not ask for a certificate
@@ -123,11 +131,12 @@ class TlsPipe:
         except ssl.SSLWantReadError:  # the rest is a part of a record, or a message between the two ends of TLS
             pass
         except ssl.SSLError as error:
+            self.is_over = True
             raise self._reason(error) from None
         return records[0] if len(records) == 1 else b"".join(records)
 
     def seal(self, data: bytes) -> bytes:
-        """Return the bytes for the socket that carry these, and whatever else waits for it."""
+        """Return the bytes for the socket that carry these, and whatever else waits for it. Call it only before the end."""
         left = memoryview(data)
         while left:
             left = left[self._tls.write(left) :]
@@ -137,20 +146,21 @@ class TlsPipe:
         """Return the bytes for the socket that the handshake, or the reading, has caused."""
         return self._outgoing.read() if self._outgoing.pending else b""
 
-    def credential_of(self, cluster_id: int) -> str:
-        """Return the name in the peer's certificate that stands for the cluster that the peer says it is.
+    def vouch(self, peer: Hello, own: Hello) -> Proved:
+        """Return the credential of a peer: the name in its certificate that stands for the cluster that it says it is.
 
-        Raises IncompatiblePeer if there is none.
+        Python's TLS exports no secret. The nonces of both hellos are one, because they travel encrypted.
+
+        Raises IncompatiblePeer if its certificate is for another cluster.
         """
+        cluster_id, nonces = peer.cluster_id, sorted((peer.nonce, own.nonce))
         name = self.names.name_for(cluster_id)
         if name is None:
-            error = IncompatiblePeer(
+            raise IncompatiblePeer(
                 f"its certificate is for {printable(self.names.clusters())}, it says {cluster_id}",
                 hint=f"its certificate must have the URI spiffe://DOMAIN/.../cluster/{cluster_id}",
             )
-            error.is_proved = self.is_proved
-            raise error
-        return printable(name)
+        return Proved(printable(name), heartbeat_key(bytes.fromhex("".join(nonces))), self.expires)
 
     def _reason(self, error: ssl.SSLError) -> LinkError:
         """Return an error of OpenSSL's as what it means for the link."""
@@ -162,7 +172,8 @@ class TlsPipe:
             return AuthError("the peer showed no certificate: must show one", hint=HINT)
         if "ALERT" in reason and any(word in reason for word in _ABOUT_CERTIFICATES):
             refused = AuthError(f"the peer refused this end's certificate: {words.partition('alert ')[2]}", hint=HINT)
-            refused.is_proved = self.is_proved
+            is_expected = self._expected is not None and self.names.name_for(self._expected) is not None
+            refused.is_proved = self.is_proved and is_expected
             return refused
         if self.is_proved:
             return ProtocolError(f"a message was changed or added on its way: {words}")

@@ -43,7 +43,12 @@ CLUSTER: Final = {
     ),
     "aiodatadist_links": Metric("gauge", "Links that exist now.", ("state",)),
     "aiodatadist_links_by_key": Metric(
-        "gauge", "Links that exist now, by the name of the key that both ends proved.", ("key",)
+        "gauge",
+        "Links that exist now, by the name of the key that both ends proved, or in the peer's certificate.",
+        ("key",),
+    ),
+    "aiodatadist_certificate_seconds": Metric(
+        "gauge", "Seconds until the certificate of a linked peer expires.", ("key",)
     ),
     "aiodatadist_links_made": Metric("counter", "Links that were made, by either end."),
     "aiodatadist_links_ended": Metric("counter", "Links that ended, by reason.", ("reason",)),

@@ -168,7 +168,7 @@ class _Sheet:
         """Add a sample of a counter or gauge."""
         self._families[name].add_metric([*self._values, *labels], value)
 
-    def add_each(self, name: str, values: Mapping[str, int], known: Sequence[str], *labels: str) -> None:
+    def add_each(self, name: str, values: Mapping[str, float], known: Sequence[str], *labels: str) -> None:
         """Add a sample for each value of the last label. The known ones always get one, because rates need a first value."""
         for each in {**dict.fromkeys(known, 0), **values}:
             self.add(name, values.get(each, 0), *labels, each)
@@ -207,6 +207,7 @@ def _write_cluster(sheet: _Sheet, which: tuple[str, ...], figures: Figures[PoolU
     sheet.add_each("aiodatadist_transfer_failures", figures.failure_causes, FAILURE_CAUSES, *which)
     sheet.add_each("aiodatadist_links", figures.links, [state.value for state in LinkState], *which)
     sheet.add_each("aiodatadist_links_by_key", figures.credentials, [], *which)
+    sheet.add_each("aiodatadist_certificate_seconds", figures.certificates, [], *which)
     sheet.add("aiodatadist_links_made", figures.links_made, *which)
     sheet.add_each("aiodatadist_links_ended", figures.links_ended, LINK_CAUSES, *which)
     linking = figures.linking

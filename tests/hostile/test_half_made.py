@@ -27,6 +27,7 @@ from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, sof
 from tests.clock import took
 from tests.held import turns
 from tests.hostile.test_strangers import KEY, Client, client_of, link
+from tests.unit.wire.examples import vouching
 
 FEW = 3
 """Links that may be being made at a time, here."""
@@ -77,7 +78,7 @@ class Silence:
         async with stream:
             client, host = Client(stream), stream.extra(anyio.abc.SocketAttribute.local_address)[0]
             await client.welcome(KEY)
-            handshake = Handshake("server", hello_of(self._cluster, int(host.rpartition(".")[2])), is_proved=True)
+            handshake = Handshake("server", hello_of(self._cluster, int(host.rpartition(".")[2])), vouching)
             while handshake.connect is None:
                 await client.say(*handshake.receive(await client.hear()))
             self.accepted += 1

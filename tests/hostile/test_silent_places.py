@@ -136,7 +136,7 @@ def test_a_peer_that_took_the_connection_has_time_to_prove_itself_while_silent_p
 
     class Late(Connection):
         @classmethod
-        async def over(cls, sock: socket.socket) -> Any:
+        async def over(cls, sock: socket.socket, *_: Any) -> Any:
             with closing_if_cancelled(sock):
                 await held.wait()
             return await Connection.over(sock)

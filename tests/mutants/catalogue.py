@@ -26,6 +26,7 @@ LOOK_UPS = "tests/hostile/test_look_ups.py"
 POOL_SERVERS = "tests/hostile/test_pool_servers.py"
 SEALED_VALUES = "tests/hostile/test_sealed_values.py"
 DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
+TLS_PIPE = "tests/unit/wire/test_tls_pipe.py"
 TRUST, ROTATED_KEYS = "tests/hostile/test_trust.py", "tests/hostile/test_rotated_keys.py"
 KEY_PROOF, SEALS = "tests/unit/wire/test_key_proof.py", "tests/unit/wire/test_seals.py"
 HANDSHAKES = "tests/hostile/test_key_handshakes.py"
@@ -658,9 +659,9 @@ MUTANTS = (
         "who-listens-told-before-the-proof",
         "a server says who it is only behind a frame with the right seal",
         "aiodatadist/_cluster/pending_client.py",
-        "            message = await self._words.hear()  # raises unless its seal is right\n",
-        "            await self._words.say(self._reception.handshake(None)._hello)\n"
-        "            message = await self._words.hear()\n",
+        "        message = await self._words.hear()  # raises unless its seal is right\n",
+        "        await self._words.say(self._reception.handshake(None, None)._hello)\n"
+        "        message = await self._words.hear()\n",
         (f"{HANDSHAKES}::test_an_unproved_client_finds_out_nothing_about_who_listens",),
     ),
     Mutant(
@@ -709,9 +710,70 @@ MUTANTS = (
         "unproved-ends-relinking",
         "relinking goes on after whatever an unproved peer says",
         "aiodatadist/_cluster/relinker.py",
-        "if error.is_proved and isinstance(error, IncompatiblePeer)",
-        "if isinstance(error, IncompatiblePeer)",
+        "if error.is_proved and isinstance(error, (AuthError, IncompatiblePeer))",
+        "if isinstance(error, (AuthError, IncompatiblePeer))",
         ("tests/hostile/test_unproved.py",),
+    ),
+    Mutant(
+        "certificate-not-required",
+        "a client without a certificate is not linked over TLS",
+        "aiodatadist/_config/certificates.py",
+        "    context.verify_mode = ssl.CERT_REQUIRED\n",
+        "    context.verify_mode = ssl.CERT_OPTIONAL\n",
+        ("tests/hostile/test_tls_links.py::test_a_client_without_a_certificate_is_refused_and_told", TLS_PIPE),
+    ),
+    Mutant(
+        "no-certificate-is-enough",
+        "a peer whose TLS showed no certificate has proved nothing",
+        "aiodatadist/_wire/tls_pipe.py",
+        "        if not shown:",
+        "        if shown is NotImplemented:",
+        (TLS_PIPE,),
+    ),
+    Mutant(
+        "id-not-in-the-certificate",
+        "a peer has the cluster ids of its certificate and no others",
+        "aiodatadist/_wire/tls_pipe.py",
+        "        if name is None:\n",
+        "        if name is None and not self.names.any:\n",
+        ("tests/hostile/test_tls_links.py::test_an_end_that_says_another_id_than_its_certificate_is_refused", TLS_PIPE),
+    ),
+    Mutant(
+        "expired-certificate-accepted",
+        "no cluster starts with, or keeps on proving, a certificate that has expired",
+        "aiodatadist/_config/certificates.py",
+        "        if now >= self.expires:\n",
+        "        if now >= self.expires + 1e9:\n",
+        ("tests/hostile/test_certificates.py", "tests/hostile/test_tls_links.py"),
+    ),
+    Mutant(
+        "certificate-authority-not-asked",
+        "a certificate counts only if an authority of the folder issued it",
+        "aiodatadist/_config/certificates.py",
+        "        _load_authorities(context, authority, paths[AUTHORITY])\n",
+        "        _load_authorities(context, authority + _text(own), paths[AUTHORITY])\n"
+        "        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN\n"
+        "        context.verify_mode = ssl.CERT_NONE if protocol == ssl.PROTOCOL_TLS_CLIENT else ssl.CERT_REQUIRED\n",
+        ("tests/hostile/test_tls_links.py::test_an_end_of_another_authority_is_refused_and_both_know_why",),
+    ),
+    Mutant(
+        "another-member-ends-relinking",
+        "only the expected cluster ends relinking by refusing this end's certificate",
+        "aiodatadist/_wire/tls_pipe.py",
+        "            refused.is_proved = self.is_proved and is_expected\n",
+        "            refused.is_proved = self.is_proved\n",
+        (
+            "tests/hostile/test_tls_links.py::"
+            "test_a_process_with_another_certificate_at_a_clusters_port_does_not_end_relinking",
+        ),
+    ),
+    Mutant(
+        "restart-trusted-without-a-certificate",
+        "a live link is replaced at once only by a process whose certificate has the id",
+        "aiodatadist/_cluster/engine.py",
+        "        return proved is not None and proved.expires is not None and self.key_ring.trusts_restarts\n",
+        "        return proved is not None and self.key_ring.trusts_restarts\n",
+        ("tests/hostile/test_tls_links.py::test_a_key_does_not_replace_a_live_link_whatever_the_policy_says",),
     ),
     Mutant(
         "compared-before-proof",

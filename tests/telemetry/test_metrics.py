@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.request import urlopen
 
 import anyio
@@ -19,6 +20,7 @@ from aiodatadist.context_caching import CcConfig_v1, ContextCache
 from aiodatadist.telemetry._metrics import CACHE, CLUSTER, METRICS, NIXL
 from aiodatadist.telemetry.prometheus import MetricsCollector
 from aiodatadist.testing import cluster_info, inside, linked_pair
+from tests.certificates import Authority, tls_folder, uri_of
 
 DESC = CacheDesc(2, [4, 64], DataType.DT_UINT8)
 BLOCK = 2 * 64
@@ -242,10 +244,12 @@ def test_names_are_as_prometheus_wants_them() -> None:
         assert metric.words.endswith(".")
 
 
-async def test_every_metric_has_samples_and_each_sample_its_labels() -> None:
+async def test_every_metric_has_samples_and_each_sample_its_labels(tmp_path: Path) -> None:
+    authority = Authority()
+    folder = tls_folder(tmp_path / "trust", authority.issue([uri_of(1), uri_of(2)]), authority)
     config = CcConfig_v1(rank_id=0, device_id=0, model_id="model")
     async with (
-        linked_pair(DESC, mem_pool_cfg=POOL) as (_, decoder, _, cache),
+        linked_pair(DESC, mem_pool_cfg=POOL, trust=folder) as (_, decoder, _, cache),
         await ContextCache.open(config, "memory:?bytes=1MiB") as context,
     ):
         await decoder.datadist.cache_manager.pull_blocks(KEY, cache, [1], [2])

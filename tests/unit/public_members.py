@@ -118,7 +118,7 @@ MEMBERS: Final = {
         "add_done_callback cancelled done error is_asked_to_stop outcome quiesce_seconds quiesced result seconds what"
     ),
     "aiodatadist._counting.figures.Figures": (
-        "answers_late budget_refusals budget_waits caches claims_refused cluster_id credentials failure_causes "
+        "answers_late budget_refusals budget_waits caches certificates claims_refused cluster_id credentials failure_causes "
         "incidents leases leases_ended leases_opened link_changes_dropped linking links links_ended links_made "
         "messages_repeated pools quotas relinking relinks_given_up transfers"
     ),
@@ -173,8 +173,8 @@ MEMBERS: Final = {
     "aiodatadist._link.control.layer_events.LayerReceiver": "landed layer",
     "aiodatadist._link.control.notifications.Notification": "cluster_id generation payload",
     "aiodatadist._link.data.statistics.LinkStatistics": (
-        "cluster_id credential failures generation longest_seconds pulled_bytes pushed_bytes running served_bytes state "
-        "transfer_seconds transfers"
+        "certificate_seconds cluster_id credential failures generation longest_seconds pulled_bytes pushed_bytes running "
+        "served_bytes state transfer_seconds transfers"
     ),
     "aiodatadist._testing.faults.SoftHold": "arrived release",
     "aiodatadist._testing.ledger.BlockLedger": (

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from aiodatadist._cluster.liveness import Heartbeats
-from aiodatadist._link import Proved
 from aiodatadist._wire.key_proof import heartbeat_key
+from aiodatadist._wire.proved import Proved
 from aiodatadist.errors import LinkError
 
 

@@ -23,10 +23,10 @@ import anyio.lowlevel
 from aiodatadist._concurrency import forks
 from aiodatadist._link.control.wire import GONE, RECEIVE, UNVERIFIED_BODY, Wire
 from aiodatadist._wire.frames import Decoder, Unknown, encode
-from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL, Message
+from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL, SEALED_MINOR, Message
 from aiodatadist._wire.reasons import discreet, refusal
 from aiodatadist._wire.seals import Opener, Sealer
-from aiodatadist._wire.tls_pipe import TlsPipe
+from aiodatadist._wire.tls_pipe import FIRST_BYTE, TlsPipe
 from aiodatadist.errors import LinkError, PeerLost
 
 MAX_REST = 8 << 20
@@ -53,7 +53,8 @@ async def connected(host: str, port: int, first: bytes = b"") -> socket.socket:
 class FirstWords:
     """Messages on a plain non-blocking socket, which stays the caller's. Bytes behind a message stay in the socket.
 
-    They cost a fraction of what a stream and a link cost, so a client gets a stream and a link only once it is known.
+    They cost a fraction of what a stream and a link cost, so a client gets a stream and a link only once it is known. With
+    TLS, bytes behind a message are kept here.
 
     Args:
         protocol: the major version of this end.
@@ -63,7 +64,29 @@ class FirstWords:
         self._sock = sock
         self._decoder = Decoder(UNVERIFIED_BODY, protocol)
         self._seals: tuple[Sealer, Opener] | None = None
+        self._pipe: TlsPipe | None = None
+        self._unread = b""
         self._is_proved = protocol == PLAIN_PROTOCOL
+
+    async def first_byte(self) -> bytes:
+        """Return the client's first byte, which is still heard as a part of its first message. Raises PeerLost."""
+        self._unread = await self._receive(1)
+        if self._unread == FIRST_BYTE:
+            self._decoder.minor = SEALED_MINOR
+        return self._unread
+
+    async def start_tls(self, pipe: TlsPipe) -> None:
+        """Shake hands as a server, and pass all messages through TLS from then on.
+
+        Raises LinkError if either end refuses the other, or the client is gone.
+        """
+        data, self._unread, self._pipe = self._unread, b"", pipe
+        is_complete = pipe.shake(data)
+        while not is_complete:
+            await self._send(pipe.outgoing())
+            is_complete = pipe.shake(await self._from_socket(RECEIVE))
+        await self._send(pipe.outgoing())
+        self._unread, self._is_proved = pipe.feed(b""), True
 
     async def hear(self) -> Message | Unknown:
         """Return the next message.
@@ -73,19 +96,38 @@ class FirstWords:
             ProtocolError: if the received bytes are not a message.
             IncompatiblePeer: if it is of another major version.
         """
-        loop, messages = asyncio.get_running_loop(), list[Message | Unknown]()
-        try:
-            while not messages:
-                data = await loop.sock_recv(self._sock, self._decoder.wanting)
-                if not data:
-                    raise PeerLost(GONE)
-                messages = self._decoder.feed(data)
-        except LinkError:  # LinkError is an OSError, too
-            raise
-        except OSError as error:
-            raise PeerLost(GONE) from error
+        messages = list[Message | Unknown]()
+        while not messages:
+            messages = self._decoder.feed(await self._receive(self._decoder.wanting))
         self._is_proved |= self._seals is not None
         return messages[0]
+
+    async def _receive(self, most: int) -> bytes:
+        """Return at most this number of bytes of messages."""
+        while not self._unread:
+            if self._pipe is None:
+                return await self._from_socket(most)
+            self._unread = self._pipe.feed(await self._from_socket(RECEIVE))
+            await self._send(self._pipe.outgoing())
+            if self._pipe.is_over and not self._unread:
+                raise PeerLost(GONE)
+        data, self._unread = self._unread[:most], self._unread[most:]
+        return data
+
+    async def _from_socket(self, most: int) -> bytes:
+        try:
+            data = await asyncio.get_running_loop().sock_recv(self._sock, most)
+        except OSError as error:
+            raise PeerLost(GONE) from error
+        if not data:
+            raise PeerLost(GONE)
+        return data
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._sock, data)
+        except OSError as error:
+            raise PeerLost(GONE) from error
 
     def seal_with(self, sealer: Sealer, opener: Opener) -> None:
         """Seal all messages from now on, and accept only sealed ones. The first one that is heard proves its sender."""
@@ -96,17 +138,14 @@ class FirstWords:
 
     async def connection(self) -> Connection:
         """Make a stream of the socket, which belongs to it from here on, even if this raises."""
-        connection = await Connection.over(self._sock)
+        connection = await Connection.over(self._sock, self._pipe, self._unread)
         connection.seals = self._seals
         return connection
 
     async def say(self, *messages: Message) -> None:
         """Send messages. Raises PeerLost if the client is gone."""
         data = b"".join(map(self._frame, messages))
-        try:
-            await asyncio.get_running_loop().sock_sendall(self._sock, data)
-        except OSError as error:
-            raise PeerLost(GONE) from error
+        await self._send(data if self._pipe is None else self._pipe.seal(data))
 
     def refuse(self, error: LinkError) -> None:
         """Tell the client why there is no link, without waiting: the kernel always accepts so little if the client reads.
@@ -115,8 +154,12 @@ class FirstWords:
         """
         if isinstance(error, PeerLost):
             return
+        data = self._frame(refusal(error if self._is_proved else discreet(error)))
+        if self._pipe is not None:  # before the proof TLS has the reason, if it knows one
+            is_open = self._pipe.is_proved and not self._pipe.is_over
+            data = self._pipe.seal(data) if is_open else self._pipe.outgoing()
         with contextlib.suppress(OSError):
-            self._sock.send(self._frame(refusal(error if self._is_proved else discreet(error))))
+            self._sock.send(data)
             self._sock.recv(RECEIVE)
 
 
@@ -276,6 +319,8 @@ class Connection(anyio.abc.ByteStream):
     def wire(self) -> Wire:
         """Return a wire that carries messages over this connection."""
         wire = Wire(self, self.send_at_once)
+        if self._pipe is not None:
+            wire.has_proved()
         self._reader.hear = wire.hear
         if self.seals is not None:
             wire.seal_with(*self.seals)
@@ -306,9 +351,13 @@ class Connection(anyio.abc.ByteStream):
         self._may_hold_more = len(data) == max_bytes
         return data
 
+    @property
+    def _is_closing(self) -> bool:
+        return self._writer.transport.is_closing() or (self._pipe is not None and self._pipe.is_over)
+
     async def send(self, item: bytes) -> None:
         """Send bytes, and wait until the kernel has accepted them. Raises BrokenResourceError."""
-        if self._writer.transport.is_closing():
+        if self._is_closing:
             raise anyio.BrokenResourceError
         self._writer.write(item if self._pipe is None else self._pipe.seal(item))
         try:
@@ -322,7 +371,7 @@ class Connection(anyio.abc.ByteStream):
         Return False, and send nothing, if the kernel has not accepted earlier bytes, or if the connection is closing.
         """
         transport = self._writer.transport
-        if transport.is_closing() or transport.get_write_buffer_size():
+        if self._is_closing or transport.get_write_buffer_size():
             return False
         transport.write(data if self._pipe is None else self._pipe.seal(data))
         return True

@@ -1,34 +1,23 @@
-"""The proof of a key over a connection, as its client. Neither end has said who it is before that."""
+"""The proof of a key or a certificate over a connection, as its client. Neither end has said who it is before that."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from aiodatadist._config.certificates import Certificates
 from aiodatadist._config.trust import Key
+from aiodatadist._link.control.connection import Connection
 from aiodatadist._link.control.wire import Wire
 from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.key_proof import KeyProof, SessionKeys
 from aiodatadist._wire.messages import Message
+from aiodatadist._wire.proved import Proved, Vouch
 from aiodatadist._wire.seals import Opener, Sealer
+from aiodatadist._wire.tls_pipe import TlsPipe
 from aiodatadist.errors import ProtocolError
 
-
-@dataclass(frozen=True)
-class Proved:
-    """The credential with which both ends of a connection have proved themselves.
-
-    Attributes:
-        credential: name of the key.
-        heartbeats: the key of the second connection, for this link's heartbeats. It has the link's name.
-    """
-
-    credential: str
-    heartbeats: Key
-
-
-Prove = Callable[[Wire], Awaitable[Proved]]
+Prove = Callable[[Wire], Awaitable[Vouch]]
 """Proves both ends of a new connection, as its client. Raises LinkError if there is no proof."""
 
 
@@ -66,8 +55,23 @@ async def agree_on_key(
 def prover_of(keys: Sequence[Key], hint: str) -> Prove:
     """Return the proof of one of these keys."""
 
-    async def prove(wire: Wire) -> Proved:
+    async def prove(wire: Wire) -> Vouch:
         name, session = await agree_on_key(wire, wire.send, wire.receive, keys, hint)
-        return Proved(name, session.heartbeats)
+        return lambda *_: Proved(name, session.heartbeats)
+
+    return prove
+
+
+def tls_prover_of(connection: Connection, certificates: Certificates, expected: int) -> Prove:
+    """Return the proof of a certificate over this connection, which passes through TLS from then on.
+
+    ``expected`` is the cluster that must answer.
+    """
+
+    async def prove(wire: Wire) -> Vouch:
+        pipe = TlsPipe("client", certificates, expected)
+        await connection.start_tls(pipe)
+        wire.has_proved()
+        return pipe.vouch
 
     return prove

@@ -15,7 +15,7 @@ from aiodatadist._concurrency import forks
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._link.control.peer_share import Inflow
 from aiodatadist._wire.frames import MAX_BODY, Decoder, Unknown, encode
-from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL, Message
+from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL, SEALED_MINOR, Message
 from aiodatadist._wire.seals import Opener, Sealer
 from aiodatadist.errors import PeerLost, ProtocolError
 
@@ -108,6 +108,10 @@ class Wire:
             raise ProtocolError("a message without a seal came before there was a key for it")
         self._sealer, self._decoder.opener, self.is_proved = sealer, opener, True
         opener.on_repeated = self._repeated
+
+    def has_proved(self) -> None:
+        """Note that the peer has proved a certificate, and everything passes through TLS."""
+        self._decoder.minor, self.is_proved = SEALED_MINOR, True
 
     def _repeated(self) -> None:
         self.on_repeated()  # which the link may set later

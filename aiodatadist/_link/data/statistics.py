@@ -26,8 +26,10 @@ class LinkStatistics:
         generation: how many times the link to this peer has been made, this one included. What the peer said on an earlier
             link (ids and addresses of its caches, for instance) may stand for something else if it was restarted since.
         credential: the name of the key that both ends proved: its name in the folder of trust, ``"auth_key"``,
-            ``"user"`` for the user's own key, or ``"communicator"`` for one that HCCL carried. Empty if the ends have
-            none.
+            ``"user"`` for the user's own key, or ``"communicator"`` for one that HCCL carried. With certificates, the
+            name in the peer's that stands for the peer. Empty if the ends have none.
+        certificate_seconds: seconds until the certificate expires that the peer proved when the link was made; negative
+            if it has expired since, which does not end the link. None if the peer proved a key, or nothing.
     """
 
     cluster_id: int
@@ -42,6 +44,7 @@ class LinkStatistics:
     longest_seconds: float = 0.0
     generation: int = 1
     credential: str = ""
+    certificate_seconds: float | None = None
 
 
 class LinkCounters:
@@ -80,7 +83,14 @@ class LinkCounters:
         else:
             self._failures["CANCELLED"] += 1
 
-    def snapshot(self, cluster_id: int, state: str, generation: int = 1, credential: str = "") -> LinkStatistics:
+    def snapshot(
+        self,
+        cluster_id: int,
+        state: str,
+        generation: int = 1,
+        credential: str = "",
+        certificate_seconds: float | None = None,
+    ) -> LinkStatistics:
         """Return the statistics as they are now."""
         return LinkStatistics(
             cluster_id,
@@ -95,4 +105,5 @@ class LinkCounters:
             self._longest,
             generation,
             credential,
+            certificate_seconds,
         )

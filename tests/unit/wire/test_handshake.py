@@ -28,7 +28,7 @@ from aiodatadist._wire.messages import (
     Refuse,
 )
 from aiodatadist._wire.reasons import refusal
-from tests.unit.wire.examples import endpoint, hello, messages
+from tests.unit.wire.examples import endpoint, hello, messages, vouching
 
 CONNECT = Connect(channel="channel", timeout=3.0)
 CLIENT_READY, SERVER_READY = Ready(epoch=1, heartbeat_token="a" * 64), Ready(epoch=2, heartbeat_token="b" * 64)
@@ -39,7 +39,7 @@ def end(side: Side, proved: bool = False, **changes: object) -> Handshake:
     return Handshake(
         side,
         hello(1 if side == "client" else 2, has_key=proved, **changes),
-        proved,
+        vouching if proved else None,
     )
 
 
@@ -82,15 +82,11 @@ def answer_or_error(handshake: Handshake, message: Message) -> list[Message] | L
         return error
 
 
-STATES: list[tuple[Side, State, bool]] = [
-    (side, state, proved)
-    for proved in (False, True)
-    for side, states in (
-        ("client", (State.HELLO, State.ACCEPT, State.OPEN, State.DONE)),
-        ("server", (State.HELLO, State.CONNECT, State.OPEN, State.DONE)),
-    )
-    for state in states
-]
+SIDES: dict[Side, tuple[State, ...]] = {
+    "client": (State.HELLO, State.ACCEPT, State.OPEN, State.DONE),
+    "server": (State.HELLO, State.CONNECT, State.OPEN, State.DONE),
+}
+STATES = [(side, state, proved) for proved in (False, True) for side, states in SIDES.items() for state in states]
 
 # What an honest peer might say, in an order in which it would not.
 plausible: st.SearchStrategy[Message] = st.sampled_from(
@@ -241,7 +237,7 @@ def test_without_a_key_nothing_is_proved(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("proved", [False, True], ids=["without a key", "with a key"])
 def test_other_cluster_than_the_asked_for_is_refused_and_decides_nothing(proved: bool) -> None:
-    client = Handshake("client", hello(1, has_key=proved), proved, expected=2)
+    client = Handshake("client", hello(1, has_key=proved), vouching if proved else None, expected=2)
     client.start(CONNECT)
     with pytest.raises(IncompatiblePeer, match="cluster 2 was asked for, 3 answered") as caught:
         client.receive(hello(3, has_key=proved))
@@ -288,7 +284,7 @@ def test_a_client_that_does_not_want_its_peer_after_all_ends(at_once: bool) -> N
         met.append(peer)
         raise LinkError("not its turn")
 
-    client = Handshake("client", hello(1, has_key=True), True, 2, meet)
+    client = Handshake("client", hello(1, has_key=True), vouching, 2, meet)
     client.start(CONNECT, at_once)
     with pytest.raises(LinkError, match="not its turn"):
         client.receive(hello(2, has_key=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import tempfile
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,7 @@ from aiodatadist._wire.messages import Ping, Refuse
 from aiodatadist._wire.tls_pipe import MAX_HANDSHAKE, TlsPipe
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, ProtocolError
 from tests.certificates import DAY, Authority, Pair, tls_folder, uri_of
+from tests.unit.wire.examples import hello
 
 OURS, OTHER = Authority(0), Authority(1)
 Make = Callable[..., Certificates]
@@ -38,8 +40,8 @@ def make(tmp_path: Path) -> Make:
 class Ends:
     """Two ends that shake hands, the client first, and what came of it at each."""
 
-    def __init__(self, client: Certificates, server: Certificates) -> None:
-        self.client, self.server = TlsPipe("client", client), TlsPipe("server", server)
+    def __init__(self, client: Certificates, server: Certificates, expected: int = 2) -> None:
+        self.client, self.server = TlsPipe("client", client, expected), TlsPipe("server", server)
         self.errors: dict[TlsPipe, LinkError] = {}
         self.left = b""
         """Bytes that the last step of the server wants to send."""
@@ -63,8 +65,13 @@ def test_two_ends_prove_their_certificates_and_exchange_bytes(make: Make) -> Non
     ends = Ends(make(1), make(2))
     assert ends.errors == {}
     assert (ends.client.is_proved, ends.server.is_proved) == (True, True)
-    assert ends.client.credential_of(2) == uri_of(2)
-    assert ends.server.credential_of(1) == uri_of(1)
+    one, two = hello(1, has_key=True), hello(2, has_key=True)
+    at_client, at_server = ends.client.vouch(two, one), ends.server.vouch(one, two)
+    assert (at_client.credential, at_server.credential) == (uri_of(2), uri_of(1))
+    assert at_client.heartbeats == at_server.heartbeats
+    assert at_client.heartbeats != ends.client.vouch(two, hello(1, nonce="9" * 64)).heartbeats
+    assert at_client.expires is not None
+    assert 29 * DAY < at_client.expires - time.time() <= 30 * DAY
     large = bytes(range(256)) * 4000
     for out, back in ((ends.client, ends.server), (ends.server, ends.client)):
         assert back.feed(out.seal(large)) == large
@@ -91,8 +98,8 @@ def test_no_link_resumes_another_one(make: Make) -> None:
 def test_a_certificate_is_for_the_cluster_that_its_owner_says_it_is(make: Make) -> None:
     ends = Ends(make(7), make(2))
     with pytest.raises(IncompatiblePeer, match="its certificate is for cluster 7, it says 3") as caught:
-        ends.server.credential_of(3)
-    assert caught.value.is_proved
+        ends.server.vouch(hello(3), hello(2))
+    assert not caught.value.is_proved, "a member at the address of cluster 3 does not decide about cluster 3"
 
 
 def test_a_server_of_another_authority_is_refused_and_told(make: Make) -> None:
@@ -110,6 +117,10 @@ def test_a_client_of_another_authority_is_refused_and_told(make: Make) -> None:
     with pytest.raises(AuthError, match="the peer refused this end's certificate: unknown ca") as caught:
         ends.client.feed(ends.left)
     assert caught.value.is_proved
+    other = Ends(make(1, issuer=OTHER), make(2), expected=3)
+    with pytest.raises(AuthError) as caught:
+        other.client.feed(other.left)
+    assert not caught.value.is_proved, "cluster 2 does not decide about cluster 3"
 
 
 @pytest.mark.parametrize("side", ["client", "server"])

@@ -1,0 +1,28 @@
+"""The credential with which the two ends of a connection have proved themselves, and what it says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiodatadist._config.trust import Key
+from aiodatadist._wire.messages import Hello
+
+
+@dataclass(frozen=True)
+class Proved:
+    """The credential of a link.
+
+    Attributes:
+        credential: the name of the key, or the name in the peer's certificate that stands for the peer.
+        heartbeats: the key of the second connection, for this link's heartbeats. It has the link's name.
+        expires: the time at which the peer's certificate expires, in seconds since the epoch; None for a key.
+    """
+
+    credential: str
+    heartbeats: Key
+    expires: float | None = None
+
+
+Vouch = Callable[[Hello, Hello], Proved]
+"""Returns the credential of a peer that says this of itself, to an end that says that. Raises IncompatiblePeer if it lies."""
