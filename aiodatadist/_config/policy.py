@@ -39,7 +39,8 @@ class Match(_Part):
 
     Attributes:
         key: the name of a key in ``keys``; also ``communicator``, for members of a communicator.
-        spiffe: a URI of a certificate. ``*`` stands for any characters of one part of the path.
+        spiffe: a URI of a certificate. ``*`` stands for any characters of one part of the path, and ``/*`` at the end for
+            one or more parts, because a URI ends in ``/cluster/ID``.
         dns: a DNS name of a certificate, which may then have the ids of its rule.
     """
 
@@ -64,7 +65,9 @@ class Match(_Part):
         if by_key or self.key is not None:
             return by_key and name == self.key
         if self.spiffe is not None:
-            return re.fullmatch(re.escape(self.spiffe).replace(r"\*", "[^/]*"), name) is not None
+            front = self.spiffe.removesuffix("/*")
+            rest = "/.+" if front != self.spiffe else ""
+            return re.fullmatch(re.escape(front).replace(r"\*", "[^/]*") + rest, name) is not None
         return self.dns is not None and name.lower() == self.dns.lower()
 
 
