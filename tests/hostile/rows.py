@@ -23,6 +23,7 @@ from aiodatadist._adapters.vllm import offer
 from aiodatadist._cluster import half_links, key_ring, link_table, pending_client, relinker
 from aiodatadist._config.trust import NETWORK_BYTES, SECRET_BYTES
 from aiodatadist._context_caching.pools import seals
+from aiodatadist._link.control import peer_share
 from aiodatadist._link.control.wire import UNVERIFIED_BODY
 from aiodatadist._values import foreign, peer_budget
 from tests.hostile import frames
@@ -171,6 +172,10 @@ ROWS: Final = (
             Figure(
                 f"{peer_budget.NOTES} notifications, {peer_budget.NOTE_BYTES // _MIB} MiB",
                 f"{peer_budget.NOTES} 个通知，{peer_budget.NOTE_BYTES // _MIB} MiB",
+            ),
+            Figure(
+                f"1/{peer_share.OTHERS + 1} of the time is spent on reading it beside others",
+                f"与其他对端并存时，读取它的时间占 1/{peer_share.OTHERS + 1}",
             ),
             Figure(
                 f"{frames.MILLISECONDS:g} ms and {frames.MIB:g} MiB for any message",

@@ -29,7 +29,7 @@ def seconds_of_the_loop(expected: float) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     began = loop.time()
     yield
-    assert loop.time() - began == pytest.approx(expected)
+    assert loop.time() - began == pytest.approx(expected, abs=0.3), "and a turn of others here and there"
 
 
 @pytest.mark.autojump

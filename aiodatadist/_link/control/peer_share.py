@@ -6,6 +6,7 @@ does not grow with the number of its links.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Final
@@ -15,6 +16,14 @@ from aiodatadist._values.peer_budget import Budget
 
 WINDOW_SECONDS: Final = 1.0
 """The length of a window."""
+SLICE_SECONDS: Final = 0.001
+"""The time that reading a peer may take before others have their turn."""
+OTHERS: Final = 3
+"""The turn of the others, in times of that: so the median of what they ask for meets none of a peer's large messages."""
+MOST_SECONDS: Final = 0.1
+"""The longest turn: after a time in which the process had no processor, the measured one means nothing."""
+ACTIVE_SECONDS: Final = 0.1
+"""The time for which a peer that was heard counts as one that has something to say."""
 MAX_SHARES: Final = 4096
 """The number of peers whose shares are remembered after their links have ended: those that were linked last."""
 
@@ -53,16 +62,47 @@ class Window:
         return 0.0 if self.left > 0 else WINDOW_SECONDS
 
 
+class Floor:
+    """The peers that were heard last, of all peers of a cluster.
+
+    Args:
+        clock: returns the time in seconds.
+    """
+
+    __slots__ = ("_at", "_clock", "_last", "_other_at")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: object = None
+        self._at = self._other_at = -math.inf
+
+    def heard(self, peer: object) -> None:
+        """Note that a peer was heard."""
+        if peer is not self._last:
+            self._last, self._other_at = peer, self._at
+        self._at = self._clock()
+
+    def has_others(self, peer: object) -> bool:
+        """Return True if another peer was heard a moment ago."""
+        at = self._other_at if peer is self._last else self._at
+        return self._clock() - at <= ACTIVE_SECONDS
+
+
 class Inflow:
     """The messages that a peer sends, with their bytes, and revocations among them.
+
+    Beside other peers that are heard, to read a peer takes at most a quarter of the time: a large message is read in one
+    go, and holds up the event loop for some milliseconds, so messages of others would meet one after the other.
 
     Attributes:
         windows: the windows by the name of their limit.
         waits: counts the waits by limit.
     """
 
-    def __init__(self, quotas: Quotas, clock: Callable[[], float], waits: Counter[str]) -> None:
+    def __init__(self, quotas: Quotas, clock: Callable[[], float], waits: Counter[str], floor: Floor) -> None:
         self.waits = waits
+        self._floor = floor
+        self._work = 0.0
         self._frames = Window(quotas.frames, clock)
         self._bytes = Window(quotas.frame_bytes, clock)
         self._revocations = Window(quotas.revocations, clock)
@@ -79,6 +119,18 @@ class Inflow:
     def heard(self) -> None:
         """Count a message."""
         self._frames.left -= 1
+        self._floor.heard(self)
+
+    def worked(self, seconds: float) -> None:
+        """Count the time that reading the peer's messages has taken."""
+        self._work += seconds
+
+    def turn(self) -> float:
+        """Return the seconds for which the others have their turn; 0 if reading took little time, or no other is heard."""
+        if self._work < SLICE_SECONDS:
+            return 0.0
+        work, self._work = self._work, 0.0
+        return min(OTHERS * work, MOST_SECONDS) if self._floor.has_others(self) else 0.0
 
     def revoked(self) -> None:
         """Count a revocation."""
@@ -163,8 +215,8 @@ class PeerShare:
         critical: its critical requests.
     """
 
-    def __init__(self, quotas: Quotas, clock: Callable[[], float], waits: Counter[str]) -> None:
-        self.inflow: Final = Inflow(quotas, clock, waits)
+    def __init__(self, quotas: Quotas, clock: Callable[[], float], waits: Counter[str], floor: Floor) -> None:
+        self.inflow: Final = Inflow(quotas, clock, waits, floor)
         self.notes: Final = NoteRoom(quotas, waits)
         self.critical: Final = CriticalShare(quotas, clock, waits)
 
@@ -181,6 +233,7 @@ class PeerShares:
         self.quotas: Final = quotas
         self._clock = clock
         self._waits = waits
+        self._floor = Floor(clock)
         self._shares: OrderedDict[int, PeerShare] = OrderedDict()  # the one that was linked last at the end
 
     def __len__(self) -> int:
@@ -188,7 +241,7 @@ class PeerShares:
 
     def unknown(self) -> PeerShare:
         """Return a share for a link whose peer is not known yet."""
-        return PeerShare(self.quotas, self._clock, self._waits)
+        return PeerShare(self.quotas, self._clock, self._waits, self._floor)
 
     def of(self, cluster_id: int) -> PeerShare:
         """Return the share of a peer. Its links keep it; so do those that have ended, as long as it is remembered."""

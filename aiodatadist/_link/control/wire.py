@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from time import monotonic
+from time import monotonic, perf_counter
 
 import anyio
 import anyio.abc
@@ -252,12 +252,17 @@ class Wire:
             Exception: whatever a reaction at once raised.
         """
         inflow = self._inflow
-        if inflow is not None and inflow.is_spent and (seconds := inflow.wait()) > 0:
-            await anyio.sleep(seconds)
+        if inflow is not None:
+            seconds = inflow.wait() if inflow.is_spent else inflow.turn()
+            if seconds > 0:
+                await anyio.sleep(seconds)
         while not self._ready:
             if self._unread:
                 piece, self._unread = self._unread[:PIECE], self._unread[PIECE:] or _NOTHING
+                began = perf_counter()
                 self._ready.extend(self._decoder.feed(piece))
+                if inflow is not None:
+                    inflow.worked(perf_counter() - began)
                 continue
             self._ready.extend(self._decoder.feed(b""))  # raises what is wrong with bytes behind an earlier message
             self._is_waiting = True

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from itertools import count
+from typing import cast
 
+import anyio.abc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodatadist import ProtocolError, Quotas
 from aiodatadist._link.control.notifications import IncomingNotifications
-from aiodatadist._link.control.peer_share import MAX_SHARES, CriticalShare, Inflow, NoteRoom, PeerShares, Window
+from aiodatadist._link.control.peer_share import MAX_SHARES, CriticalShare, Floor, Inflow, NoteRoom, PeerShares, Window
 from aiodatadist._link.control.served_requests import CriticalRequests
+from aiodatadist._link.control.wire import Wire
 from aiodatadist._values.peer_budget import Budget
-from aiodatadist._wire.messages import Message, Note, Pulled, Taken
+from aiodatadist._wire.frames import encode
+from aiodatadist._wire.messages import Message, Note, Ping, Pulled, Taken
 
 
 class Clock:
@@ -88,7 +94,8 @@ def test_no_sender_gets_more_than_the_limit_for_each_second_and_one_more(
 @pytest.mark.parametrize("limit", [Budget.FRAMES, Budget.FRAME_BYTES, Budget.REVOCATIONS])
 def test_each_limit_of_an_inflow_is_counted_under_its_name(limit: Budget) -> None:
     waits: Counter[str] = Counter()
-    inflow = Inflow(Quotas(frames=100, frame_bytes=1 << 20, revocations=2), Clock(), waits)
+    clock = Clock()
+    inflow = Inflow(Quotas(frames=100, frame_bytes=1 << 20, revocations=2), clock, waits, Floor(clock))
     for _ in range(100 if limit is Budget.FRAMES else 2):
         if limit is Budget.FRAMES:
             inflow.heard()
@@ -99,6 +106,57 @@ def test_each_limit_of_an_inflow_is_counted_under_its_name(limit: Budget) -> Non
     assert inflow.is_spent
     assert inflow.wait() == 1
     assert waits == {limit.value: 1}
+
+
+def test_a_peer_that_takes_long_to_read_gives_others_their_turn() -> None:
+    clock = Clock()
+    floor = Floor(clock)
+    one, other = (Inflow(Quotas(), clock, Counter(), floor) for _ in range(2))
+    one.heard()
+    one.worked(0.01)
+    assert one.turn() == 0, "there is no other peer"
+    other.heard()
+    one.worked(0.0009)
+    assert one.turn() == 0, "that was short"
+    one.worked(0.0101)
+    assert one.turn() == pytest.approx(0.033)
+    assert one.turn() == 0, "it has waited for that"
+    one.heard()
+    one.worked(5)
+    assert one.turn() == 0.1, "a processor was missing"
+    clock.now += 0.2
+    one.heard()
+    one.worked(0.01)
+    assert one.turn() == 0, "the other has nothing to say"
+
+
+@pytest.mark.autojump
+@pytest.mark.parametrize("has_others", [True, False])
+async def test_a_wire_is_not_read_while_others_have_their_turn(
+    has_others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, ticks = asyncio.get_running_loop(), count(0, 0.01)
+    monkeypatch.setattr("aiodatadist._link.control.wire.perf_counter", lambda: next(ticks))
+    floor = Floor(loop.time)
+    one, other = (Inflow(Quotas(), loop.time, Counter(), floor) for _ in range(2))
+    wire = Wire(cast("anyio.abc.SocketStream", Pieces(*(encode(Ping(call=call)) for call in (1, 2, 3)))))
+    wire.limit(one)
+    if has_others:
+        other.heard()
+    began = loop.time()
+    for call in (1, 2, 3):
+        assert await wire.receive() == Ping(call=call)
+    assert loop.time() - began == pytest.approx(0.06 if has_others else 0)
+
+
+class Pieces:
+    """A byte stream that has these pieces."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = list(pieces)
+
+    async def receive(self, most: int) -> bytes:
+        return self._pieces.pop(0)
 
 
 def test_links_of_one_peer_share_what_they_send_and_other_peers_do_not() -> None:
