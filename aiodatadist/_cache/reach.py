@@ -27,9 +27,10 @@ class PeerReach(Reach):
         for entry in entries:
             if entry.pool is not None:
                 continue
+            is_open = rights.private or not entry.is_private
             may = _access(
-                rights.read and entry.audience.may_read(cluster_id),
-                rights.write and entry.audience.may_write(cluster_id),
+                is_open and rights.read and entry.audience.may_read(cluster_id),
+                is_open and rights.write and entry.audience.may_write(cluster_id),
             )
             is_destination = entry.may_receive and not entry.remote_accessible
             shown = may if entry.remote_accessible else Access.NONE if one_sided else may & Access.WRITE

@@ -205,7 +205,7 @@ class CacheRegistry:
             is_offered = desc.placement is Placement.DEVICE if accessible is None else accessible
             entry = self.table.add(desc, addresses, blocks, naming(), is_offered)
             entry.may_receive |= accessible is None
-            entry.audience = audience
+            entry.audience, entry.is_private = audience, any(map(self._transport.is_private, entry.regions()))
             try:
                 await self._make_known(entry)
             except BaseException:

@@ -54,6 +54,7 @@ class Entry:
     Attributes:
         names: its names, each with its batch slot. Its id is not among them.
         takers: the only cluster that may use a name, for names that are for one cluster.
+        is_private: True if a peer can reach it only together with all memory of this process.
         audience: the clusters that may read it, and that may write into it.
         pool: the pool of its memory; None for the caller's own memory.
         references: number of references to a contiguous cache from a pool: its id, until that is deallocated, and its
@@ -86,6 +87,7 @@ class Entry:
         "is_known",
         "is_live",
         "is_poisoned",
+        "is_private",
         "keep",
         "layer_seconds",
         "leases",
@@ -114,6 +116,7 @@ class Entry:
         self.names: dict[Name, int] = names
         self.takers: dict[Name, int] = {}
         self.audience: Audience = EVERY_CLUSTER
+        self.is_private: bool = False
         self.pool: PagePool | None = pool
         self.data_type = desc.data_type.value
         self.addresses: array[int] = array("Q", cache.tensor_addrs)

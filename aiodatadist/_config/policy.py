@@ -12,7 +12,7 @@ from pydantic.types import FailFast
 
 from aiodatadist._config.secret_files import MAX_FILE, read_secret
 from aiodatadist._values.foreign import Unreadable, read_foreign, shown
-from aiodatadist._values.peer_rights import EVERY_RIGHT, PeerRights, RightName
+from aiodatadist._values.peer_rights import RIGHTS, PeerRights, RightName
 from aiodatadist.errors import ParamInvalid
 
 POLICY: Final = "policy.json"
@@ -27,7 +27,7 @@ URIS: Final = ("spiffe://", "aiodatadist://")
 _RANGE: Final = re.compile(r"\s*([0-9]{1,19})\s*(?:-\s*([0-9]{1,19})\s*)?", re.ASCII)
 
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
-_May = Annotated[list[RightName], FailFast(), Field(max_length=len(EVERY_RIGHT))]
+_May = Annotated[list[RightName], FailFast(), Field(max_length=len(RIGHTS))]
 
 
 class _Part(BaseModel):
@@ -108,8 +108,9 @@ class Policy(_Part):
         otherwise: the rights of peers that no rule fits.
         mode: how links are proved if the folder has files for both: ``"keys"`` or ``"tls"``.
         restart: ``"trusted"`` if a process whose certificate has the id of a live link replaces that link at once.
-        private_memory: False if no peer reaches ordinary memory of this process: softnpu then opens it to none.
-        relink_after_rotation: True if links are made again when their credential is gone.
+        private_memory: False if softnpu opens no ordinary memory of this process to peers: caches there are then read in
+            request/response mode only.
+        relink_after_rotation: must be False in this version.
     """
 
     version: Literal[1]
@@ -123,14 +124,16 @@ class Policy(_Part):
     @model_validator(mode="after")
     def _check(self) -> Self:
         _check_link(self.otherwise)
+        if self.relink_after_rotation:
+            raise ValueError("relink_after_rotation is not supported yet: unlink and link again")
         return self
 
     def rights_of(self, credential: str, cluster_id: int, *, by_key: bool = True) -> PeerRights:
         """Return the rights of a peer that has proved a key of this name, or a certificate if not ``by_key``."""
         for rule in self.clusters:
             if rule.fits(credential, cluster_id, by_key):
-                return PeerRights.of(rule.may)
-        return PeerRights.of(self.otherwise)
+                return PeerRights.of(rule.may, self.private_memory)
+        return PeerRights.of(self.otherwise, self.private_memory)
 
     def dns_ids(self) -> dict[str, list[range]]:
         """Return the ids that certificates with a DNS name may have, by the name in lower case."""

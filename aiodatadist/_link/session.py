@@ -150,12 +150,14 @@ class Session:
         return self.peer_minor >= 1
 
     def may_read(self, entry: Entry) -> bool:
-        """Return True if the peer may read a cache of this end."""
-        return self.rights.read and entry.audience.may_read(self.cluster_id)
+        """Return True if the peer may read a cache of this end: by itself, or in request/response mode by asking for it."""
+        is_open = self.rights.private or not (entry.is_private and self.host.one_sided)
+        return self.rights.read and is_open and entry.audience.may_read(self.cluster_id)
 
     def may_write(self, entry: Entry) -> bool:
         """Return True if the peer may write into a cache of this end."""
-        return self.rights.write and entry.audience.may_write(self.cluster_id)
+        is_open = self.rights.private or not entry.is_private
+        return self.rights.write and is_open and entry.audience.may_write(self.cluster_id)
 
     def may_be_critical(self) -> bool:
         """Return True if the peer may make critical requests. If not, count and log that it made one."""

@@ -204,6 +204,10 @@ class Transport(ABC):
             ParamInvalid: if one overlaps another region without being the same.
         """
 
+    def is_private(self, region: Region) -> bool:
+        """Return True if a peer can reach a region only together with all memory of this process."""
+        return False
+
     def withdraw(self, regions: Sequence[Region]) -> None:  # noqa: B027 - a transport that binds nothing has nothing to leave out
         """Announce that each of these will be unregistered once. Channels that are opened from now on leave them out.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiodatadist._concurrency.blocking_calls import in_thread
-from aiodatadist._native.library import Handle
+from aiodatadist._native.library import Handle, ffi
 from aiodatadist._transport import registrations
 from aiodatadist._transport.communicator import Communicator, communicator_config, failing_as_link
 from aiodatadist._transport.contract import (
@@ -176,6 +176,11 @@ class HcclTransport(Transport):
             self._deregister_all(handles)
             raise
         return handles
+
+    def is_private(self, region: Region) -> bool:
+        if not self._runtime.is_soft:
+            return False
+        return bool(self._runtime.acl.softnpu_is_private(ffi.cast("void *", region.address), region.nbytes))
 
     def withdraw(self, regions: Sequence[Region]) -> None:
         self._leaving.update(regions)

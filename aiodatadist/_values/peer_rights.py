@@ -20,6 +20,7 @@ class PeerRights(NamedTuple):
         claim: claim leases of blocks, and release them.
         notify: send notifications.
         critical: have its requests served as critical ones.
+        private: have memory opened to it that only the whole process can be opened for. It is no name in ``may``.
     """
 
     link: bool = False
@@ -28,11 +29,12 @@ class PeerRights(NamedTuple):
     claim: bool = False
     notify: bool = False
     critical: bool = False
+    private: bool = True
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> PeerRights:
+    def of(cls, names: Iterable[str], private: bool = True) -> PeerRights:
         """Return the rights with these names, and no others."""
-        return cls(**dict.fromkeys(names, True))
+        return cls(**dict.fromkeys(names, True), private=private)
 
 
 EVERY_RIGHT: Final = PeerRights.of(RIGHTS)

@@ -72,6 +72,9 @@ int  softnpu_set_memory_limit(uint64_t bytes);     /* per device; also SOFTNPU_D
  * several times: references are counted. To overlap another known range in part is an error.                       */
 int softnpu_adopt(void *addr, uint64_t size, int placement);   /* 0, or an ACL error code */
 int softnpu_release(void *addr, uint64_t size);
+/* Returns 1 if a range is in memory of this process that has no file, so that a peer reaches it only through process_vm_readv
+ * and process_vm_writev, which reach all memory of the process; otherwise 0. */
+int softnpu_is_private(void *addr, uint64_t size);
 
 /* Returns the hardware that softnpu imitates, from SOFTNPU_STRICT at aclInit: 0 none, 1 `hccs`, 2 `roce`, 3 `aicpu`. */
 int softnpu_strictness(void);

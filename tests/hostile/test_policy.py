@@ -228,3 +228,27 @@ async def test_without_read_and_write_a_cache_is_not_even_found(tmp_path: Path, 
             await ends.peer.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), ends.mine, [3], [0])
         assert isinstance(failed.value, (CacheNotFound, ParamInvalid))
         ends.untouched()
+
+
+async def test_private_memory_is_opened_to_no_peer_if_the_policy_says_so(tmp_path: Path, mode: dict[str, Any]) -> None:
+    """In request/response mode the owner delivers it all the same, into memory that it can reach."""
+    async with ends_of(tmp_path, None, **mode) as ends:
+        policy_in(tmp_path / "ours", policy(*RIGHTS, private_memory=False))
+        assert await ends.link() is None
+        memory = bytearray(DESC.size * 2)
+        memory[3 * 64 : 4 * 64] = bytes(range(64))
+        parts = [memoryview(memory)[: DESC.size], memoryview(memory)[DESC.size :]]
+        manager = ends.owner.datadist.cache_manager
+        key = BlocksCacheKey(1, 5)
+        await manager.register_blocks_cache(DESC, parts, key, True)
+        pull = ends.peer.datadist.cache_manager.pull_blocks(key, ends.mine, [3], [0])
+        if mode["enable_remote_cache_accessible"]:
+            with pytest.raises(LLMException, match="offers no cache"):
+                await pull
+            ends.untouched()
+        else:
+            await pull
+            assert bytes(ends.peer.memory(ends.mine).view()[:64]) == bytes(range(64))
+            theirs = await manager.register_blocks_cache(DESC, [bytearray(DESC.size), bytearray(DESC.size)], None, True)
+            with pytest.raises(ParamInvalid, match="may not write into cache"):
+                await manager.pull_blocks(BlocksCacheKey(2), theirs, [3], [0])

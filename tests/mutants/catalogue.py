@@ -1919,7 +1919,7 @@ MUTANTS = (
         "who-may-not-write-pushes",
         "a peer without the right to write is told so",
         "aiodatadist/_link/session.py",
-        "        return self.rights.write and entry.audience.may_write(self.cluster_id)\n",
+        "        return self.rights.write and is_open and entry.audience.may_write(self.cluster_id)\n",
         "        return True\n",
         (POLICY,),
     ),
@@ -1962,5 +1962,13 @@ MUTANTS = (
         "        shown = [region for region, may in self._theirs.shown.items() if access in may]\n",
         "        shown = list(self._theirs.shown)\n",
         (WILD,),
+    ),
+    Mutant(
+        "private-memory-is-opened",
+        "with private_memory false in the policy, a peer is not shown memory that only the whole process can be opened for",
+        "aiodatadist/_link/session.py",
+        "        is_open = self.rights.private or not (entry.is_private and self.host.one_sided)\n",
+        "        is_open = True\n",
+        (POLICY,),
     ),
 )

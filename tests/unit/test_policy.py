@@ -80,6 +80,7 @@ def test_without_otherwise_others_have_no_right(tmp_path: Path) -> None:
         (ANY | {"mode": "certificates"}, "mode is 'certificates': Input should be 'keys' or 'tls'"),
         (ANY | {"restart": "never"}, "restart is 'never': Input should be 'trusted'"),
         (ANY | {"private_memory": "no"}, "private_memory is 'no': Input should be a valid boolean"),
+        (ANY | {"relink_after_rotation": True}, "relink_after_rotation is not supported yet"),
         (ANY | {"relink_after_rotation": 1}, "relink_after_rotation is 1: Input should be a valid boolean"),
         (rule(may=["link", "delete"]), "clusters.0.may.1 is 'delete': Input should be 'link', 'read'"),
         (rule(may=["claim"]), "'claim' is of no use without 'link': add it"),
@@ -97,13 +98,18 @@ def test_without_otherwise_others_have_no_right(tmp_path: Path) -> None:
         (ANY | {"clusters": [RULE] * 257}, "clusters"),
         (" " * (1 << 16) + "{}", "has more than 65536 bytes"),
     ],
-    ids=range(25),
+    ids=range(26),
 )
 def test_a_wrong_policy_is_refused_with_the_file_and_the_rule(content: Any, why: str, tmp_path: Path) -> None:
     with pytest.raises(ParamInvalid) as caught:
         policy_of(tmp_path, content)
     assert why in str(caught.value)
     assert str(tmp_path / "policy.json") in str(caught.value)
+
+
+def test_private_memory_is_said_with_the_rights(tmp_path: Path) -> None:
+    assert policy_of(tmp_path, rule()).rights_of("decode", 1).private
+    assert not policy_of(tmp_path, rule() | {"private_memory": False}).rights_of("decode", 1).private
 
 
 def test_a_policy_that_others_may_write_is_refused_and_one_that_others_may_read_is_not(tmp_path: Path) -> None:

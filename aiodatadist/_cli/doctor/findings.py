@@ -23,6 +23,7 @@ from aiodatadist._cli.doctor.pools import sealing_findings
 from aiodatadist._cli.kit.numbers import quantity
 from aiodatadist._config.certificates import AUTHORITY, CERTIFICATE, Certificates
 from aiodatadist._config.certificates import KEY as TLS_KEY
+from aiodatadist._config.policy import POLICY, Policy
 from aiodatadist._config.secret_files import read_key
 from aiodatadist._config.trust import KEYS, NETWORK_BYTES, NONE, VARIABLE, TrustFolder, Untrusted, credential_of
 from aiodatadist._config.user_key import HINT, key_path, user_key
@@ -257,7 +258,16 @@ def _of_folder(credential: TrustFolder) -> Finding:
     first, *others = (key.name for key in proof)
     accepted = f"; {', '.join(others)} is accepted, too" if others else ""
     value = f"key {first} of {credential.path / KEYS} ({_mode(credential.path / KEYS)})"
-    return Finding("trust", value, "ok", f"from {VARIABLE}; clusters with the same key link, on any machine{accepted}")
+    told = f"{accepted}{_of_policy(credential.policy())}"
+    return Finding("trust", value, "ok", f"from {VARIABLE}; clusters with the same key link, on any machine{told}")
+
+
+def _of_policy(policy: Policy | None) -> str:
+    """Say what a policy restricts; nothing if there is none."""
+    if policy is None:
+        return ""
+    private = "" if policy.private_memory else ", and opens no ordinary memory of a process to peers on softnpu"
+    return f"; {POLICY} has {len(policy.clusters)} rules for what peers may do{private}"
 
 
 def _of_key_file(path: Path) -> Finding:

@@ -39,6 +39,12 @@ int softnpu_adopt(void *addr, uint64_t size, int placement)
     return soft_mem_adopt(addr, size, placement);
 }
 
+int softnpu_is_private(void *addr, uint64_t size)
+{
+    soft_span span;
+    return !soft_span_of(addr, size, &span) || span.fd < 0;
+}
+
 int softnpu_release(void *addr, uint64_t size)
 {
     SOFT_TRY(soft_fault(__func__, NULL));
