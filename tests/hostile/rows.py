@@ -133,7 +133,7 @@ ROWS: Final = (
     ),
     Row(
         "T7",
-        _hostile("taken_ids"),
+        _hostile("taken_ids", "tls_links"),
         (
             Figure(
                 f"the newcomer is refused after {link_table.RIVAL_SECONDS:g} s at most",
@@ -218,7 +218,7 @@ ROWS: Final = (
     ),
     Row(
         "T17",
-        _hostile("rotated_keys", "bootstrap_keys"),
+        _hostile("rotated_keys", "bootstrap_keys", "tls_links"),
         (
             Figure(
                 f"looked at for each new link, and every {key_ring.LOOK_SECONDS:g} s",
@@ -281,6 +281,7 @@ ROWS: Final = (
 
 WITHOUT_A_ROW: Final = {
     f"{HOSTILE}policy.py": "rights of peers: the row of T18 is not written",
+    f"{HOSTILE}wild_requests.py": "requests beyond what was granted: likewise",
     f"{HOSTILE}readers.py": "caches for some clusters only: likewise",
     f"{HOSTILE}key_handshakes.py": "the handshake of protocol 5: rows of T9 and T10 are not written",
     f"{HOSTILE}rows.py": "this table",
