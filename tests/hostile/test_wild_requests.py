@@ -20,11 +20,12 @@ from aiodatadist._link.transfers.responder import Responder
 from aiodatadist._values.grid import Grid
 from aiodatadist._wire.messages import Grant, KeyName, Pull
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
+from tests.hostile.wild_counts import GATE, NIGHTLY
 from tests.keys import HEX, folder_of, policy_in
 
 KEY = f"decode {HEX}"
 DESC = CacheDesc(1, [64, 4096], DataType.DT_UINT8)
-COUNTS = [pytest.param(1000, id="gate"), pytest.param(100_000, marks=pytest.mark.nightly, id="nightly")]
+COUNTS = [pytest.param(GATE, id="gate"), pytest.param(NIGHTLY, marks=pytest.mark.nightly, id="nightly")]
 PROT_READ, PROT_WRITE = 1, 2
 libc = ctypes.CDLL(None, use_errno=True)
 Kind = Literal["blocks", "request", "prefix", "id", "address"]
