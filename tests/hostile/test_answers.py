@@ -52,6 +52,32 @@ async def test_an_answer_reports_no_more_bytes_than_were_asked_for(
         assert sum(flow.bytes + flow.ranges for flow in flows.values()) == 0
 
 
+@pytest.mark.parametrize("slots", [False, True], ids=["blocks", "slots"])
+@pytest.mark.parametrize(
+    "figures", [{}, {"nbytes": ALL - 1, "ranges": 1}, {"stopped": True}, {"is_unknown": True}], ids=str
+)
+async def test_a_success_reports_no_fewer_bytes_than_were_asked_for(
+    figures: dict[str, Any], slots: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with linked_pair(DESC, enable_remote_cache_accessible=False, slots=slots) as (prompt, decoder, _, target):
+        link = inside(decoder.datadist).links.find(1)
+        lie(prompt, monkeypatch, **figures)
+        with pytest.raises(ProtocolError, match="the peer moved"):
+            await pull(decoder, target, slots=slots)
+        await link.wait_closed()
+
+
+async def test_a_slot_that_fills_blocks_is_no_shorter_than_they_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of three blocks may hold a single byte."""
+    async with linked_pair(DESC, enable_remote_cache_accessible=False) as (prompt, decoder, _, target):
+        manager, least = decoder.datadist.cache_manager, 4 * (2 * 1024 + 1)
+        lie(prompt, monkeypatch, nbytes=least, ranges=1)
+        await manager.pull_blocks(CacheKey(1, 3), target, [], [1, 2, 3])
+        lie(prompt, monkeypatch, nbytes=least - 1, ranges=1)
+        with pytest.raises(ProtocolError, match=f"the peer moved {least - 1} bytes: it was asked for {least} at least"):
+            await manager.pull_blocks(CacheKey(1, 3), target, [], [1, 2, 3])
+
+
 async def test_all_bytes_that_were_asked_for_may_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async with linked_pair(DESC, enable_remote_cache_accessible=False) as (prompt, decoder, _, target):
         lie(prompt, monkeypatch, nbytes=ALL, ranges=ALL)
@@ -61,7 +87,7 @@ async def test_all_bytes_that_were_asked_for_may_be_reported(monkeypatch: pytest
 
 async def test_an_answer_took_no_longer_than_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     async with linked_pair(DESC, enable_remote_cache_accessible=False) as (prompt, decoder, _, target):
-        lie(prompt, monkeypatch, queue_seconds=1e308, transfer_seconds=1e308)
+        lie(prompt, monkeypatch, nbytes=ALL, queue_seconds=1e308, transfer_seconds=1e308)
         for _ in range(2):
             await pull(decoder, target, slots=False)
         flow = decoder.datadist.figures().transfers["pull_blocks"]

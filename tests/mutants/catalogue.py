@@ -409,6 +409,14 @@ MUTANTS = (
         (f"{LAYERED}::test_two_keys_of_one_cache_are_one_destination",),
     ),
     Mutant(
+        "success-without-bytes",
+        "a pull succeeds only if its peer says that it moved all bytes",
+        "aiodatadist/_link/control/questions.py",
+        "    if message.status == LLMStatusCode.LLM_SUCCESS and message.nbytes < call.least_bytes:\n",
+        "    if False:\n",
+        ("tests/hostile/test_answers.py",),
+    ),
+    Mutant(
         "a-layer-of-some-tensors",
         "a receiver's layer is complete when all of its tensors have landed, in whatever layers the sender counts",
         "aiodatadist/_link/control/layer_events.py",

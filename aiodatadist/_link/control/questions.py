@@ -33,7 +33,7 @@ class Question:
         kind: the type that the answer must have.
         name: the name of the cache, if the question is a lookup.
         checksums: the number of checksums that the answer must have if it reports success.
-        most_bytes: the number of bytes that the answer may report.
+        least_bytes, most_bytes: the numbers of bytes that the answer may report if it reports success.
         answered: set when the question is settled.
         answer: the peer's answer; None until then, and if the peer's version does not know such questions.
         again: the timer that repeats the question.
@@ -48,6 +48,7 @@ class Question:
         "asked_after",
         "checksums",
         "kind",
+        "least_bytes",
         "most_bytes",
         "name",
         "number",
@@ -61,12 +62,14 @@ class Question:
         name: Name | None,
         checksums: int = 0,
         then: Callable[[], object] | None = None,
+        least_bytes: int = 0,
         most_bytes: int = 2**64,
     ) -> None:
         self.number: int = number
         self.kind: type[Found] | type[Pulled] | type[Pong] | type[Owned] | type[Claimed] | type[Digests] = kind
         self.name: Name | None = name
         self.checksums: int = checksums
+        self.least_bytes: int = least_bytes
         self.most_bytes: int = most_bytes
         self.answered: Signal = Signal()
         self.answer: Answer | None = None
@@ -159,9 +162,9 @@ class PendingQuestions:
             self._post_again(question(call.number))
             self._repeat_after(min(2 * pause, MOST_AGAIN_SECONDS), call, question)
 
-    def expect(self, then: Callable[[], object], checksums: int, most_bytes: int) -> Question:
+    def expect(self, then: Callable[[], object], checksums: int, least_bytes: int, most_bytes: int) -> Question:
         """Open a request for a pull, as :meth:`start` does, that the caller sends under the question's number."""
-        return self._keep(Question(next(self._numbers), Pulled, None, checksums, then, most_bytes))
+        return self._keep(Question(next(self._numbers), Pulled, None, checksums, then, least_bytes, most_bytes))
 
     def _say(self, question: Callable[[int], Message], call: Question) -> Question:
         self._post(question(call.number))
@@ -272,6 +275,8 @@ def _check_figures(call: Question, message: Pulled) -> None:
     """Raise ProtocolError for figures that cannot be: they are added to those of all links."""
     if message.nbytes > call.most_bytes:
         raise ProtocolError(f"the peer moved {message.nbytes} bytes: it was asked for {call.most_bytes}")
+    if message.status == LLMStatusCode.LLM_SUCCESS and message.nbytes < call.least_bytes:
+        raise ProtocolError(f"the peer moved {message.nbytes} bytes: it was asked for {call.least_bytes} at least")
     if message.ranges > message.nbytes:
         raise ProtocolError(f"the peer moved {message.ranges} ranges with {message.nbytes} bytes in all")
 

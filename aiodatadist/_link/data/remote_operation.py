@@ -61,6 +61,14 @@ class TransferSpec:
             each = len(selection.dst_blocks) * self.entry.stride or selection.nbytes
         return len(selection.layers.of_target(self.entry)) * each
 
+    @property
+    def least_bytes(self) -> int:
+        """The number of bytes that the transfer moves at least: all, unless a slot may fill the last block in part."""
+        selection, most = self.selection, self.most_bytes
+        if not selection.dst_blocks or selection.src_blocks or selection.parts is not None:
+            return most
+        return most - len(selection.layers.of_target(self.entry)) * (self.entry.stride - 1)
+
     def grid(self, remote: RemoteCache, slot: int) -> Grid:
         """Return the grid of bytes to move, given the peer's cache and slot. The destination is its local side.
 

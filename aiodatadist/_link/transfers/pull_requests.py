@@ -272,7 +272,9 @@ class PullRequests:
         if session.peer_leases.told(entry) or request.asked:  # asked again: the peer may have missed the first grant
             session.post(Grant(cache=entry.message(), access=session.access_to(entry).value))
         checksums = spec.pieces if spec.checksum else 0
-        request.question = session.questions.expect(partial(self._answered, request), checksums, spec.most_bytes)
+        request.question = session.questions.expect(
+            partial(self._answered, request), checksums, spec.least_bytes, spec.most_bytes
+        )
         request.stage = Stage.ASKED
         request.asked += 1
         self._open[spec.priority].add(request)
