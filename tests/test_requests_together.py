@@ -59,9 +59,9 @@ class Said:
         self._messages = list[Message]()
         said = self
 
-        def noted(message: Message, minor: int) -> bytes:
+        def noted(message: Message, *terms: Any) -> bytes:
             said._messages.append(message)
-            return encode(message, minor)
+            return encode(message, *terms)
 
         monkeypatch.setattr(wire, "encode", noted)
 
