@@ -1391,6 +1391,22 @@ MUTANTS = (
         ("tests/unit/test_lease_room.py", CLAIMS_OF_ENGINES),
     ),
     Mutant(
+        "weights-named-by-path",
+        "weights that were updated in place are other weights",
+        "aiodatadist/_adapters/meaning.py",
+        "{weights or _digest(model)}",
+        "{_digest(model)}",
+        ("tests/adapters/test_weights.py",),
+    ),
+    Mutant(
+        "offered-by-itself",
+        "an engine takes no blocks from itself",
+        "aiodatadist/_adapters/vllm/offer.py",
+        "        if peer.cluster_id in self._own:\n",
+        "        if False:\n",
+        (CLAIMS_OF_ENGINES,),
+    ),
+    Mutant(
         "awaited-without-limit",
         "max_awaited limits what waits for peers",
         "aiodatadist/_adapters/vllm/scheduler_side.py",
