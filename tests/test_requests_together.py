@@ -8,6 +8,7 @@ from array import array
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
 import pytest
 
