@@ -2,6 +2,7 @@
 #pragma GCC visibility push(default)
 #include "heartbeats.h"
 #pragma GCC visibility pop
+#include "blake2b.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -19,6 +20,7 @@
 #include <unistd.h>
 
 enum { EVENTS = 64, READ = 4096 };        /* taken of epoll at a time; bytes of a line at a time: thousands of beats */
+enum { EXCUSED = 3 };                     /* silences after the last sealed beat in which other signs of life count */
 enum { EARLY_AT = 224 };                  /* of tcpi_rcv_ooopack in the kernel's struct tcp_info; older headers lack it */
 #ifndef TCP_THIN_LINEAR_TIMEOUTS
 #define TCP_THIN_LINEAR_TIMEOUTS 16
@@ -26,13 +28,22 @@ enum { EARLY_AT = 224 };                  /* of tcpi_rcv_ooopack in the kernel's
 static const uint64_t WAKE = UINT64_MAX;  /* what epoll says of the eventfd that wakes the thread */
 static const int64_t NEVER = INT64_MAX;
 
+typedef struct seals {                    /* of a line with keys */
+    uint8_t out_key[HEARTBEATS_KEY], in_key[HEARTBEATS_KEY];
+    uint64_t out_counter, in_counter;     /* the next one to send; the lowest one that is accepted */
+    uint8_t out[HEARTBEATS_BEAT], in[HEARTBEATS_BEAT];
+    uint32_t unsent, unread;              /* bytes at the end of `out` that are not sent; bytes of `in` that came */
+    int64_t proved_ns;                    /* when the last beat came, or from when on silence counts */
+} seals;
+
 typedef struct line {
     int fd;                               /* -1: it was closed, or the slot is free */
     uint32_t generation;                  /* grows when the slot is given back */
     bool is_taken, has_begun, is_silent;
     bool tells_begun, tells_end, is_told; /* is_told: it is in the list of lines with news */
     int end, code;                        /* HEARTBEATS_CLOSED or _BROKEN */
-    int64_t silence_ns, heard_ns;         /* heard: when the last byte came, or from when on silence counts */
+    int64_t silence_ns, heard_ns;         /* heard: when the last beat came, or from when on silence counts */
+    seals *seals;                         /* NULL: a beat is a byte */
     uint32_t early;                       /* packets that came before one that is missing, when a byte was heard last */
     uint32_t next;                        /* in the list of free slots, or of lines with news */
 } line;
@@ -157,6 +168,12 @@ static void end(heartbeats *h, line *l, int kind, int code)
     tell(h, l);
 }
 
+/* Any process on the way can make other signs of life than a sealed beat. */
+static int64_t most_excused(const line *l, int64_t heard_ns)
+{
+    return l->seals ? least(heard_ns, sum(l->seals->proved_ns, EXCUSED * least(l->silence_ns, NEVER / EXCUSED))) : heard_ns;
+}
+
 static void count_from(heartbeats *h, line *l, int64_t heard_ns)
 {
     if (heard_ns > l->heard_ns)
@@ -176,10 +193,12 @@ static uint32_t early_packets(const line *l)
     return packets;
 }
 
-/* The first byte ends the patience, so that `heard` may move back. */
+/* The first beat ends the patience, so that `heard` may move back. */
 static void hear(heartbeats *h, line *l, int64_t now)
 {
     l->heard_ns = now;
+    if (l->seals)
+        l->seals->proved_ns = now;
     l->early = early_packets(l);
     l->is_silent = false;
     count_from(h, l, now);
@@ -189,15 +208,71 @@ static void hear(heartbeats *h, line *l, int64_t now)
     }
 }
 
+static void write_beat(const uint8_t *key, uint64_t counter, uint8_t *beat)
+{
+    for (int i = 0; i < 8; i++)
+        beat[i] = (uint8_t)(counter >> (8 * (7 - i)));
+    blake2b_seal(key, HEARTBEATS_KEY, beat, 8, beat + 8);
+}
+
+/* The time does not tell how much of a seal was right. */
+static bool is_sealed(const seals *s)
+{
+    uint8_t seal[BLAKE2B_SEAL], differences = 0;
+    blake2b_seal(s->in_key, HEARTBEATS_KEY, s->in, 8, seal);
+    for (int i = 0; i < BLAKE2B_SEAL; i++)
+        differences |= seal[i] ^ s->in[8 + i];
+    return differences == 0;
+}
+
+/* One whole beat. false: it is forged. */
+static bool hear_beat(heartbeats *h, line *l, int64_t now)
+{
+    seals *s = l->seals;
+    uint64_t counter = 0;
+    if (!is_sealed(s))
+        return false;
+    for (int i = 0; i < 8; i++)
+        counter = counter << 8 | s->in[i];
+    if (counter >= s->in_counter) {       /* else it came before */
+        s->in_counter = counter + 1;
+        hear(h, l, now);
+    }
+    return true;
+}
+
+static void hear_bytes(heartbeats *h, line *l, const uint8_t *bytes, uint32_t count, int64_t now)
+{
+    seals *s = l->seals;
+    if (!s) {
+        hear(h, l, now);
+        return;
+    }
+    while (count) {
+        uint32_t part = HEARTBEATS_BEAT - s->unread < count ? HEARTBEATS_BEAT - s->unread : count;
+        memcpy(s->in + s->unread, bytes, part);
+        s->unread += part;
+        bytes += part;
+        count -= part;
+        if (s->unread < HEARTBEATS_BEAT)
+            return;
+        s->unread = 0;
+        if (!hear_beat(h, l, now)) {
+            end(h, l, HEARTBEATS_FORGED, 0);
+            return;
+        }
+    }
+}
+
 /* All that is there, of at most so many bytes. */
 static void listen_to(heartbeats *h, line *l, int64_t now)
 {
-    char bytes[READ];
+    uint8_t bytes[READ];
     if (l->fd < 0)
         return;
     ssize_t count = recv(l->fd, bytes, sizeof bytes, MSG_DONTWAIT);
     if (count > 0)
-        hear(h, l, now);
+        hear_bytes(h, l, bytes, (uint32_t)count, now);
     else if (count == 0)
         end(h, l, HEARTBEATS_CLOSED, 0);
     else if (errno != EAGAIN && errno != EINTR)
@@ -217,15 +292,29 @@ static void look_for_life(heartbeats *h, line *l, int64_t now)
         return;
     uint32_t early = early_packets(l);
     if (early != l->early)
-        count_from(h, l, now);
+        count_from(h, l, most_excused(l, now));
     l->early = early;
 }
 
 /* A beat that cannot be sent is left out: the buffer of a stopped peer is full, and a broken socket tells the reader. */
 static void beat(const line *l)
 {
-    if (l->fd >= 0)
+    seals *s = l->seals;
+    if (l->fd < 0)
+        return;
+    if (!s) {
         (void)send(l->fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+        return;
+    }
+    if (!s->unsent) {                     /* else the kernel took only the beginning of the last one */
+        write_beat(s->out_key, s->out_counter++, s->out);
+        s->unsent = HEARTBEATS_BEAT;
+    }
+    ssize_t count = send(l->fd, s->out + HEARTBEATS_BEAT - s->unsent, s->unsent, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (count > 0)
+        s->unsent -= (uint32_t)count;
+    else if (s->unsent == HEARTBEATS_BEAT)
+        s->unsent = 0;
 }
 
 /* The owner has something for the thread. */
@@ -248,8 +337,11 @@ static void forgive(heartbeats *h, int64_t now)
 {
     int64_t late = now - (h->due_ns > h->turned_ns ? h->due_ns : h->turned_ns);
     for (uint32_t slot = 0; late > 0 && slot < h->count; slot++)
-        if (h->lines[slot].fd >= 0 && late > h->lines[slot].silence_ns / 2)
+        if (h->lines[slot].fd >= 0 && late > h->lines[slot].silence_ns / 2) {
+            if (h->lines[slot].seals)
+                h->lines[slot].seals->proved_ns = now;
             count_from(h, &h->lines[slot], now);
+        }
 }
 
 /* All that came, before anything is judged: a process that was stopped finds its peers' beats. */
@@ -386,7 +478,7 @@ int heartbeats_start(heartbeats *h)
 }
 
 /* Locked. */
-static int take_up(heartbeats *h, int fd, uint32_t slot, int64_t silence_ns, int64_t patience_ns)
+static int take_up(heartbeats *h, int fd, uint32_t slot, int64_t silence_ns, int64_t patience_ns, seals *sealed)
 {
     line *l = &h->lines[slot];
     struct epoll_event readable = { .events = EPOLLIN, .data.u64 = name_of(h, slot) };
@@ -396,7 +488,9 @@ static int take_up(heartbeats *h, int fd, uint32_t slot, int64_t silence_ns, int
     int linear = 1;                       /* a lost beat is sent again each 200 ms or so, not after 200, 400, 800 ...; TCP alone has it */
     setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &linear, sizeof linear);
     int64_t now = now_of(h);
-    *l = (line){ .fd = fd, .generation = l->generation, .is_taken = true, .silence_ns = silence_ns };
+    *l = (line){ .fd = fd, .generation = l->generation, .is_taken = true, .silence_ns = silence_ns, .seals = sealed };
+    if (sealed)
+        sealed->proved_ns = sum(now, patience_ns);
     count_from(h, l, sum(now, patience_ns));
     h->next_beat_ns = least(h->next_beat_ns, sum(now, h->interval_ns));
     beat(l);
@@ -404,18 +498,27 @@ static int take_up(heartbeats *h, int fd, uint32_t slot, int64_t silence_ns, int
     return 0;
 }
 
-int heartbeats_watch(heartbeats *h, int fd, int64_t silence_ns, int64_t patience_ns, uint64_t *name)
+int heartbeats_watch(heartbeats *h, int fd, int64_t silence_ns, int64_t patience_ns, const uint8_t *keys, uint64_t *name)
 {
     if (fd < 0 || silence_ns <= 0 || patience_ns < 0 || is_a_child(h))
         return -EINVAL;
+    seals *sealed = keys ? calloc(1, sizeof *sealed) : NULL;
+    if (keys && !sealed)
+        return -ENOMEM;
+    if (sealed) {
+        memcpy(sealed->out_key, keys, HEARTBEATS_KEY);
+        memcpy(sealed->in_key, keys + HEARTBEATS_KEY, HEARTBEATS_KEY);
+    }
     pthread_mutex_lock(&h->lock);
     int status = -ENOMEM;
     if (have_room(h)) {
         uint32_t slot = h->free;
         *name = name_of(h, slot);
-        status = take_up(h, fd, slot, silence_ns, patience_ns);
+        status = take_up(h, fd, slot, silence_ns, patience_ns, sealed);
     }
     pthread_mutex_unlock(&h->lock);
+    if (status)
+        free(sealed);
     return status;
 }
 
@@ -451,24 +554,31 @@ void heartbeats_stop(heartbeats *h, uint64_t name)
         if (l->is_told)
             take_out_of_news(h, slot);
         shut(h, l);
+        free(l->seals);
         *l = (line){ .fd = -1, .generation = l->generation + 1, .next = h->free };
         h->free = slot;
     }
     pthread_mutex_unlock(&h->lock);
 }
 
-void heartbeats_excuse(heartbeats *h, uint64_t name, int64_t ago_ns)
+int heartbeats_excuse(heartbeats *h, uint64_t name, int64_t ago_ns)
 {
+    bool counts = false;
     if (is_a_child(h))
-        return;
+        return 0;
     pthread_mutex_lock(&h->lock);
     line *l = find(h, name);
     if (l && l->fd >= 0) {
-        count_from(h, l, now_of(h) - ago_ns);
-        l->is_silent = false;
+        int64_t heard = most_excused(l, now_of(h) - ago_ns);
+        counts = !l->seals || now_of(h) - heard < l->silence_ns;
+        if (counts) {
+            count_from(h, l, heard);
+            l->is_silent = false;
+        }
         wake(h, now_of(h));
     }
     pthread_mutex_unlock(&h->lock);
+    return counts;
 }
 
 /* Locked. Leaves the line in the list if there is more of it. */
@@ -531,9 +641,11 @@ void heartbeats_close(heartbeats *h)
         ring_bell(h->wake);
         pthread_join(h->thread, NULL);
     }
-    for (uint32_t slot = 0; slot < h->count; slot++)
+    for (uint32_t slot = 0; slot < h->count; slot++) {
         if (h->lines[slot].fd >= 0)
             close(h->lines[slot].fd);
+        free(h->lines[slot].seals);
+    }
     int own[] = { h->epoll, h->wake, h->news };
     for (int i = 0; i < 3; i++)
         if (own[i] >= 0)

@@ -18,6 +18,7 @@ from aiodatadist._concurrency import forks
 from aiodatadist._native.library import Handle, ffi, ring
 
 CLOSED = "its heartbeat connection was closed"
+FORGED = "a heartbeat has a wrong seal: it was changed or added on its way"
 _CLOSED_UNREAD = {errno.ECONNRESET, errno.EPIPE}
 """Errors of the kernel if the peer closed the connection before it had read the last beats."""
 
@@ -51,6 +52,7 @@ class HeartbeatThread:
         begun: Callable[[], object] | None = None,
         patience: float = 0.0,
         elsewhere: Callable[[], float | None] = lambda: None,
+        keys: tuple[bytes, bytes] | None = None,
     ) -> HeartbeatWatch:
         """Beat on a connected stream socket and listen to the peer's beats.
 
@@ -58,13 +60,14 @@ class HeartbeatThread:
         longer.
 
         Args:
-            silence: seconds without a byte from the peer after which it is lost; must be well above the peer's
+            silence: seconds without a beat from the peer after which it is lost; must be well above the peer's
                 interval.
             lost: called at most once, on the running event loop, with the reason in plain words.
-            begun: called there, too, when the peer's first byte has come.
-            patience: additional seconds for that byte, because the peer's event loop must accept the connection first.
+            begun: called there, too, when the peer's first beat has come.
+            patience: additional seconds for that beat, because the peer's event loop must accept the connection first.
             elsewhere: called when the peer is silent. Returns the seconds since it gave a sign of life on another
                 connection, or None.
+            keys: seal this end's beats, and check the peer's, of 32 bytes each; None if beats are not sealed.
 
         Raises:
             RuntimeError: if this is closed, or no event loop is running.
@@ -80,7 +83,9 @@ class HeartbeatThread:
             if sock.family in {socket.AF_INET, socket.AF_INET6}:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a beat waits for no acknowledgement
             line = ffi.new("uint64_t *")
-            _check(ring.heartbeats_watch(native, sock.fileno(), _nanoseconds(silence), _nanoseconds(patience), line))
+            times = _nanoseconds(silence), _nanoseconds(patience)
+            both = ffi.NULL if keys is None else ffi.from_buffer("uint8_t[]", b"".join(keys))
+            _check(ring.heartbeats_watch(native, sock.fileno(), *times, both, line))
             sock.detach()
         watch = self._watches[line[0]] = HeartbeatWatch(self, line[0], silence, lost, begun, elsewhere)
         return watch
@@ -105,9 +110,9 @@ class HeartbeatThread:
             if (watch := self._watches.get(self._news.line)) is not None:
                 watch._hear(self._news)
 
-    def _excuse(self, line: int, ago: float) -> None:
-        if self._native is not None:
-            ring.heartbeats_excuse(self._native, line, _nanoseconds(ago))
+    def _excuse(self, line: int, ago: float) -> bool:
+        """Count a sign of life that the peer gave elsewhere. Return False if it does not count."""
+        return self._native is not None and bool(ring.heartbeats_excuse(self._native, line, _nanoseconds(ago)))
 
     def _let_go(self, line: int) -> None:
         if self._watches.pop(line, None) is not None and self._native is not None:
@@ -154,17 +159,22 @@ class HeartbeatWatch:
             if self._begun is not None:
                 self._begun()
             return
-        if news.kind == ring.HEARTBEATS_SILENT and (ago := self._elsewhere()) is not None and ago < self._silence:
-            self._heartbeats._excuse(self._line, ago)
+        if news.kind == ring.HEARTBEATS_SILENT and self._is_excused():
             return
         reason = self._reason(news)
         self.stop()
         self._lost(reason)
 
+    def _is_excused(self) -> bool:
+        ago = self._elsewhere()
+        return ago is not None and ago < self._silence and self._heartbeats._excuse(self._line, ago)
+
     @staticmethod
     def _reason(news: Handle) -> str:
         if news.kind == ring.HEARTBEATS_SILENT:
             return f"no heartbeat for {news.silent_ns / 1e9:.2f} s"
+        if news.kind == ring.HEARTBEATS_FORGED:
+            return FORGED
         if news.kind == ring.HEARTBEATS_BROKEN and news.code not in _CLOSED_UNREAD:
             return f"its heartbeat connection failed: {os.strerror(news.code)}"
         return CLOSED

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import anyio
 import anyio.abc
 
-from aiodatadist._cluster.heartbeat_thread import CLOSED, HeartbeatThread
+from aiodatadist._cluster.heartbeat_thread import CLOSED, FORGED, HeartbeatThread
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._config.trust import BOTH_ENDS, Key
 from aiodatadist._link import Cause, FirstWords, Link, agree_on_key, connected
 from aiodatadist._wire.frames import encode
 from aiodatadist._wire.messages import AttachHeartbeats
-from aiodatadist.errors import LinkError
+from aiodatadist.errors import LinkError, ProtocolError
 
 UNEXPECTED = "heartbeats came for a link that does not exist"
 FIRST_BEAT_TIMEOUT = 10.0
@@ -144,7 +144,7 @@ class Heartbeats:
 
         try:
             silence = link.session.heartbeat * (self._misses + 1)
-            watch = self._thread.watch(sock, silence, lost, begun, patience, link.session.wire.quiet_seconds)
+            watch = self._thread.watch(sock, silence, lost, begun, patience, link.session.wire.quiet_seconds, keys)
         except (OSError, RuntimeError) as error:  # out of descriptors or threads, or the end of the engine
             raise LinkError(f"no heartbeats can be exchanged: {error}") from error
         self._watched.add(link)
@@ -158,7 +158,9 @@ class Heartbeats:
                 while not (why or link.is_closed):
                     await news.wait()
                 await _let_it_tell(link, why)
-            if why and not link.is_closed:
+            if why == FORGED and not link.is_closed:
+                link.session.break_off(ProtocolError(f"cluster {link.cluster_id}: {why}"))
+            elif why and not link.is_closed:
                 link.session.lost(why, None if why == CLOSED else Cause.HEARTBEATS_MISSED)
         finally:
             self._watched.discard(link)

@@ -33,7 +33,7 @@ SPELLED = (
     "ring_driver *", "ring_layers *", "ring_options *", "ring_step[]", "ring_units *", "size_t *", "slots_class[]",
     "slots_values *",
     "softnpu_counters", "softnpu_counters *", "uint16_t[]", "uint32_t *", "uint32_t[]", "uint64_t *", "uint64_t[]",
-    "uintptr_t", "void *", "void **",
+    "uint8_t[]", "uintptr_t", "void *", "void **",
 )  # fmt: skip
 """The types that this package uses, as it spells them."""
 

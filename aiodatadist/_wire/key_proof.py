@@ -169,7 +169,7 @@ class KeyProof:
             case ProofState.WELCOME, Welcome():
                 self._on_welcome(message)
                 return None
-            case ((ProofState.HELLO1 | ProofState.WELCOME), Hello()):
+            case ((ProofState.HELLO1 | ProofState.WELCOME), Hello()) if message.protocol != PROTOCOL:
                 raise other_proof(PROTOCOL, [message.protocol])
         raise ProtocolError(f"the peer sent {message.type!r} when {self.state.value!r} was expected")
 

@@ -21,7 +21,7 @@ static pair make_pair(void)
 static pair watched(heartbeats *h, int64_t silence, int64_t patience)
 {
     pair p = make_pair();
-    CHECK_EQ(heartbeats_watch(h, p.ours, silence, patience, &p.line), 0);
+    CHECK_EQ(heartbeats_watch(h, p.ours, silence, patience, NULL, &p.line), 0);
     return p;
 }
 
@@ -251,7 +251,7 @@ TEST(test_peer_that_does_not_read_holds_up_no_other)
     heartbeats *h = open_at(0);
     pair full = make_pair();
     while (send(full.ours, bytes, sizeof bytes, MSG_DONTWAIT) > 0) { }
-    CHECK_EQ(heartbeats_watch(h, full.ours, SILENCE, 0, &full.line), 0);
+    CHECK_EQ(heartbeats_watch(h, full.ours, SILENCE, 0, NULL, &full.line), 0);
     for (int i = 0; i < MANY; i++)
         all[i] = watched(h, SILENCE, 0);
     for (int64_t now = INTERVAL; now <= 2 * SILENCE; now += INTERVAL) {
@@ -283,12 +283,12 @@ TEST(test_what_cannot_be_watched_stays_the_callers)
     int file = open("/dev/null", O_RDONLY | O_CLOEXEC);
     CHECK_EQ(heartbeats_open(0, &h), -EINVAL);
     h = open_at(0);
-    CHECK_EQ(heartbeats_watch(h, -1, SILENCE, 0, &line), -EINVAL);
-    CHECK_EQ(heartbeats_watch(h, p.ours, 0, 0, &line), -EINVAL);
-    CHECK_EQ(heartbeats_watch(h, p.ours, SILENCE, -1, &line), -EINVAL);
-    CHECK_EQ(heartbeats_watch(h, file, SILENCE, 0, &line), -EPERM);         /* cannot be polled */
+    CHECK_EQ(heartbeats_watch(h, -1, SILENCE, 0, NULL, &line), -EINVAL);
+    CHECK_EQ(heartbeats_watch(h, p.ours, 0, 0, NULL, &line), -EINVAL);
+    CHECK_EQ(heartbeats_watch(h, p.ours, SILENCE, -1, NULL, &line), -EINVAL);
+    CHECK_EQ(heartbeats_watch(h, file, SILENCE, 0, NULL, &line), -EPERM);         /* cannot be polled */
     CHECK_EQ(close(file), 0);
-    CHECK_EQ(heartbeats_watch(h, p.ours, INT64_MAX, INT64_MAX, &p.line), 0);
+    CHECK_EQ(heartbeats_watch(h, p.ours, INT64_MAX, INT64_MAX, NULL, &p.line), 0);
     heartbeats_turn(h, INT64_MAX / 2);
     CHECK_EQ(next_kind(h, &p), 0);
     heartbeats_close(h);
@@ -313,7 +313,7 @@ TEST(test_threads_of_two_ends_keep_each_other_alive_and_leave_nothing)
     for (int i = 0; i < LINES; i++) {
         uint64_t theirs;
         lines[i] = watched(h, minute, 0);
-        CHECK_EQ(heartbeats_watch(other, lines[i].theirs, minute, 0, &theirs), 0);
+        CHECK_EQ(heartbeats_watch(other, lines[i].theirs, minute, 0, NULL, &theirs), 0);
     }
     for (int begun = 0; begun < LINES;) {
         struct pollfd bell = { .fd = heartbeats_fd(h), .events = POLLIN };
@@ -362,7 +362,7 @@ TEST(test_forked_child_closes_its_copies_and_the_parent_goes_on)
     if (child == 0) {
         uint64_t line;
         heartbeats_news news;
-        int failed = heartbeats_watch(h, p.theirs, 1, 0, &line) != -EINVAL;
+        int failed = heartbeats_watch(h, p.theirs, 1, 0, NULL, &line) != -EINVAL;
         failed |= heartbeats_reap(h, &news) != 0;
         heartbeats_stop(h, p.line);
         heartbeats_close(h);

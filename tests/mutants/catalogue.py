@@ -29,7 +29,7 @@ DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent
 TLS_PIPE = "tests/unit/wire/test_tls_pipe.py"
 TRUST, ROTATED_KEYS = "tests/hostile/test_trust.py", "tests/hostile/test_rotated_keys.py"
 KEY_PROOF, SEALS = "tests/unit/wire/test_key_proof.py", "tests/unit/wire/test_seals.py"
-HANDSHAKES = "tests/hostile/test_key_handshakes.py"
+HANDSHAKES, SEALED_LINKS = "tests/hostile/test_key_handshakes.py", "tests/hostile/test_sealed_links.py"
 CHANNELS, ANSWERS, WITHDRAWN = (f"tests/hostile/test_{name}.py" for name in ("channels", "answers", "withdrawn_caches"))
 WILD = "tests/hostile/test_wild_requests.py"
 POLICY, READERS = "tests/hostile/test_policy.py", "tests/hostile/test_readers.py"
@@ -654,6 +654,30 @@ MUTANTS = (
         "        return behind < 0 or (behind < WINDOW and not self._seen >> behind & 1)\n",
         "        return behind < 0 or not self._seen >> behind & 1\n",
         (SEALS,),
+    ),
+    Mutant(
+        "heartbeat-seal-not-compared",
+        "a heartbeat that was changed or added on its way ends the link",
+        "native/heartbeats.c",
+        "    return differences == 0;\n",
+        "    return differences <= 255;\n",
+        (f"{SEALED_LINKS}::test_a_forged_heartbeat_ends_the_link",),
+    ),
+    Mutant(
+        "repeated-heartbeat-is-life",
+        "a heartbeat that comes again is no sign of life",
+        "native/heartbeats.c",
+        "    if (counter >= s->in_counter) {       /* else it came before */\n",
+        "    if (counter + 1 > 0) {\n",
+        (f"{SEALED_LINKS}::test_repeated_heartbeats_do_not_keep_a_link_alive",),
+    ),
+    Mutant(
+        "words-before-the-key-count",
+        "what comes together with a welcome, without a seal, is not acted on",
+        "aiodatadist/_link/control/wire.py",
+        '        if self._ready:\n            raise ProtocolError("a message without a seal',
+        '        if False:\n            raise ProtocolError("a message without a seal',
+        (f"{HANDSHAKES}::test_nothing_unsealed_counts_behind_a_welcome",),
     ),
     Mutant(
         "choice-of-key-not-confirmed",
