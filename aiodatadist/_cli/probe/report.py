@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Verdict = Literal["as expected", "differs", "skipped"]
+Verdict = Literal["as expected", "allowed", "differs", "skipped"]
 Ending = Literal["finished", "killed at the limit", "crashed", "not run"]
 
 
@@ -38,7 +38,8 @@ class Outcome(_Model):
     """The findings of a step.
 
     Attributes:
-        verdict: if the findings agree with the column ``expected``.
+        verdict: if the findings agree with the column ``expected``. ``allowed``: they do not, and softnpu is meant to
+            allow that unless ``SOFTNPU_STRICT`` is set.
         found: the findings, in words.
         because: reason for skipping the step.
         holds: True if the prediction for this kind of link holds; one about RoCE only predicts success over HCCS. None

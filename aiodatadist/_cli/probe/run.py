@@ -87,7 +87,14 @@ class _Probe:
         else:
             report = self._beside(step)
         self.facts.update(report.outcome.facts)
+        if step.soft_allows and report.ending == "finished" and report.outcome.verdict == "differs" and self._is_free:
+            report = report.model_copy(update={"outcome": report.outcome.model_copy(update={"verdict": "allowed"})})
         return self._hidden(report)
+
+    @property
+    def _is_free(self) -> bool:
+        """True if softnpu does the work, and was not told to be as strict as HCCL."""
+        return self.order["runtime"] == "soft" and not os.environ.get("SOFTNPU_STRICT")
 
     def _beside(self, step: Step) -> StepReport:
         devices = int(self.facts.get("devices", 0))

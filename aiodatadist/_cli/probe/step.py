@@ -25,6 +25,7 @@ class Step:
     Attributes:
         alone, together: function for one device or for two; exactly one is set.
         decides: the prediction (B1 to B20) that it decides.
+        soft_allows: True if softnpu allows more than HCCL there, unless it is told to be strict.
         limit: seconds after which its processes are killed.
     """
 
@@ -34,6 +35,7 @@ class Step:
     alone: Alone | None = None
     together: Together | None = None
     decides: str = ""
+    soft_allows: bool = False
     limit: float = 60.0
 
 

@@ -8,7 +8,7 @@ from aiodatadist._cli.kit.text import wrapped
 from aiodatadist._cli.probe.report import Header, Report, StepReport
 
 INDENT = 7
-MARKS = {"as expected": "ok", "differs": "diff", "skipped": "skip"}
+MARKS = {"as expected": "ok", "allowed": "soft", "differs": "diff", "skipped": "skip"}
 
 
 def header_lines(header: Header) -> list[str]:
@@ -27,7 +27,7 @@ def step_lines(report: StepReport) -> list[str]:
     found = report.outcome
     text = f"{MARKS[found.verdict]:<5}{report.step:<3} {report.title}: "
     text += found.found or f"skipped because {found.because}"
-    if found.verdict == "differs":
+    if found.verdict in {"differs", "allowed"}:
         text += f" (expected: {report.expected})"
     return wrapped(text + decided(report), INDENT + 2)
 
@@ -42,4 +42,7 @@ def decided(report: StepReport) -> str:
 
 def verdict_line(report: Report) -> str:
     count = Counter(step.outcome.verdict for step in report.steps)
-    return f"{count['as expected']} as expected, {count['differs']} differ, {count['skipped']} skipped"
+    allowed = (
+        f"{count['allowed']} allowed by softnpu and not by HCCL (SOFTNPU_STRICT=hccs), " if count["allowed"] else ""
+    )
+    return f"{count['as expected']} as expected, {allowed}{count['differs']} differ, {count['skipped']} skipped"
