@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -126,11 +127,12 @@ def app_of(arguments: Namespace) -> FastAPI:
 
 def peer(text: str) -> LLMClusterInfo:
     """Parse ``1@127.0.0.1:26001``: a cluster id, and the address at which it listens."""
-    number, _, address = text.partition("@")
-    host, _, port = address.rpartition(":")
+    parts = re.fullmatch(r"([0-9]+)@(.+):([0-9]+)", text)
+    if parts is None:
+        raise ArgumentTypeError(f"{text!r} is not ID@IP:PORT: must be like 1@127.0.0.1:26001")
     try:
-        info = LLMClusterInfo(int(number))
-        info.append_remote_ip_info(host, int(port))
+        info = LLMClusterInfo(int(parts[1]))
+        info.append_remote_ip_info(parts[2], int(parts[3]))
     except (ValueError, RuntimeError) as error:
         raise ArgumentTypeError(f"{text!r} is not ID@IP:PORT: {error}") from None
     return info

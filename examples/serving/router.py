@@ -10,10 +10,11 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import httpx
@@ -208,10 +209,23 @@ def app_of(arguments: Namespace) -> FastAPI:
     return app
 
 
+def service_url(text: str) -> str:
+    """Return the URL of a service. Raises ArgumentTypeError if it is none, as an address without ``http://``."""
+    try:
+        parts = urlsplit(text)
+        is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        is_bare = not parts.query and not parts.fragment and parts.path in {"", "/"}
+    except ValueError:
+        is_url = is_bare = False
+    if not is_url or not is_bare:
+        raise ArgumentTypeError(f"{text!r} is no URL of a service: must be like http://127.0.0.1:8001")
+    return text.rstrip("/")
+
+
 def main() -> None:
     parser = parser_of(__doc__, port=8000)
-    parser.add_argument("--prefill", nargs="+", required=True, metavar="URL")
-    parser.add_argument("--decode", nargs="+", required=True, metavar="URL")
+    parser.add_argument("--prefill", nargs="+", required=True, metavar="URL", type=service_url)
+    parser.add_argument("--decode", nargs="+", required=True, metavar="URL", type=service_url)
     parser.add_argument("--retry-seconds", type=float, default=10.0, help="that a request may be tried again")
     parser.add_argument("--read-seconds", type=float, default=60.0, help="that a service may say nothing")
     arguments = parser.parse_args()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -23,7 +23,7 @@ from examples.serving.blocks import Blocks
 from examples.serving.kv import KvSettings, open_kv
 from examples.serving.metrics import Metrics
 from examples.serving.prefill import Prefill
-from examples.serving.router import Job, Router, app_of
+from examples.serving.router import Job, Router, app_of, service_url
 
 # ---- blocks ----
 
@@ -270,3 +270,21 @@ def test_without_vllm_a_decode_service_is_told_what_is_wrong(
     with pytest.raises(SystemExit):
         decode.main()
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["foo", "127.0.0.1:8001", "http://", "http://h:x", "http://h:99999", "ftp://h:1", "http://h:1/v1"]
+)
+def test_the_router_says_what_a_service_looks_like(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"is no URL of a service: must be like http://127\.0\.0\.1:8001"):
+        service_url(text)
+
+
+def test_the_router_takes_the_url_of_a_service() -> None:
+    assert [service_url(text) for text in ("http://h:1", "https://[::1]:8001/")] == ["http://h:1", "https://[::1]:8001"]
+
+
+@pytest.mark.parametrize("text", ["foo", "1@h:", "x@h:1", "1@h:x", "@h:1", "1@:1"])
+def test_decode_says_what_a_prefill_looks_like(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"is not ID@IP:PORT: must be like 1@127\.0\.0\.1:26001"):
+        decode.peer(text)
