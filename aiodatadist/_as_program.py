@@ -1,4 +1,4 @@
-"""Makes Ctrl-C quiet while ``python -m aiodatadist`` imports the package, which takes up to a second.
+"""Makes Ctrl-C quiet while ``python -m aiodatadist`` or ``aiodatadist.blocking`` imports the package: up to a second.
 
 The package imports this module first. No ``__main__`` could help: python runs that when the package has been imported.
 """
@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 
+PROGRAMS = ("aiodatadist", "aiodatadist.blocking")
+
 
 def _is_program() -> bool:
-    """Return True if python is looking for the program ``-m aiodatadist``: only then the first argument is ``-m``."""
+    """Return True if python is looking for one of our programs: only then the first argument is ``-m``."""
     given = sys.orig_argv
-    return sys.argv[:1] == ["-m"] and "-m" in given and given[given.index("-m") + 1 :][:1] == ["aiodatadist"]
+    return sys.argv[:1] == ["-m"] and "-m" in given and given[given.index("-m") + 1] in PROGRAMS
 
 
 def _leave(number: int, _: object) -> None:

@@ -82,10 +82,10 @@ def check_writers(path: Path, name: str, status: os.stat_result) -> None:
     raise _wrong_mode(path, name, status, "group and others must not be able to write it", mode)
 
 
-def unreadable(path: Path, name: str, error: OSError | ValueError) -> ParamInvalid:
+def unreadable(path: Path, name: str, error: OSError | ValueError, hint: str | None = None) -> ParamInvalid:
     """Return the error for a file that cannot be read, or for a path that can be no file's, as with a null byte."""
     why = explained(error) if isinstance(error, OSError) else error
-    return ParamInvalid(f"{name} {str(path)!r} cannot be read: {why}")
+    return ParamInvalid(f"{name} {str(path)!r} cannot be read: {why}", hint=hint)
 
 
 def _wrong_mode(path: Path, name: str, status: os.stat_result, rule: str, mode: str) -> ParamInvalid:

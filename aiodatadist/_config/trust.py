@@ -42,6 +42,10 @@ VALUES: Final = "seal"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HEX: Final = re.compile(r"(?:[0-9A-Fa-f]{2})+")
 
+MAKE_FOLDER: Final = (
+    "make a folder of mode 0700 with a file 'keys' of mode 0600, and a line in it: a name, a space, and 32 random bytes in "
+    "hexadecimal (SECURITY.md has the commands)"
+)
 BOTH_ENDS: Final = "both ends need the same key: the same folder LLMConfig(trust=...), or the same auth_key"
 
 
@@ -341,7 +345,9 @@ class TrustFolder(Credential):
             try:
                 found.append(path.stat())
             except (OSError, ValueError) as error:
-                raise unreadable(path, name, error) from error
+                raise unreadable(
+                    path, name, error, MAKE_FOLDER if isinstance(error, FileNotFoundError) else None
+                ) from error
         return found
 
     def _read(self, looked: list[os.stat_result], files: tuple[str, ...]) -> _Held:

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiodatadist._as_program import imported
 from aiodatadist._blocking import stand_ins
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the script as ``python script.py args...`` would, with :mod:`aiodatadist.blocking` as ``llm_datadist``.
 
-    Exceptions of the script, SystemExit included, are not caught.
+    Exceptions of the script, SystemExit included, are not caught. As a program, Ctrl-C ends it without a traceback.
     """
     parser = argparse.ArgumentParser(prog="python -m aiodatadist.blocking", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -32,4 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    imported()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -148,8 +148,9 @@ def test_a_folder_that_goes_away_while_it_is_read_is_refused(tmp_path: Path, mon
 
 
 async def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParamInvalid, match=r"the folder of trust .*nowhere' cannot be read: No such file"):
+    with pytest.raises(ParamInvalid, match=r"the folder of trust .*nowhere' cannot be read: No such file") as caught:
         await LLMDataDist(LLMRole.MIX, 1, LLMConfig(trust=tmp_path / "nowhere")).init()
+    assert "make a folder of mode 0700 with a file 'keys'" in str(caught.value)
 
 
 @needs_root

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import os
 import subprocess
 import sys
@@ -74,20 +76,57 @@ sys.meta_path.insert(0, Interrupting())
 """A sitecustomize with a finder during which Ctrl-C comes."""
 
 
-@pytest.mark.parametrize("module", ["aiodatadist._cache.pool", "aiodatadist._cli", "aiodatadist._cli.arguments"])
+COMMANDS = {
+    "module": [sys.executable, "-m", "aiodatadist", "--version"],
+    "script": [sys.executable, str(Path(sys.executable).with_name("aiodatadist")), "--version"],
+    "blocking": [sys.executable, "-m", "aiodatadist.blocking", "run", "script.py"],
+}
+INTERRUPTED = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+"""A script during which Ctrl-C comes."""
+
+
 @pytest.mark.parametrize(
-    "command",
+    ("command", "module"),
     [
-        pytest.param([sys.executable, "-m", "aiodatadist"], id="module"),
-        pytest.param([sys.executable, str(Path(sys.executable).with_name("aiodatadist"))], id="script"),
+        *[
+            (command, module)
+            for command in ("module", "script")
+            for module in ("aiodatadist._cache.pool", "aiodatadist._cli", "aiodatadist._cli.arguments")
+        ],
+        ("blocking", "aiodatadist._cache.pool"),
+        ("blocking", "of the script"),
     ],
 )
-def test_ctrl_c_during_any_import_is_quiet(command: list[str], module: str, tmp_path: Path) -> None:
+def test_ctrl_c_is_quiet(command: str, module: str, tmp_path: Path) -> None:
+    """During any import, and while a script for the vendor's library runs."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTING.format(module=module))
-    done = subprocess.run(
-        [*command, "--version"], capture_output=True, check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)}
-    )
+    (tmp_path / "script.py").write_text(INTERRUPTED)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(COMMANDS[command], capture_output=True, check=False, env=environment, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_the_demo_says_that_it_starts_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only on a terminal: who reads a pipe is told nothing beside the results."""
+    program = importlib.import_module("aiodatadist_command")
+    lines: list[str] = []
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            assert "aiodatadist._cli" not in sys.modules
+            lines.append(text)
+            return len(text)
+
+    monkeypatch.setattr(sys, "argv", ["aiodatadist", "demo"])
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    for stream in (Terminal(), io.StringIO()):
+        monkeypatch.delitem(sys.modules, "aiodatadist._cli", raising=False)
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert program.main() == 130
+    assert "".join(lines) == "aiodatadist demo: starting\n"
 
 
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
