@@ -116,7 +116,8 @@ from aiodatadist import BlocksCacheKey, CacheDesc, DataType
 from aiodatadist.testing import linked_pair, soft_hold
 
 async def main():
-    async with linked_pair(CacheDesc(2, [8, 4 << 20], DataType.DT_UINT8)) as (_, decoder, _, cache):
+    desc = CacheDesc(2, [8, 4 << 20], DataType.DT_UINT8)
+    async with linked_pair(desc, sync_kv_timeout=40_000) as (_, decoder, _, cache):
         manager = decoder.datadist.cache_manager
         await manager.pull_blocks(BlocksCacheKey(1), cache, [0], [0])
         with soft_hold("HcclBatchGet", at="half") as hold:

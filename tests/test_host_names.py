@@ -216,18 +216,19 @@ async def test_names_without_an_answer_hold_up_no_other_name_and_no_thread_of_th
     monkeypatch.setattr(host_names, "getaddrinfo", look_up)
     try:
         async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
-            silent = []
+            silent = {}
             for number in range(40):  # more than the event loop's own threads, which are 32 at most
-                info = LLMClusterInfo(100 + number)
+                silent[f"silent-{number}"] = info = LLMClusterInfo(100 + number)
                 info.append_remote_ip_info(f"silent-{number}", 26000)
-                silent.append(info)
-            linked = await decoder.datadist.link_clusters(silent, 50)
-            assert set(linked.statuses) == {LLMStatusCode.LLM_TIMEOUT}
-            linked = await decoder.datadist.link_clusters([named(prompt)], 5000)
+            while waiting := [silent[name] for name in silent.keys() - set(service.asked)]:
+                linked = await decoder.datadist.link_clusters(
+                    waiting, 50
+                )  # some may time out before they are asked for
+                assert set(linked.statuses) == {LLMStatusCode.LLM_TIMEOUT}
+            linked = await decoder.datadist.link_clusters([named(prompt)], 20_000)
             assert linked.status is LLMStatusCode.LLM_SUCCESS, linked.errors
-            with anyio.fail_after(20):
-                assert await asyncio.to_thread(int) == 0
-            assert len(service.asked) == 40
+            assert await asyncio.to_thread(int) == 0
+            assert len(service.asked) == 40, "each once"
     finally:
         service.let_go.set()
 
@@ -255,6 +256,7 @@ asyncio.run(main())
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.autojump
 async def test_addresses_share_the_time_that_is_left(known: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With a second for each, a peer at the second address was never reached within less."""
     known += ["127.0.0.9", "127.0.0.1"]

@@ -30,6 +30,8 @@ from typing import Any, Final, NoReturn
 import pytest
 from _pytest.runner import runtestprotocol
 
+from tests import children
+
 AT_ONCE = 4
 """The number of tests that a worker is given at a time."""
 LAST = "unit"
@@ -116,6 +118,7 @@ class Worker:
 
     def run(self) -> None:
         """Run tests until none are given."""
+        children.server()  # what it imports takes seconds on a busy machine, and no test waits for that
         last = 0
         while tests := self._channel.recv():
             for last in tests:

@@ -69,7 +69,7 @@ class Worker:
         return range(self.first_head, self.first_head + self.kv.shape[1:][axis])
 
     def until(self, request: str) -> Ended:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 50
         while not (ended := self.service.take()).outcomes:
             assert time.monotonic() < until, request
             time.sleep(0.001)

@@ -208,7 +208,7 @@ def test_a_peer_that_neither_answers_nor_agrees_to_part_loses_its_link_before_bl
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its event loop stands still, its heartbeats and its device go on: a push of it may go on, too."""
-    prefill, decode = (End(number, link_seconds=0.2) for number in range(2))
+    prefill, decode = (End(number, link_seconds=2) for number in range(2))
     with closing(prefill.service), closing(decode.service):
         decode.expect("a", prefill.address)
         prefill.until(lambda ended: "a" in ended.wanted)

@@ -53,7 +53,7 @@ class End:
         self.found.wanted |= ended.wanted
         return self.found
 
-    def until(self, is_so: Callable[[Ended], bool], seconds: float = 20.0) -> Ended:
+    def until(self, is_so: Callable[[Ended], bool], seconds: float = 50.0) -> Ended:
         until = time.monotonic() + seconds
         while not is_so(self.take()):
             assert time.monotonic() < until, self.found
@@ -102,7 +102,7 @@ def make_end() -> Iterator[Callable[..., End]]:
         yield make
 
 
-def until(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(is_so: Callable[[], bool], seconds: float = 50.0) -> None:
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end

@@ -205,7 +205,8 @@ async def test_a_deallocated_cache_is_never_pulled_again(one_sided: bool) -> Non
 
 @modes
 async def test_a_pull_that_meets_a_deallocation_brings_the_old_bytes_or_none(one_sided: bool) -> None:
-    async with owner_and_pullers(1, enable_remote_cache_accessible=one_sided) as (owner, (puller,)):
+    patience = {"owner_timeout": 20_000, "puller_timeout": 20_000}
+    async with owner_and_pullers(1, **patience, enable_remote_cache_accessible=one_sided) as (owner, (puller,)):
         manager, pull = owner.datadist.cache_manager, puller.datadist.cache_manager.pull_blocks
         into = await puller.blocks(BLOCKS)
         view = puller.memory(into).view()

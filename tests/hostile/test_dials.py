@@ -284,6 +284,7 @@ def test_offers_of_silent_places_under_a_true_id_cost_the_honest_ones_nothing(
     true, puller = ends(0, **settings), ends(1, **settings)
     for number, host in enumerate((SILENT, "127.0.0.8", "127.0.0.9")):
         puller.service.pull(pull(f"lie{number}", true.place(host=host)))
+    silence.wait_begun(3)
     puller.pass_turns()
     assert len(silence.under_way) == 3
     keep(true, puller, "honest")
@@ -369,6 +370,7 @@ def test_an_offer_dials_few_of_its_workers_at_a_time(ends: Callable[..., End], s
     shape = BlockShape(tokens=16, heads=1, axes=axes)
     workers = [end.place(host=SILENT, cluster_id=100 + number, shape=shape.model_dump()) for number in range(64)]
     end.service.pull(pull("r", *workers))
+    silence.wait_begun(8)
     end.pass_turns()
     assert silence.most == len(silence.under_way) == 8
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing
@@ -201,10 +202,11 @@ def test_a_name_is_looked_up_if_it_matches_as_it_is_written(ends: Callable[..., 
 
 def test_of_many_workers_few_are_told_at_a_time(ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch) -> None:
     end, most, open_now = ends(0), 0, 0
-    go_on = anyio.Event()
+    go_on, begun = anyio.Event(), threading.Semaphore(0)
 
     async def connect(*_: Any) -> socket.socket:
         nonlocal most, open_now
+        begun.release()
         open_now += 1
         most = max(most, open_now)
         await go_on.wait()
@@ -214,6 +216,7 @@ def test_of_many_workers_few_are_told_at_a_time(ends: Callable[..., End], monkey
     monkeypatch.setattr(dial, "connected", connect)
     workers = [end.place(cluster_id=100 + number) for number in range(64)]
     end.service.release(workers, new_lease_name(), (3,), PROMPT)
+    assert all(begun.acquire(timeout=30) for _ in range(8))
     end.pass_turns()
     assert open_now == most == 8
 

@@ -149,10 +149,14 @@ def test_no_sample_knows_who_runs_it() -> None:
     ]
 
 
-def run_text(text: str, *args: str, folder: Path, run: Run = children.run) -> subprocess.CompletedProcess[str]:
+def run_text(
+    text: str, *args: str, folder: Path, run: Run = children.run, seconds: float = 40
+) -> subprocess.CompletedProcess[str]:
     script = folder / "script.py"
     script.write_text(text, encoding="utf-8")
-    return run([*RUN, str(script), *args], capture_output=True, text=True, check=False, timeout=40, cwd=folder.parent)
+    return run(
+        [*RUN, str(script), *args], capture_output=True, text=True, check=False, timeout=seconds, cwd=folder.parent
+    )
 
 
 def test_a_script_has_its_arguments_its_folder_and_its_exit_code(tmp_path: Path) -> None:
@@ -216,6 +220,7 @@ except EmsInvalidArgument as error:
 CHILD = "import llm_datadist, ems; print(llm_datadist.LLMDataDist.__module__)"
 
 
+@pytest.mark.timeout(200)
 def test_processes_that_a_script_starts_find_the_library_too(tmp_path: Path) -> None:
     text = f"""
 import multiprocessing, os, subprocess, sys
@@ -234,7 +239,7 @@ if __name__ == "__main__":
         child.join()
         print(method, child.exitcode)
 """
-    done = run_text(text, folder=tmp_path)
+    done = run_text(text, folder=tmp_path, seconds=190)
     ours = "aiodatadist._blocking.datadist\n"
     assert done.stdout == ours + ours + "spawn 0\nforkserver 0\nfork 0\n", done.stderr
 
