@@ -79,6 +79,7 @@ class KeyRing:
         self._policy: Policy | ParamInvalid | None = None
         self._reading: _Reading | None = None
         self._readings = 0
+        self._hindrance = ""  # to the last reading, which could not begin or end
 
     @property
     def hint(self) -> str:
@@ -222,6 +223,7 @@ class KeyRing:
             if (error := reading.done.exception()) is not None:
                 words = "%s: its keys cannot be read now, those that were read before stay in use: %s"
                 self._incidents.add(Incident.KEYS_LATE, logger, words, self._owner, printable(repr(error)))
+                self._hindrance = printable(str(error))
                 return
             if reading.number > before:
                 return
@@ -229,11 +231,14 @@ class KeyRing:
     def _begin(self) -> _Reading:
         self._readings += 1
         until = anyio.current_time() + READ_SECONDS
+        self._hindrance = ""
         self._reading = _Reading(self._readings, until, started_in_thread(self._read))
         return self._reading
 
     def _too_late(self) -> str:
         words = f"{self._owner}: its keys were not read within {READ_SECONDS:g} s"
+        if self._hindrance:
+            words = f"{self._owner}: its keys cannot be read now: {self._hindrance}"
         return words if self._found is None else f"{words}: those that were read before stay in use"
 
     def _read(self) -> None:
