@@ -109,7 +109,8 @@ class LLMConfig(BaseModel):
         quotas: how much one peer, or one stranger, may use of this cluster, as JSON, a dict or a :class:`Quotas`; kept
             as JSON. None, and limits that are not given: the defaults of :class:`Quotas`.
         trust: a folder with the keys that peers prove to have, in a file ``keys`` with lines of ``name secret``, as
-            ``SECURITY.md`` describes it. If neither ``trust`` nor ``auth_key`` is set, ``AIODATADIST_TRUST`` counts;
+            ``SECURITY.md`` describes it; or with certificates, in ``tls.crt``, ``tls.key`` and ``ca.crt``, as
+            ``docs/certificates.md`` does. If neither ``trust`` nor ``auth_key`` is set, ``AIODATADIST_TRUST`` counts;
             if that is not set either, the cluster links on loopback addresses only, and to processes of the same user,
             which have a key of their own. ``"none"``: on loopback, any user's process may link; ``init`` logs a warning.
         auth_key: a secret that both ends prove to have, instead of ``trust``. Beyond loopback addresses it must have at

@@ -243,7 +243,7 @@ ROWS: Final = (
     ),
     Row(
         "T20",
-        _hostile("unproved"),
+        _hostile("unproved", "tls_links"),
         (
             Figure(
                 f"another connection after {relinker.UNPROVED_SECONDS:g} s without a proof",
