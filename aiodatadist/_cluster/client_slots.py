@@ -112,6 +112,11 @@ class ClientSlots:
     def __len__(self) -> int:
         return len(self._all)
 
+    @property
+    def rated(self) -> int:
+        """The number of addresses whose rates are remembered."""
+        return len(self._rates)
+
     def enter(self, host: str, give_way: GiveWay) -> int:
         """Take a slot; return its number. ``give_way`` is called if a later client needs the slot."""
         place = place_of(host)

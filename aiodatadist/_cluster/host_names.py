@@ -111,7 +111,7 @@ class HostNames:
     """
 
     def __init__(self, of_share: int = peer_budget.LOOK_UPS) -> None:
-        self._of_share = of_share
+        self.of_share: int = of_share
         self._asked: dict[str, _LookUp] = {}
         self._rooms: dict[Hashable, _Share] = {}  # shares that look something up, or wait to
         self._all = _Share(peer_budget.ALL_LOOK_UPS, peer_budget.LOOK_UP_THREADS)
@@ -165,7 +165,7 @@ class HostNames:
             return _Place([self._reserve])
         room = self._rooms.get(share)
         if room is None:
-            room = self._rooms[share] = _Share(self._of_share, 2 * self._of_share)
+            room = self._rooms[share] = _Share(self.of_share, 2 * self.of_share)
         if len(room.line) >= peer_budget.WAITING_LOOK_UPS:
             raise OSError(errno.EAGAIN, f"{peer_budget.WAITING_LOOK_UPS} other names wait to be looked up")
         own = _Place([room], lambda: self._leave(share, room))

@@ -45,7 +45,7 @@ MAX_CARD = 4096
 """The largest message about itself that a member sends to the others, in bytes."""
 
 
-class _Card(BaseModel):
+class Card(BaseModel):
     """The message about itself that a member sends to the others: its listener's address, and its part of the key."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -129,7 +129,7 @@ class RankGroups:
         await self._engine.key_ring.look()
         listener = await self._engine.listen_for_members(address, partial(self._keys, secret))
         host, port = listener.address
-        card = _Card(cluster_id=self._engine.cluster_id, host=host, port=port, secret=secret)
+        card = Card(cluster_id=self._engine.cluster_id, host=host, port=port, secret=secret)
         try:
             blobs = await meet(
                 self._engine.device,
@@ -151,9 +151,9 @@ class RankGroups:
         return number
 
     @staticmethod
-    def _read(blob: bytes, rank: int, ranks: dict[int, int]) -> _Card:
+    def _read(blob: bytes, rank: int, ranks: dict[int, int]) -> Card:
         try:
-            card = read_foreign(blob, _Card, limit_bytes=MAX_CARD, limit_chars=MAX_CARD)
+            card = read_foreign(blob, Card, limit_bytes=MAX_CARD, limit_chars=MAX_CARD)
         except Unreadable as error:
             raise LinkError(f"rank {rank} sent a card that is not valid: {error}") from None
         if ranks.get(card.cluster_id) != rank:
@@ -178,7 +178,7 @@ class RankGroups:
             Key(key.name or "communicator", hmac.new(secret, said + key.secret, hashlib.sha256).digest()) for key in own
         ]
 
-    async def _link_all(self, group: _RankGroup, rank: int, cards: dict[int, _Card]) -> None:
+    async def _link_all(self, group: _RankGroup, rank: int, cards: dict[int, Card]) -> None:
         status, seconds = RegisterMemStatus.FAILED, self._seconds()
         try:
             with group.making, anyio.fail_after(seconds):
@@ -193,14 +193,14 @@ class RankGroups:
             group.status = status
             group.settled.set()
 
-    async def _link_one(self, group: _RankGroup, card: _Card, is_server: bool) -> None:
+    async def _link_one(self, group: _RankGroup, card: Card, is_server: bool) -> None:
         if is_server:
             await self._connect(card)
         else:
             await self._engine.links.wait_linked(card.cluster_id)
         group.links[card.cluster_id] = self._engine.links.find(card.cluster_id)
 
-    async def _connect(self, card: _Card) -> None:
+    async def _connect(self, card: Card) -> None:
         try:
             address = (card.host, card.port)
             await self._engine.initiator.link(address, card.cluster_id, self._seconds(), self._keys(card.secret)[0])

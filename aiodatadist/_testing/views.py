@@ -15,6 +15,8 @@ from aiodatadist._link import Link
 if TYPE_CHECKING:
     from aiodatadist._cache.registry import CacheRegistry
     from aiodatadist._cache_manager import CacheManager
+    from aiodatadist._cluster.client_slots import ClientSlots
+    from aiodatadist._cluster.engine import Engine
     from aiodatadist._concurrency.loop_thread import LoopThread
     from aiodatadist._context_caching.cache import ContextCache
     from aiodatadist._context_caching.pools.contract import KVPool
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
 def wire_of(link: Link) -> Wire:
     """Return the control messages of a link, in both directions."""
     return link.session.wire
+
+
+def clients_of(engine: Engine) -> ClientSlots:
+    """Return the places of an engine's unproved clients."""
+    return engine._clients
 
 
 def gather_until(wire: Wire, when: float) -> None:

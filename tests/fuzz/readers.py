@@ -15,11 +15,12 @@ from aiodatadist import LeaseTicket, ParamInvalid
 from aiodatadist._adapters import push_messages, rendezvous_lines
 from aiodatadist._adapters.peers import LOOPBACK, Peers
 from aiodatadist._adapters.vllm.offer import MAX_OFFER, MAX_OFFER_TEXT, Offer, Offers, PushOffer
-from aiodatadist._cluster.rank_groups import MAX_CARD, _Card
+from aiodatadist._cluster.rank_groups import MAX_CARD, Card
 from aiodatadist._config.certificate_names import uri_id
 from aiodatadist._config.policy import MAX_NAME, Policy
 from aiodatadist._config.secret_files import MAX_FILE
 from aiodatadist._config.trust import keys_of
+from aiodatadist._context_caching.pools.contract import PoolKey
 from aiodatadist._context_caching.pools.redis.nodes import parse_nodes
 from aiodatadist._context_caching.pools.redis.resp import Exchange, NotRedis, request
 from aiodatadist._context_caching.transfer.envelope import Envelope
@@ -218,7 +219,7 @@ def read_value(data: bytes) -> None:
     envelope = Envelope()
     try:
         value = cast("Any", _Bytes(data.ljust(envelope.nbytes, b"\0")))
-        assert envelope._is_proven(("a", "b"), value) in {True, False}  # type: ignore[arg-type]
+        assert asyncio.run(envelope.proven([PoolKey("a", "b", "c")], [value])) in ([True], [False])
     finally:
         envelope.close()
 
@@ -288,7 +289,7 @@ READERS = {
             {"type": "refused", "reason": "no"},
         ),
     ),
-    "cards": Reader(_model(_Card, MAX_CARD, MAX_CARD), (Unreadable,), lambda: _dumped(
+    "cards": Reader(_model(Card, MAX_CARD, MAX_CARD), (Unreadable,), lambda: _dumped(
             {"cluster_id": 1, "host": "127.0.0.1", "port": 1, "secret": "0" * 64}
         )),
     "policies": Reader(_model(Policy, MAX_FILE, MAX_NAME), (Unreadable,), lambda: _dumped(_POLICY)),

@@ -11,7 +11,7 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, Quotas, TransferPriority
 from aiodatadist._link.session import Session
-from aiodatadist._wire.messages import MAX_NOTE, Ping, Revoke
+from aiodatadist._wire.messages import MAX_NOTE, Grant, Ping, Revoke
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster
 from tests.test_requests_in_line import HeldSums
 
@@ -144,3 +144,24 @@ async def test_critical_requests_beyond_the_limit_are_served_as_normal_ones(monk
         for task in tasks:
             await task
         assert session(owner, 2).share.critical.requests == 0
+
+
+@pytest.mark.parametrize(
+    ("quotas", "words"),
+    [(Quotas(caches=2), "more than 2 caches"), (Quotas(tensors=2), "more than 2 tensors in all")],
+    ids=["caches", "tensors"],
+)
+async def test_a_peer_that_announces_more_than_its_quota_loses_its_link(quotas: Quotas, words: str) -> None:
+    async with linked_pair(BLOCKS, quotas=quotas) as (owner, peer, *_):
+        liar = session(peer, 1)
+        for number in range(3):
+            made = await peer.blocks(BLOCKS, 10 + number)
+            entry = inside(peer.datadist).registry.table.find(made.cache_id)
+            assert entry is not None
+            liar.post(Grant(cache=entry.message()))
+        assert words in await owner.datadist.wait_link_closed(2)
+
+
+async def test_look_ups_have_the_quota_that_users_set() -> None:
+    async with open_cluster(1, quotas=Quotas(look_ups=3)) as owner:
+        assert inside(owner.datadist).initiator.host_names.of_share == 3

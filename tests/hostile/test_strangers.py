@@ -21,6 +21,7 @@ from aiodatadist._cluster import client_slots, link_table
 from aiodatadist._cluster.client_slots import Bucket, ClientSlots
 from aiodatadist._cluster.pending_client import CLIENT_TIMEOUT
 from aiodatadist._config.trust import Key
+from aiodatadist._testing.views import clients_of
 from aiodatadist._wire.frames import Decoder, Unknown, encode
 from aiodatadist._wire.key_proof import KeyProof
 from aiodatadist._wire.messages import MINOR, PROTOCOL, Hello, Hello1, Message, Refuse, Welcome
@@ -191,7 +192,7 @@ async def test_silent_connections_make_room_for_a_cluster_that_links() -> None:
         open_cluster(1, auth_key=KEY, quotas={"unproved": 4}) as prompt,
         open_cluster(2, device_id=1, auth_key=KEY) as decoder,
     ):
-        slots = inside(prompt.datadist)._clients
+        slots = clients_of(inside(prompt.datadist))
         async with client_of(prompt) as few:
             await few.say(stranger())
             assert isinstance(await few.hear(), Welcome)
@@ -298,7 +299,7 @@ def test_rates_of_few_addresses_are_remembered() -> None:
     slots = ClientSlots(64, 1024, 20, True, Clock())
     for number in range(2 * client_slots.MAX_RATES):
         slots.leave(slots.enter(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", lambda: None))
-    assert len(slots._rates) == client_slots.MAX_RATES
+    assert slots.rated == client_slots.MAX_RATES
 
 
 @pytest.fixture
@@ -313,7 +314,7 @@ async def test_an_address_displaces_its_own_connections_only() -> None:
         open_cluster(1, auth_key=KEY) as prompt,
         open_cluster(2, device_id=1, auth_key=KEY) as decoder,
     ):
-        slots = inside(prompt.datadist)._clients
+        slots = clients_of(inside(prompt.datadist))
         with silent(prompt, 1, "127.0.0.3") as (other,), silent(prompt, MANY) as many:
             while slots.displaced < MANY - 64:
                 await anyio.lowlevel.checkpoint()
@@ -332,7 +333,7 @@ async def test_a_client_beyond_the_rate_of_its_address_is_read_when_its_turn_com
     quotas = {"unproved_of_one": 4, "unproved_per_second": 1}
     loop = asyncio.get_running_loop()
     async with open_cluster(1, auth_key=KEY, quotas=quotas) as cluster:
-        slots = inside(cluster.datadist)._clients
+        slots = clients_of(inside(cluster.datadist))
         with silent(cluster, 4, "127.0.0.1"):
             while len(slots) < 4:
                 await anyio.lowlevel.checkpoint()
@@ -376,7 +377,7 @@ async def test_a_listener_accepts_at_most_64_clients_in_a_turn_of_the_loop(monke
 
     monkeypatch.setattr(loop, "sock_accept", counted)
     async with open_cluster(1, auth_key=KEY) as cluster:
-        slots = inside(cluster.datadist)._clients
+        slots = clients_of(inside(cluster.datadist))
         with silent(cluster, 200):
             while len(slots) < 200:
                 await anyio.lowlevel.checkpoint()
@@ -385,7 +386,7 @@ async def test_a_listener_accepts_at_most_64_clients_in_a_turn_of_the_loop(monke
 
 async def test_no_connection_has_a_thread_before_its_proof() -> None:
     async with open_cluster(1, auth_key=KEY) as cluster:
-        slots, before = inside(cluster.datadist)._clients, threading.active_count()
+        slots, before = clients_of(inside(cluster.datadist)), threading.active_count()
         with silent(cluster, MANY):
             while len(slots) < MANY:
                 await anyio.lowlevel.checkpoint()

@@ -160,9 +160,8 @@ class Channels:
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         name: Callable[[], str],
         incidents: Incidents,
-        opening: int = peer_budget.OPENING_CHANNELS,
+        opening: int = peer_budget.OPENING_CHANNELS,  # at a time, for the peer
     ) -> None:
-        """Make the channels of a link. At most ``opening`` of them are opened for the peer at a time."""
         self._incidents = incidents
         self.out_of_use: Callable[[LinkChannel], object] = lambda _: None
         self._transport = transport
