@@ -290,6 +290,7 @@ ROWS: Final = (
 )  # fmt: skip
 
 WITHOUT_A_ROW: Final = {
+    f"{HOSTILE}sealed_links.py": "sealed messages: the rows of T8 and T9 are not written",
     f"{HOSTILE}key_handshakes.py": "the handshake of protocol 5: rows of T9 and T10 are not written",
     f"{HOSTILE}rows.py": "this table",
 }
