@@ -265,7 +265,7 @@ class KeyRing:
             return
         if isinstance(found, Certificates):
             words = "%s: new links prove the certificate %s, which expires in %d s"
-            told = self._owner, printable(found.names.any), found.expires - time.time()
+            told = self._owner, printable(found.name), found.expires - time.time()
             self._incidents.add(Incident.KEYS_CHANGED, logger, words, *told, level=logging.INFO)
         else:
             self._tell_change_of_keys(found)

@@ -42,7 +42,7 @@ class Certificates:
     Attributes:
         client: the context for links that this cluster asks for.
         server: the context for links that it is asked for.
-        names: the names in its own certificate.
+        names: the names in its own certificate; None if it is in a context of the caller's, which does not show it.
         begins: the time from which its own certificate is valid, in seconds since the epoch.
         expires: the time at which it expires.
         dns: the ids that the policy lists for DNS names, for certificates of peers.
@@ -52,7 +52,7 @@ class Certificates:
         self,
         client: ssl.SSLContext,
         server: ssl.SSLContext,
-        names: CertificateNames,
+        names: CertificateNames | None,
         begins: float,
         expires: float,
         where: str,
@@ -60,7 +60,7 @@ class Certificates:
     ) -> None:
         self.client: ssl.SSLContext = client
         self.server: ssl.SSLContext = server
-        self.names: CertificateNames = names
+        self.names: CertificateNames | None = names
         self.begins: float = begins
         self.expires: float = expires
         self.dns: DnsIds = dns
@@ -73,14 +73,59 @@ class Certificates:
         """
         if now >= self.expires:
             raise _expired(self._where, self.expires)
-        if self.names.name_for(cluster_id) is None:
+        if self.names is not None and self.names.name_for(cluster_id) is None:
             raise ParamInvalid(
                 f"{self._where} is for {printable(self.names.clusters())}: must be for cluster {cluster_id}",
                 hint=f"its URI must be spiffe://DOMAIN/.../cluster/{cluster_id} or aiodatadist://cluster/{cluster_id}",
             )
 
     def __repr__(self) -> str:
-        return f"<Certificates {printable(self.names.any)}>"
+        return f"<Certificates {printable(self.name)}>"
+
+    @property
+    def name(self) -> str:
+        """A name to speak of the own certificate."""
+        return "of the context" if self.names is None else self.names.any
+
+
+class Contexts:
+    """Two contexts of the caller's, instead of files: the caller renews their certificates.
+
+    Attributes:
+        client: for links that the cluster asks for.
+        server: for links that it is asked for.
+
+    Raises:
+        ParamInvalid: if one would link to an end that shows no certificate, or speaks an older version of TLS.
+    """
+
+    def __init__(self, client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+        self.client: ssl.SSLContext = client
+        self.server: ssl.SSLContext = server
+        for name, context, protocol in (
+            ("client", client, ssl.PROTOCOL_TLS_CLIENT),
+            ("server", server, ssl.PROTOCOL_TLS_SERVER),
+        ):
+            what = f"the {name}'s context in trust"
+            if context.protocol is not protocol:
+                raise ParamInvalid(f"{what} has protocol {context.protocol.name}: must have {protocol.name}")
+            if context.verify_mode is not ssl.CERT_REQUIRED:
+                rule = "must be CERT_REQUIRED, because both ends show a certificate"
+                raise ParamInvalid(f"{what} has verify_mode {context.verify_mode.name}: {rule}")
+            if context.minimum_version is not ssl.TLSVersion.TLSv1_3:
+                raise ParamInvalid(f"{what} has minimum_version {context.minimum_version.name}: must be TLSv1_3")
+            if context.check_hostname:
+                rule = "must not, because a cluster is known by the id in its certificate, wherever it runs"
+                raise ParamInvalid(f"{what} has check_hostname on: {rule}")
+
+    def __deepcopy__(self, _: object) -> Contexts:
+        return self
+
+    def __reduce__(self) -> str:
+        raise TypeError("trust has contexts of TLS, which cannot be pickled: give the other process a folder")
+
+    def __repr__(self) -> str:
+        return "<contexts of TLS>"
 
 
 def read_certificates(folder: Path, dns: DnsIds | None = None) -> Certificates:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
+from ssl import SSLContext
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes, ValidationError
 
 from aiodatadist._config import option_rules as rules
+from aiodatadist._config.certificates import Contexts
 from aiodatadist._config.option_rules import PoolConfig, bounded, optional
 from aiodatadist._config.quotas import Quotas
 from aiodatadist._config.relink_policy import RelinkPolicy
@@ -110,14 +112,19 @@ class LLMConfig(BaseModel):
             as JSON. None, and limits that are not given: the defaults of :class:`Quotas`.
         trust: a folder with the keys that peers prove to have, in a file ``keys`` with lines of ``name secret``, as
             ``SECURITY.md`` describes it; or with certificates, in ``tls.crt``, ``tls.key`` and ``ca.crt``, as
-            ``docs/certificates.md`` does. If neither ``trust`` nor ``auth_key`` is set, ``AIODATADIST_TRUST`` counts;
-            if that is not set either, the cluster links on loopback addresses only, and to processes of the same user,
-            which have a key of their own. ``"none"``: on loopback, any user's process may link; ``init`` logs a warning.
+            ``docs/certificates.md`` does. Instead of that folder it can be a pair of ``ssl.SSLContext``: of
+            ``PROTOCOL_TLS_CLIENT`` for links that this cluster asks for, of ``PROTOCOL_TLS_SERVER`` for those that it
+            is asked for. No option dictionary and no pickle contains them. If neither ``trust`` nor ``auth_key`` is
+            set, ``AIODATADIST_TRUST`` counts; if that is not set either, the cluster links on loopback addresses only,
+            and to processes of the same user, which have a key of their own. ``"none"``: on loopback, any user's
+            process may link; ``init`` logs a warning.
         auth_key: a secret that both ends prove to have, instead of ``trust``. Beyond loopback addresses it must have at
             least 16 bytes. No option dictionary and no pickle contains it.
     """
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(validate_assignment=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        validate_assignment=True, extra="forbid", arbitrary_types_allowed=True
+    )
 
     device_id: Annotated[int | list[int], BeforeValidator(rules.device_id)] = 0
     listen_ip_info: Annotated[str | None, optional(rules.text("listen_ip_info"))] = None
@@ -146,7 +153,7 @@ class LLMConfig(BaseModel):
     relink: Annotated[str | None, optional(rules.shaped("relink", RelinkPolicy))] = None
     transfer_checksum: Annotated[bool, rules.flag("transfer_checksum")] = False
     quotas: Annotated[str | None, optional(rules.shaped("quotas", Quotas))] = None
-    trust: Annotated[str | None, optional(rules.folder("trust"))] = None
+    trust: Annotated[str | Contexts | None, optional(rules.trust)] = None
     auth_key: Annotated[SecretBytes | None, BeforeValidator(rules.secret)] = None
 
     def __init__(  # spelt out for type checkers: callers may pass more types than are kept
@@ -180,7 +187,7 @@ class LLMConfig(BaseModel):
         relink: str | Mapping[str, float | None] | RelinkPolicy | None = None,
         transfer_checksum: bool = False,
         quotas: str | Mapping[str, float] | Quotas | None = None,
-        trust: str | PathLike[str] | None = None,
+        trust: str | PathLike[str] | tuple[SSLContext, SSLContext] | Contexts | None = None,
         auth_key: bytes | str | SecretBytes | None = None,
     ) -> None:
         if listen is not None and listen_ip_info is not None:
@@ -282,7 +289,11 @@ class LLMConfig(BaseModel):
         for option in _OPTIONS:
             value = getattr(self, option.field)
             is_default = value == type(self).model_fields[option.field].default
-            if value is None or (is_default and (option.is_quiet or option.field in given)):
+            if (
+                value is None
+                or isinstance(value, Contexts)
+                or (is_default and (option.is_quiet or option.field in given))
+            ):
                 continue
             entries.pop(given.get(option.field, ""), None)
             entries[option.key] = option.kind.write(value)

@@ -10,10 +10,11 @@ import ipaddress
 import json
 import os
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -26,6 +27,7 @@ from pydantic import (
 )
 from pydantic.functional_validators import ModelWrapValidatorHandler  # pydantic itself has it from 2.10 on
 
+from aiodatadist._config.certificates import Contexts
 from aiodatadist._values import checks
 from aiodatadist._values.signatures import readable
 from aiodatadist._values.sizes import Size
@@ -196,6 +198,18 @@ def folder(name: str) -> Check:
         return characters(checks.instance(path, name, str), name, MAX_PATH) or None
 
     return check
+
+
+def trust(value: Any) -> str | Contexts | None:
+    """Check ``trust``: the path of a folder, or a pair of contexts of TLS. An empty path counts as None."""
+    if isinstance(value, Contexts):
+        return value
+    if not isinstance(value, (tuple, list)):
+        return cast("str | None", folder("trust")(value))
+    checks.sequence(value, "trust", ssl.SSLContext)
+    if len(value) != 2:
+        raise ParamInvalid(f"trust has {len(value)} contexts: must have two, the client's and the server's")
+    return Contexts(*value)
 
 
 def secret(value: Any) -> SecretBytes | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import ipaddress
+import math
 import os
 import re
 from abc import ABC, abstractmethod
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from aiodatadist._config.certificates import FILES as TLS_FILES
-from aiodatadist._config.certificates import Certificates, read_certificates
+from aiodatadist._config.certificates import Certificates, Contexts, read_certificates
 from aiodatadist._config.policy import POLICY, Policy, read_policy
 from aiodatadist._config.secret_files import check_writers, read_key, read_secret, unreadable
 from aiodatadist._config.user_key import key_path, user_key
@@ -247,6 +248,23 @@ class AuthKeyFile(AuthKey):
         return f"{BOTH_ENDS}; here it is that of {self.path}"
 
 
+class GivenContexts(Credential):
+    """The certificates in contexts of the caller's."""
+
+    def __init__(self, contexts: Contexts) -> None:
+        self._own = Certificates(contexts.client, contexts.server, None, 0, math.inf, "trust", {})
+
+    def current(self) -> tuple[Key, ...]:
+        raise ParamInvalid("trust has contexts of TLS: must be a folder with keys, because only keys are used here")
+
+    def proof(self) -> tuple[Key, ...] | Certificates:
+        return self._own
+
+    @property
+    def hint(self) -> str:
+        return "both ends need certificates that the other end's context verifies"
+
+
 class _Held(NamedTuple):
     """The content of a folder of trust: keys or certificates, and the policy.
 
@@ -424,7 +442,7 @@ def is_loopback(host: str) -> bool:
 
 
 def credential_of(
-    trust: str | None,
+    trust: str | Contexts | None,
     auth_key: bytes | None,
     environment: Mapping[str, str] = os.environ,
     auth_key_file: Path | None = None,
@@ -441,6 +459,8 @@ def credential_of(
         raise ParamInvalid("trust and auth_key are set: must be one of them", hint="put the key into the folder's file")
     if auth_key is not None:
         return AuthKey(auth_key) if auth_key_file is None else AuthKeyFile(auth_key_file, auth_key)
+    if isinstance(trust, Contexts):
+        return GivenContexts(trust)
     chosen = trust or environment.get(VARIABLE) or None
     if chosen is None:
         return UserKey(environment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import ssl
 import sys
 from asyncio.subprocess import PIPE
@@ -23,6 +24,8 @@ from aiodatadist import (
     DataType,
     IncompatiblePeer,
     LinkError,
+    LLMConfig,
+    ParamInvalid,
     TransferWithCacheKeyConfig,
 )
 from aiodatadist._cluster.pending_client import CLIENT_TIMEOUT
@@ -33,6 +36,7 @@ from aiodatadist._wire.messages import Refuse
 from aiodatadist._wire.tls_pipe import TlsPipe
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster, verify
 from tests import children
+from tests.blocking import pairs
 from tests.certificates import DAY, Authority, folder_for, tls_folder, uri_of
 from tests.keys import HEX, folder_of, policy_in
 from tests.test_pull import moved
@@ -152,6 +156,74 @@ async def test_two_processes_link_and_pull(host: str, loop: str, tmp_path: Path)
         process = await children.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
         said, errors = await process.communicate()
         assert said.decode().split() == ["None", "pulled"], errors.decode()
+
+
+def contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Make the contexts of a program that has its own ways to certificates."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for each in made:
+        each.check_hostname = False
+        each.verify_mode = ssl.CERT_REQUIRED
+        each.minimum_version = ssl.TLSVersion.TLSv1_3
+        each.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+        each.load_verify_locations(folder / "ca.crt")
+    return made
+
+
+async def test_contexts_of_the_caller_link_to_a_folder(tmp_path: Path) -> None:
+    """The caller renews the certificate in them, and new links prove it."""
+    own = folder_for(tmp_path / "2", 2)
+    pair = contexts(own)
+    async with (
+        open_cluster(1, trust=folder_for(tmp_path / "1", 1)) as prompt,
+        open_cluster(2, device_id=1, trust=pair) as decoder,
+    ):
+        await prompt.blocks(DESC)
+        cache = await decoder.blocks(DESC)
+        for client, server in ((decoder, prompt), (prompt, decoder)):
+            assert await link(client, server) is None
+            await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+            verify(decoder.memory(cache), cache, moved(DESC, {0: 3}))
+            await client.datadist.unlink_clusters([cluster_info(server)], 5000)
+        tls_folder(own, OTHER.for_cluster(2), CA)
+        pair[0].load_cert_chain(own / "tls.crt", own / "tls.key")
+        assert REFUSED in str(await link(decoder, prompt))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("check_hostname", True, "the client's context in trust has check_hostname on: must not"),
+        ("minimum_version", ssl.TLSVersion.TLSv1_2, "has minimum_version TLSv1_2: must be TLSv1_3"),
+        ("verify_mode", ssl.CERT_OPTIONAL, "has verify_mode CERT_OPTIONAL: must be CERT_REQUIRED"),
+    ],
+)
+def test_a_context_that_breaks_a_rule_is_refused(name: str, value: object, rule: str, tmp_path: Path) -> None:
+    client, server = contexts(folder_for(tmp_path / "1", 1))
+    setattr(client, name, value)
+    with pytest.raises(ParamInvalid, match=rule):
+        LLMConfig(trust=(client, server))
+
+
+def test_contexts_are_in_no_dictionary_and_no_pickle(tmp_path: Path) -> None:
+    client, server = contexts(folder_for(tmp_path / "1", 1))
+    config = LLMConfig(trust=(client, server))
+    assert not any("Trust" in key for key in config.generate_options())
+    assert config.model_copy(deep=True).trust is config.trust
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(config)
+    with pytest.raises(ParamInvalid, match="the client's context in trust has protocol PROTOCOL_TLS_SERVER: must have"):
+        LLMConfig(trust=(server, client))
+    with pytest.raises(ParamInvalid, match="trust has 1 contexts: must have two"):
+        LLMConfig(trust=(client,))  # type: ignore[arg-type]
+
+
+def test_calls_without_await_link_over_tls(group: Path) -> None:
+    with pairs.linked_pair(trust=str(group)) as pair:
+        pair.pull(src=[3], dst=[0])
+        pair.target.check({0: (0, 3)})
+        (told,) = pair.target.datadist.statistics().links
+        assert told.credential == uri_of(1)
 
 
 # ---- ends that are refused ----

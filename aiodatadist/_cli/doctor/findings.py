@@ -285,11 +285,12 @@ def _of_key_file(path: Path) -> Finding:
 
 def _of_certificates(certificates: Certificates, folder: Path, now: float) -> Finding:
     """Return the finding for the certificate in a folder of trust. It warns if a tenth of the time or less is left."""
+    clusters = "no cluster" if certificates.names is None else certificates.names.clusters()
     left, lifetime = certificates.expires - now, certificates.expires - certificates.begins
     key = folder / TLS_KEY
-    value = f"certificate {printable(certificates.names.any)} of {folder / CERTIFICATE} ({TLS_KEY} has {_mode(key)})"
+    value = f"certificate {printable(certificates.name)} of {folder / CERTIFICATE} ({TLS_KEY} has {_mode(key)})"
     meaning = (
-        f"from {VARIABLE}; for {printable(certificates.names.clusters())}; it expires in {int(left)} s; clusters with "
+        f"from {VARIABLE}; for {printable(clusters)}; it expires in {int(left)} s; clusters with "
         f"certificates of an authority in {AUTHORITY} link, on any machine"
     )
     if left > lifetime / 10:
