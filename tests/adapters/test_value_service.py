@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from aiodatadist import LLMException
 from aiodatadist._adapters.value_service import ValueService, ValueSettings, short
 from aiodatadist.context_caching import EmsInvalidArgument
 from tests.context_caching.servers import RedisServer, need_redis, running
+from tests.keys import HEX
 
 Make = Callable[..., "Caller"]
 
@@ -111,6 +113,25 @@ def test_a_pool_that_dies(make: Make) -> None:
         assert one.look_up("a", "b") == [False, False]
         assert one.load(["a"], 1) == [None]
         assert one.save({"c": b"1"}) == [False]
+
+
+def test_what_engines_share_is_sealed_if_the_url_says_so(make: Make, tmp_path: Path) -> None:
+    """An engine with the key reads it, one without it reads nothing, and what that one writes is not used."""
+    need_redis()
+    keys = tmp_path / "seal"
+    keys.write_text(f"first {HEX}\n")
+    keys.chmod(0o600)
+    with running(server := RedisServer()):
+        sealed = f"{server.url}?seal_key_file={keys}"
+        one, other, stranger = make(pool=sealed), make(pool=sealed), make(pool=server.url)
+        assert one.save({"a": b"secret" * 100}) == [True]
+        assert other.load(["a"], 600) == [b"secret" * 100]
+        assert stranger.load(["a"], 600) == [None]
+        assert stranger.save({"b": b"forged" * 100}) == [True]
+        assert one.load(["b", "a"], 600) == [None, b"secret" * 100]
+    keys.chmod(0o604)
+    with pytest.raises(EmsInvalidArgument, match="mode 0604"):
+        make(pool=sealed)
 
 
 def test_what_cannot_be() -> None:
