@@ -27,6 +27,7 @@ from aiodatadist._link.transfers.running import RunningTransfers
 from aiodatadist._wire.messages import Unclaim
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
 from tests.keys import HEX, folder_of, policy_in
+from tests.strict.marks import any_memory
 from tests.test_pull import moved
 
 KEY = f"decode {HEX}"
@@ -230,6 +231,7 @@ async def test_without_read_and_write_a_cache_is_not_even_found(tmp_path: Path, 
         ends.untouched()
 
 
+@any_memory
 async def test_private_memory_is_opened_to_no_peer_if_the_policy_says_so(tmp_path: Path, mode: dict[str, Any]) -> None:
     """In request/response mode the owner delivers it all the same, into memory that it can reach."""
     async with ends_of(tmp_path, None, **mode) as ends:
