@@ -13,8 +13,9 @@ from typing import Any
 import anyio
 import pytest
 
+from aiodatadist import ParamInvalid
 from aiodatadist._cluster.key_ring import LOOK_SECONDS
-from aiodatadist._config.trust import Key
+from aiodatadist._config.trust import Key, TrustFolder
 from aiodatadist._context_caching.pools.contract import GetStatus, KVPool, PoolKey, PutStatus
 from aiodatadist._context_caching.pools.sealed import SealedPool
 from aiodatadist._context_caching.pools.seals import HEADER, SealKey, Seals
@@ -300,6 +301,15 @@ async def test_keys_come_from_the_folder_of_trust_for_pools_outside_this_process
     (folder / "keys").chmod(0o604)
     with pytest.raises(EmsInvalidArgument, match="mode 0604: users outside its group must not be able to read it"):
         await open_pool(redis_server.url)
+
+
+def test_a_key_for_values_proves_no_link(tmp_path: Path) -> None:
+    """Processes that only use the pool can have it, and are no members of the links' group."""
+    folder = folder_of(tmp_path / "trust", f"seal {'cd' * 32}", f"seal-2 {'ef' * 32}", f"sealed {HEX}")
+    assert [key.name for key in TrustFolder(str(folder)).current()] == ["sealed"]
+    folder_of(folder, f"seal {'cd' * 32}")
+    with pytest.raises(ParamInvalid, match="has no key for links: all of its keys are for values"):
+        TrustFolder(str(folder)).current()
 
 
 @pytest.mark.parametrize(

@@ -1769,6 +1769,14 @@ MUTANTS = (
         (TRUST,),
     ),
     Mutant(
+        "a-key-for-values-links",
+        "a key that seals values in pools proves no link",
+        "aiodatadist/_config/trust.py",
+        "if not is_for_values(key.name))",
+        "if key.name)",
+        (SEALED_VALUES,),
+    ),
+    Mutant(
         "a-tag-is-not-checked",
         "a value that no member sealed, or that was changed, is not used",
         "aiodatadist/_context_caching/pools/seals.py",
