@@ -13,6 +13,7 @@ the tables are not those of this file. ``make hostile`` runs every file that a r
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,12 +27,15 @@ from aiodatadist._context_caching.pools import seals
 from aiodatadist._link.control import peer_share
 from aiodatadist._link.control.wire import UNVERIFIED_BODY
 from aiodatadist._values import foreign, peer_budget
-from tests.hostile import frames, wild_counts
+from aiodatadist._wire import seals as frame_seals
+from aiodatadist._wire.messages import Welcome
+from tests.hostile import frames, on_the_path, wild_counts
+from tests.unit.wire.examples import EACH
 
 HOSTILE: Final = "tests/hostile/test_"
 ALL: Final = tuple(f"T{number}" for number in range(1, 24))
 """The names of the threats."""
-NOT_YET: Final = frozenset({"T8", "T9", "T10"})
+NOT_YET: Final = frozenset()
 """Threats without a row: what holds against them is not built, or its row is not written."""
 
 
@@ -72,7 +76,16 @@ def _constant(file: str, name: str) -> int:
     raise LookupError(f"{file} has no {name}")
 
 
+def _number_in(file: str, pattern: str) -> int:
+    """Return a constant of a C file."""
+    found = re.search(pattern, (Path(__file__).parents[2] / file).read_text(encoding="utf-8"))
+    if found is None:
+        raise LookupError(f"{file} has no {pattern}")
+    return int(found[1])
+
+
 _MIB: Final = 1 << 20
+_EXCUSED: Final = _number_in("native/heartbeats.c", r"enum \{ EXCUSED = (\d+) \};")
 _SHORTEST_NAME: Final = _constant("aiodatadist/_adapters/vllm/scheduler_side.py", "SHORTEST_NAME")
 _HASH_BYTES: Final = _constant("aiodatadist/_adapters/vllm/context_scheduler.py", "HASH_BYTES")
 
@@ -138,6 +151,37 @@ ROWS: Final = (
             Figure(
                 f"the newcomer is refused after {link_table.RIVAL_SECONDS:g} s at most",
                 f"新来者最多在 {link_table.RIVAL_SECONDS:g} s 之后被拒绝",
+            ),
+        ),
+    ),
+    Row(
+        "T8",
+        _hostile("sealed_links", "key_handshakes"),
+        (
+            Figure(
+                f"seals of {8 * frame_seals.SEAL_BYTES} bits, a window of {frame_seals.WINDOW} messages",
+                f"封印 {8 * frame_seals.SEAL_BYTES} 位，窗口为 {frame_seals.WINDOW} 条消息",
+            ),
+            Figure(f"{len(EACH)} kinds of messages, each way", f"{len(EACH)} 种消息，每个方向"),
+        ),
+    ),
+    Row(
+        "T9",
+        _hostile("sealed_links"),
+        (
+            Figure(
+                f"a heartbeat of {on_the_path.BEAT} bytes; other signs of life count for {_EXCUSED} silences",
+                f"心跳为 {on_the_path.BEAT} 字节；其他生命迹象最多算 {_EXCUSED} 个静默期",
+            ),
+        ),
+    ),
+    Row(
+        "T10",
+        _hostile("key_handshakes"),
+        (
+            Figure(
+                f"{len(Welcome.model_fields)} fields, {0} of them about the cluster",
+                f"{len(Welcome.model_fields)} 个字段，其中关于集群的有 {0} 个",
             ),
         ),
     ),
@@ -290,8 +334,6 @@ ROWS: Final = (
 )  # fmt: skip
 
 WITHOUT_A_ROW: Final = {
-    f"{HOSTILE}sealed_links.py": "sealed messages: the rows of T8 and T9 are not written",
-    f"{HOSTILE}key_handshakes.py": "the handshake of protocol 5: rows of T9 and T10 are not written",
     f"{HOSTILE}rows.py": "this table",
 }
 """Files of this folder that belong to no row, and why."""
