@@ -51,7 +51,7 @@ class Served:
 @pytest.fixture
 async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     pool = '{"memory_size": 1048576}'
-    async with linked_pair(DESC, enable_remote_cache_accessible=False, mem_pool_cfg=pool) as made:
+    async with linked_pair(DESC, enable_remote_cache_accessible=False, mem_pool_cfg=pool, trust="none") as made:
         both, submit = Served(*made), RunningTransfers.submit
 
         def counted(self: RunningTransfers, *args: Any) -> Any:

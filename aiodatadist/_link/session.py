@@ -78,7 +78,8 @@ class Session:
         self.host = host
         self.wire = wire
         self.post: Callable[[Message], None] = wire.post
-        wire.on_repeated = self._on_repeated
+        repeated = LinkError("a message that had come before was ignored")
+        wire.on_repeated = lambda: self.report(Incident.FRAME_REPEATED, repeated)
         self.totals: Totals = host.totals
         self.incidents: Incidents = host.totals.incidents
         self._tasks: Spawner | None = None
@@ -174,10 +175,6 @@ class Session:
         """Count, and log, that the peer asked for something without the right to it."""
         told = "cluster %d has no right to %s: %s", self.cluster_id, right, what
         self.incidents.add(Incident.RIGHT_MISSING, logger, *told)
-
-    def _on_repeated(self) -> None:
-        told = "link to cluster %d: a message that had come before was ignored", self.cluster_id
-        self.incidents.add(Incident.FRAME_REPEATED, logger, *told)
 
     # ---- words ----
 

@@ -11,8 +11,8 @@ From both first messages each end derives five keys of 32 bytes: one for the ser
 the frames of each direction, and one for the heartbeats of each direction. They depend on both nonces, and on the choice
 of protocol and key, so nothing can be replayed, reflected or downgraded.
 
-Until the client is proved, the server says nothing but its protocol, its nonce and the name of a key that the client
-named. The client knows that the server has the key before it says who it is.
+Until the client is proved, the server says nothing but its protocol, its nonce and the name of a key. The client knows
+that the server has the key before it says who it is.
 
 The connection for a link's heartbeats begins in the same way. Its key is made from the two heartbeat keys of the link, and
 has the link's name, a hash of that key. Neither key is ever sent.
@@ -31,7 +31,6 @@ from hashlib import sha256
 from typing import Final, Literal
 
 from aiodatadist._config.trust import BOTH_ENDS, Key
-from aiodatadist._values.foreign import printable
 from aiodatadist._wire.frames import Unknown, encode
 from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL, Hello, Hello1, Message, Refuse, Welcome
 from aiodatadist._wire.reasons import refused
@@ -114,7 +113,8 @@ class KeyProof:
     """An end of the proof of a key. Feed it what arrives, and send what it returns; it raises if there is no proof.
 
     Args:
-        keys: a client offers all of them; a server chooses the first of the client's that it has.
+        keys: at least one. A client offers all of them. A server chooses the first one whose name the client offers, or else
+            its own first one.
         opens: for a client: what its connection is for.
         hint: says how both ends get the same key.
 
@@ -135,6 +135,7 @@ class KeyProof:
         self.state: ProofState = ProofState.WELCOME if side == "client" else ProofState.HELLO1
         self.credential: str = ""
         self.keys: SessionKeys | None = None
+        self._preferred = keys[0]
         self._known = {key.name: key for key in keys}
         self._hint = hint
         self._opens: Literal["link", "heartbeats"] = opens
@@ -185,10 +186,8 @@ class KeyProof:
         if PROTOCOL not in hello.protocols:
             theirs = ", ".join(map(str, hello.protocols))
             raise IncompatiblePeer(f"protocol differs: {PROTOCOL} here, {theirs} at the peer")
-        key = next((self._known[name] for name in hello.key_names if name in self._known), None)
-        if key is None:
-            offered = printable(", ".join(hello.key_names))
-            raise AuthError(f"no key in common: the client has {offered}", hint=self._hint)
+        # Names may differ, if one end has a folder and the other one ``auth_key``. The client finds out by the confirmation.
+        key = next((self._known[name] for name in hello.key_names if name in self._known), self._preferred)
         welcome = Welcome(protocol=PROTOCOL, nonce=self._make_nonce(), key_name=key.name, confirmation=_UNSAID)
         self.credential, self.keys = key.name, session_keys(key.secret, hello, welcome)
         self.state = ProofState.SEAL
@@ -197,13 +196,16 @@ class KeyProof:
     def _on_welcome(self, welcome: Welcome) -> None:
         if welcome.protocol != PROTOCOL:
             raise IncompatiblePeer(f"protocol differs: {PROTOCOL} here, {welcome.protocol} at the peer")
-        key = self._known.get(welcome.key_name)
-        if key is None or self._hello is None:
-            raise ProtocolError("the peer chose a key that it was not offered")
-        keys = session_keys(key.secret, self._hello, welcome)
-        if not hmac.compare_digest(welcome.confirmation, _confirmation(keys, self._hello, welcome)):
-            raise AuthError(f"the peer does not have this end's key {key.name!r}", hint=self._hint)
-        self.credential, self.keys, self.state = key.name, keys, ProofState.PROVED
+        if self._hello is None:
+            raise ProtocolError("a client must start() first")
+        named = self._known.get(welcome.key_name)
+        for key in self._known.values() if named is None else [named]:
+            keys = session_keys(key.secret, self._hello, welcome)
+            if hmac.compare_digest(welcome.confirmation, _confirmation(keys, self._hello, welcome)):
+                self.credential, self.keys, self.state = key.name, keys, ProofState.PROVED
+                return
+        names = ", ".join(self._known) if named is None else named.name
+        raise AuthError(f"the peer does not have this end's key {names!r}", hint=self._hint)
 
 
 def other_proof(ours: int, theirs: Iterable[int]) -> AuthError:

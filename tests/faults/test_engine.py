@@ -23,7 +23,7 @@ from aiodatadist import (
     NotLinked,
 )
 from aiodatadist._link import Wire
-from aiodatadist._wire.messages import Accept, Connect, EndpointInfo, Hello, Refuse
+from aiodatadist._wire.messages import PLAIN_PROTOCOL, Accept, Connect, EndpointInfo, Hello, Refuse
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster, soft_counters
 from tests.held import let_pass
 from tests.stopwatch import lasting
@@ -120,7 +120,8 @@ async def introduce(wire: Wire, cluster_id: int) -> None:
     end = EndpointInfo(transport="hccl", runtime="soft", host="elsewhere", server_id="s", device_id="0", device_ip="i",
                        process=1)  # fmt: skip
     await wire.send(
-        Hello(cluster_id=cluster_id, role=3, instance=secrets.token_hex(32), nonce=secrets.token_hex(32), one_sided=True,
+        Hello(protocol=PLAIN_PROTOCOL, cluster_id=cluster_id, role=3,
+              instance=secrets.token_hex(32), nonce=secrets.token_hex(32), one_sided=True,
               has_key=False, heartbeat=2.0, endpoint=end)
     )  # fmt: skip
     await wire.receive()
@@ -153,7 +154,8 @@ async def test_clients_that_die_while_they_link_hold_up_no_other(no_leaks: None)
 async def half_way(wire: Wire, cluster_id: int, host: str) -> None:
     end = EndpointInfo(transport="hccl", runtime="soft", host=host, server_id="127.0.0.1", device_id="7",
                        device_ip="127.0.0.1", process=1)  # fmt: skip
-    hello = Hello(cluster_id=cluster_id, role=3, instance=secrets.token_hex(32), nonce=secrets.token_hex(32),
+    hello = Hello(protocol=PLAIN_PROTOCOL, cluster_id=cluster_id, role=3,
+              instance=secrets.token_hex(32), nonce=secrets.token_hex(32),
                   one_sided=True, has_key=False, heartbeat=2.0, endpoint=end)  # fmt: skip
     await wire.send(hello)
     await wire.receive()
@@ -177,7 +179,8 @@ async def introduce_waiting(wire: Wire, cluster: Cluster) -> None:
     host = inside(cluster.datadist).transport.endpoint.host
     end = EndpointInfo(transport="hccl", runtime="soft", host=host, server_id="127.0.0.1", device_id="7",
                        device_ip="127.0.0.1", process=1)  # fmt: skip
-    hello = Hello(cluster_id=50, role=3, instance=secrets.token_hex(32), nonce=secrets.token_hex(32), one_sided=True,
+    hello = Hello(protocol=PLAIN_PROTOCOL, cluster_id=50, role=3,
+                  instance=secrets.token_hex(32), nonce=secrets.token_hex(32), one_sided=True,
                   has_key=False, heartbeat=2.0, endpoint=end)  # fmt: skip
     await wire.send(hello)
     await wire.receive()

@@ -87,7 +87,7 @@ def said_by(data: bytes) -> list[Message | Unknown]:
 
 @pytest.mark.parametrize("name", FIRST_WORDS)
 async def test_an_unproved_client_finds_out_nothing_about_who_listens(name: str) -> None:
-    """T10: the answer has the version, a nonce and the name of a key that the client named, or says what is wrong."""
+    """T10: the answer has the version, a nonce and the name of a key, or says what is wrong."""
     async with open_cluster(ID, auth_key=KEY) as cluster:
         told = await answers(cluster, FIRST_WORDS[name])
         for message in said_by(told):

@@ -475,10 +475,10 @@ async def test_another_user_of_this_machine_is_refused_at_the_proof() -> None:
             assert len(lines) == 4, errors.decode()
             assert not cluster.datadist.statistics().links
         assert (await anyio.Path(theirs, ".local/state/aiodatadist/key").stat()).st_uid == OTHER_USER
-    refused = "LLM_LINK_FAILED an unproved peer refused: cluster 2 does not have the key of cluster 1"
+    refused = "LLM_LINK_FAILED the peer does not have this end's key"
     assert lines[0] == "LLM_SUCCESS None"
     assert lines[1].startswith(refused)
-    assert lines[2].startswith("LLM_LINK_FAILED an unproved peer refused: only cluster 1 has a key")
+    assert lines[2].startswith("LLM_LINK_FAILED an unproved peer refused: protocol differs: 5 here, 4 at the peer")
     assert lines[3].startswith(refused)
 
 

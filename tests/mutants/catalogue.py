@@ -619,8 +619,8 @@ MUTANTS = (
         "proof-not-compared",
         "a peer without the key gets no link",
         "aiodatadist/_wire/key_proof.py",
-        "        if not hmac.compare_digest(welcome.confirmation, _confirmation(keys, self._hello, welcome)):\n",
-        "        if not welcome.confirmation:\n",
+        "            if hmac.compare_digest(welcome.confirmation, _confirmation(keys, self._hello, welcome)):\n",
+        "            if welcome.confirmation:\n",
         (f"{KEY_PROOF}::test_a_server_without_the_key_confirms_nothing",),
     ),
     Mutant(
@@ -1273,8 +1273,8 @@ MUTANTS = (
         "place-without-a-proof",
         "with a key, a place is a link's if the cluster has proved itself there",
         "aiodatadist/_wire/key_proof.py",
-        "        if not hmac.compare_digest(welcome.confirmation, _confirmation(keys, self._hello, welcome)):\n",
-        "        if not welcome.confirmation:\n",
+        "            if hmac.compare_digest(welcome.confirmation, _confirmation(keys, self._hello, welcome)):\n",
+        "            if welcome.confirmation:\n",
         (f"{DIALS}::test_a_place_is_not_the_clusters_without_the_key",),
     ),
     Mutant(
