@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from aiodatadist import ParamInvalid
-from aiodatadist._cluster.key_ring import LOOK_SECONDS
 from aiodatadist._config.trust import Key, TrustFolder
 from aiodatadist._context_caching.pools.contract import GetStatus, KVPool, PoolKey, PutStatus
 from aiodatadist._context_caching.pools.sealed import SealedPool
@@ -248,23 +246,21 @@ async def test_a_member_that_does_not_seal_reads_nothing_and_is_believed_in_noth
 # ---- keys ----
 
 
-@pytest.mark.autojump
 async def test_two_rotations_lose_no_value_that_has_a_key_in_the_file(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("aiodatadist._context_caching.pools.sealed.LOOK_SECONDS", 0.0)  # each call looks
     caplog.set_level(logging.INFO)
     file = key_file(tmp_path, OLD)
     async with pools(file) as (inner, pool):
         await store(pool, [NAME], [content(1, SIZE)])
         key_file(tmp_path, NEW, OLD)
-        await anyio.sleep(LOOK_SECONDS + 1)
         await store(pool, [OTHER], [content(2, SIZE)])
         assert await fetch(pool, [NAME, OTHER], [SIZE] * 2) == [content(1, SIZE), content(2, SIZE)]
         assert "values are sealed with key new of new, old" in caplog.text
         ids = [(await raw(inner, key, SIZE + HEADER))[8:16] for key in (NAME, OTHER)]
         assert ids[0] != ids[1]
         key_file(tmp_path, NEW)
-        await anyio.sleep(LOOK_SECONDS + 1)
         assert await fetch(pool, [NAME, OTHER], [SIZE] * 2) == [GetStatus.FORGED, content(2, SIZE)]
         assert HEX not in caplog.text
 
