@@ -26,6 +26,7 @@ class LeaseRoom:
 
     def __init__(self, blocks: int, share: float, client_share: float | None = None) -> None:
         self._most = int(blocks * share)
+        self._is_limited = self._most < blocks
         self._most_of_one = self._most if client_share is None else int(blocks * client_share)
         self._kept: Counter[int] = Counter()
         self._kept_of: dict[str, Counter[int]] = {}
@@ -40,8 +41,11 @@ class LeaseRoom:
         return request in self._requests
 
     def fits(self, count: int) -> bool:
-        """Return True if ``count`` blocks more may be kept, even if no other request has them."""
-        return len(self._kept) + count <= self._most
+        """Return True if ``count`` blocks more may be kept, even if no other request has them.
+
+        Always True if all blocks may be kept: then the engine itself lets requests wait until blocks are free.
+        """
+        return not self._is_limited or len(self._kept) + count <= self._most
 
     def take(self, request: str, blocks: Iterable[int], client: str = "") -> bool:
         """Count a request's blocks as kept. Return False, and count nothing, if that exceeds a limit.

@@ -42,6 +42,13 @@ def test_blocks_that_may_be_others_fit_as_if_they_were_new() -> None:
     assert room.fits(5)
 
 
+def test_a_share_of_all_is_no_limit() -> None:
+    """Decline nothing that the engine would let wait for free blocks."""
+    room = LeaseRoom(10, 1.0)
+    assert room.take("a", range(8))
+    assert room.fits(5)
+
+
 def test_a_client_has_a_share_of_its_own() -> None:
     room = LeaseRoom(20, 0.5, 0.2)
     assert room.take("a", [1, 2, 3, 4], "one")
