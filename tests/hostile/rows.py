@@ -35,7 +35,7 @@ from tests.unit.wire.examples import EACH
 HOSTILE: Final = "tests/hostile/test_"
 ALL: Final = tuple(f"T{number}" for number in range(1, 24))
 """The names of the threats."""
-NOT_YET: Final = frozenset()
+NOT_YET: Final[frozenset[str]] = frozenset()
 """Threats without a row: what holds against them is not built, or its row is not written."""
 
 
