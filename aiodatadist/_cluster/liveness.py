@@ -1,6 +1,7 @@
 """Heartbeats of all links of a cluster: which end brings the connection for them, and what their silence means.
 
-A link is made only when both ends beat: the client connects again before it sends its last message of the handshake.
+A link is made only when both ends beat: the client connects again before it sends its last message of the handshake. With
+a key it does so while the channel opens, because it needs no token of the server's.
 Neither end's event loop reads that connection as a stream, so no beat is lost to it.
 """
 

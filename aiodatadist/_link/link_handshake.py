@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from aiodatadist._concurrency.signal import Signal
 from aiodatadist._link.control.proving import Prove
 from aiodatadist._link.control.wire import Wire
 from aiodatadist._link.data.channels import Channels
@@ -100,7 +101,8 @@ class LinkHandshake:
 
         Args:
             heartbeat_token: the token that a connection for heartbeats must present to this end; empty if it proves a key.
-            attach: called at the client with the server's token, to make such a connection. Raises LinkError.
+            attach: called at the client with the server's token, to make such a connection. Raises LinkError. With a key,
+                it is called while the channel opens.
 
         Returns:
             The peer's last message of the handshake.
@@ -112,8 +114,9 @@ class LinkHandshake:
         handshake, agreed = self._handshake, self._handshake.agreed
         if agreed is None:
             raise ProtocolError("the two ends have not agreed")
-        await self._open_channel(*agreed)
-        if attach is not None:
+        early = attach if handshake.is_proved else None  # a token would come only with the server's ready
+        await self._open_channel(*agreed, early)
+        if attach is not None and early is None:
             await attach((await self._hear_ready()).heartbeat_token)
         await self._wire.send(*handshake.opened(self._channels.current.mine, heartbeat_token))
         return await self._hear_ready()
@@ -141,8 +144,10 @@ class LinkHandshake:
             if agreed is not None:
                 return
 
-    async def _open_channel(self, peer: Hello, connect: Connect) -> None:
-        """Open our half; stop waiting if the peer says that it cannot open its half."""
+    async def _open_channel(
+        self, peer: Hello, connect: Connect, attach: Callable[[str], Awaitable[None]] | None
+    ) -> None:
+        """Open our half, and attach heartbeats meanwhile. Stop waiting if the peer says that it cannot open its half."""
         theirs, mine = (
             Endpoint(**peer.endpoint.model_dump(include=set(EndpointInfo.model_fields))),
             self._transport.endpoint,
@@ -151,6 +156,7 @@ class LinkHandshake:
         ends = (mine, theirs) if rank == 0 else (theirs, mine)
         refused: LinkError | None = None
         failure: LinkError | None = None
+        attached = Signal()
         async with anyio.create_task_group() as group:
 
             async def hear() -> None:
@@ -161,9 +167,22 @@ class LinkHandshake:
                     refused = error
                     group.cancel_scope.cancel()
 
+            async def bring_heartbeats(attach: Callable[[str], Awaitable[None]]) -> None:
+                nonlocal refused
+                try:
+                    await attach("")
+                    attached.set()
+                except LinkError as error:
+                    refused = refused or error
+                    group.cancel_scope.cancel()
+
             group.start_soon(hear)
+            if attach is not None:
+                group.start_soon(bring_heartbeats, attach)
             try:
                 await self._channels.open(connect.channel, rank, ends, connect.timeout)
+                if attach is not None:
+                    await attached.wait()
             except LinkError as error:
                 failure = error
                 with anyio.move_on_after(REASON_SECONDS):

@@ -94,8 +94,7 @@ def framed(content: bytes, sealer: Sealer | None) -> bytes:
     if sealer is None:
         body = checked(content)
         return HEAD.pack(MAGIC, VERSION, len(body)) + body
-    data = HEAD.pack(MAGIC, SEALED_VERSION, len(content) + TRAILER) + content
-    return data + sealer.trailer(data)
+    return sealer.sealed(HEAD.pack(MAGIC, SEALED_VERSION, len(content) + TRAILER) + content)
 
 
 def checked(content: bytes) -> bytes:

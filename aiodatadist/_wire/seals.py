@@ -17,7 +17,6 @@ TRAILER: Final = COUNTER.size + SEAL_BYTES
 """Bytes behind the content of a sealed message."""
 WINDOW: Final = 1024
 """Counters behind the highest one that are still accepted, each once."""
-_MASK: Final = (1 << WINDOW) - 1
 
 
 class Sealer:
@@ -27,14 +26,13 @@ class Sealer:
         self._keyed = blake2b(key=key, digest_size=SEAL_BYTES)  # copied for each message, which saves reading the key
         self._next = 0
 
-    def trailer(self, data: bytes) -> bytes:
-        """Return the counter and the seal to send behind these bytes."""
-        counter = COUNTER.pack(self._next)
+    def sealed(self, data: bytes) -> bytes:
+        """Return these bytes with a counter and the seal behind them."""
+        counted = data + COUNTER.pack(self._next)
         self._next += 1
         seal = self._keyed.copy()
-        seal.update(data)
-        seal.update(counter)
-        return counter + seal.digest()
+        seal.update(counted)
+        return counted + seal.digest()
 
 
 class Opener:
@@ -47,31 +45,36 @@ class Opener:
     def __init__(self, key: bytes) -> None:
         self._keyed = blake2b(key=key, digest_size=SEAL_BYTES)
         self._highest = -1
-        self._seen = 0  # bit i: the counter i below the highest was accepted
+        self._missing: set[int] = set()  # below the highest, within the window, and not accepted yet
         self.on_repeated: Callable[[], object] = lambda: None
 
     def counter_of(self, data: bytes) -> int | None:
         """Return the counter of a message with its trailer; None if the seal is wrong."""
         seal = self._keyed.copy()
-        seal.update(memoryview(data)[:-SEAL_BYTES])
+        seal.update(data[:-SEAL_BYTES])
         if not hmac.compare_digest(seal.digest(), data[-SEAL_BYTES:]):
             return None
         return int(COUNTER.unpack_from(data, len(data) - TRAILER)[0])
 
     def is_new(self, counter: int) -> bool:
         """Return True if a counter has not been accepted yet, and is not too old to tell."""
-        behind = self._highest - counter
-        return behind < 0 or (behind < WINDOW and not self._seen >> behind & 1)
+        return counter > self._highest or counter in self._missing
 
     def accept(self, counter: int) -> bool:
         """Accept a message with this counter. Return False if it must be ignored."""
+        if counter == self._highest + 1:  # nothing is missing between the two, so the window needs no work
+            self._highest = counter
+            if self._missing:
+                self._missing.discard(counter - WINDOW)
+            return True
         if not self.is_new(counter):
             self.on_repeated()
             return False
-        ahead = counter - self._highest
-        if ahead > 0:
-            self._highest = counter
-            self._seen = (self._seen << ahead & _MASK) | 1 if ahead < WINDOW else 1
-        else:
-            self._seen |= 1 << -ahead
+        if counter < self._highest:
+            self._missing.discard(counter)
+            return True
+        oldest = counter - WINDOW + 1
+        self._missing = {each for each in self._missing if each >= oldest}
+        self._missing.update(range(max(self._highest + 1, oldest), counter))
+        self._highest = counter
         return True

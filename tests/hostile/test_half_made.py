@@ -22,7 +22,7 @@ from aiodatadist._cluster.half_links import HalfLinks
 from aiodatadist._concurrency.fair_queue import FairQueue
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._wire.handshake import Handshake
-from aiodatadist._wire.messages import Accept, Connect, Hello, Refuse
+from aiodatadist._wire.messages import Accept, Connect, Hello, Hello1, Refuse
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, soft_faults_cleared, soft_hold
 from tests.clock import took
 from tests.held import turns
@@ -77,7 +77,11 @@ class Silence:
     async def serve(self, stream: anyio.abc.SocketStream) -> None:
         async with stream:
             client, host = Client(stream), stream.extra(anyio.abc.SocketAttribute.local_address)[0]
-            await client.welcome(KEY)
+            first = await client.hear()
+            assert isinstance(first, Hello1)
+            if first.opens == "heartbeats":
+                await anyio.sleep_forever()
+            await client.welcome(KEY, first=first)
             handshake = Handshake("server", hello_of(self._cluster, int(host.rpartition(".")[2])), vouching)
             while handshake.connect is None:
                 await client.say(*handshake.receive(await client.hear()))

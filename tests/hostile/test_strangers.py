@@ -78,14 +78,15 @@ class Client:
     def is_sealed(self) -> bool:
         return self._decoder.opener is not None
 
-    async def welcome(self, key: bytes, behind: bytes = b"") -> None:
+    async def welcome(self, key: bytes, behind: bytes = b"", first: Message | Unknown | None = None) -> None:
         """Answer a client's first message with this key, and seal everything from then on.
 
         Args:
             behind: sent behind the answer, together with it.
+            first: the client's first message, if it was heard already.
         """
         proof = KeyProof("server", (Key("auth_key", key),))
-        answer = proof.receive(await self.hear())
+        answer = proof.receive(first or await self.hear())
         assert answer is not None
         await self._stream.send(encode(answer) + behind)
         self._seal(proof)

@@ -62,7 +62,7 @@ def test_each_end_seals_with_the_key_with_which_the_other_one_checks() -> None:
     keys, _ = proved(KeyProof("client", [FIRST]), KeyProof("server", [FIRST]))
     for side, other in (("client", "server"), ("server", "client")):
         sealer, opener = keys.frames(side)[0], keys.frames(other)[1]  # type: ignore[arg-type]
-        data = b"said" + sealer.trailer(b"said")
+        data = sealer.sealed(b"said")
         assert opener.counter_of(data) == 0
         assert keys.frames(side)[1].counter_of(data) is None, "its own direction"  # type: ignore[arg-type]
     assert keys.beats("client") == keys.beats("server")[::-1]
