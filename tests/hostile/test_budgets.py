@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -23,6 +23,11 @@ def session(one: Cluster, other: int) -> Session:
     return inside(one.datadist).links.any(other).session
 
 
+def other_end() -> AbstractAsyncContextManager[Cluster]:
+    """Open a cluster whose links have no threads of C, which keep real time."""
+    return open_cluster(2, device_id=1, transport="loopback")
+
+
 @contextmanager
 def seconds_of_the_loop(expected: float) -> Iterator[None]:
     """Assert that a body waits for exactly this long, by the clock of a loop that jumps."""
@@ -34,7 +39,7 @@ def seconds_of_the_loop(expected: float) -> Iterator[None]:
 
 @pytest.mark.autojump
 async def test_messages_beyond_the_limit_wait_for_the_next_second() -> None:
-    async with linked_pair(BLOCKS, quotas=FEW) as (owner, peer, *_):
+    async with linked_pair(BLOCKS, quotas=FEW, transport="loopback") as (owner, peer, *_):
         liar = session(peer, owner.datadist.cluster_id)
         await liar.ping()
         with seconds_of_the_loop(3):
@@ -48,9 +53,9 @@ async def test_messages_beyond_the_limit_wait_for_the_next_second() -> None:
 @pytest.mark.autojump
 async def test_bytes_beyond_the_limit_wait_too_and_other_peers_do_not() -> None:
     quotas = Quotas(frame_bytes=1 << 20)
-    async with linked_pair(BLOCKS, quotas=quotas) as (owner, peer, *_):
+    async with linked_pair(BLOCKS, quotas=quotas, transport="loopback") as (owner, peer, *_):
         liar = session(peer, owner.datadist.cluster_id)
-        async with open_cluster(3, device_id=2) as third:
+        async with open_cluster(3, device_id=2, transport="loopback") as third:
             await third.datadist.link_clusters([cluster_info(owner)])
             honest = session(third, owner.datadist.cluster_id)
             for _ in range(16):  # 88 KB each
@@ -64,7 +69,7 @@ async def test_bytes_beyond_the_limit_wait_too_and_other_peers_do_not() -> None:
 
 @pytest.mark.autojump
 async def test_revocations_beyond_the_limit_wait() -> None:
-    async with linked_pair(BLOCKS, quotas=FEW) as (owner, peer, *_):
+    async with linked_pair(BLOCKS, quotas=FEW, transport="loopback") as (owner, peer, *_):
         liar = session(peer, owner.datadist.cluster_id)
         with seconds_of_the_loop(2):
             for number in range(1, 11):
@@ -75,7 +80,7 @@ async def test_revocations_beyond_the_limit_wait() -> None:
 
 @pytest.mark.autojump
 async def test_a_new_link_gives_a_peer_no_further_budget() -> None:
-    async with open_cluster(1, quotas=FEW) as owner, open_cluster(2, device_id=1) as peer:
+    async with open_cluster(1, quotas=FEW, transport="loopback") as owner, other_end() as peer:
         for _ in range(4):
             await peer.datadist.link_clusters([cluster_info(owner)])
             liar = session(peer, 1)
@@ -93,7 +98,7 @@ async def test_figures_name_every_limit() -> None:
 
 @pytest.mark.autojump
 async def test_notifications_beyond_the_limit_stay_with_their_sender_and_hold_up_nothing_else() -> None:
-    async with open_cluster(1) as owner, open_cluster(2, device_id=1) as peer:
+    async with open_cluster(1, transport="loopback") as owner, other_end() as peer:
         await owner.blocks(BLOCKS)
         mine = await peer.blocks(BLOCKS)
         for link in range(2):
