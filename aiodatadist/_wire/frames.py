@@ -112,7 +112,7 @@ class Decoder:
     Attributes:
         max_body: bytes that a message may have.
         minor: the peer's minor version, from its hello; None before that.
-        opener: checks seals, once there is a key for them: then no other frames are accepted.
+        opener: checks seals; None until :meth:`open_with`.
         protocol: the major version of this end, for errors.
     """
 
@@ -121,9 +121,14 @@ class Decoder:
         self.protocol = protocol
         self.minor: int | None = None
         self.opener: Opener | None = None
+        self._version = VERSION
         self._buffer = bytearray()
         self._peeked = 0
         self._failure: ProtocolError | IncompatiblePeer | None = None
+
+    def open_with(self, opener: Opener) -> None:
+        """Check seals with the key that is known from now on. No other frames are accepted."""
+        self.opener, self._version = opener, SEALED_VERSION
 
     @property
     def wanting(self) -> int:
@@ -168,15 +173,21 @@ class Decoder:
             return None
         if HEAD.unpack_from(data) != (MAGIC, self._version, len(data) - HEAD.size) or len(data) > self.max_body:
             return None
+        opener = self.opener
         try:
-            if self.opener is None:
-                return self._checked_minor(_parse(data[HEAD.size :], self.minor, self.protocol))
-            self._peeked = self._counter_of(data)
-            if not self.opener.is_new(self._peeked):
-                return None
-            return self._checked_minor(_content(data[HEAD.size : -TRAILER], self.minor, self.protocol))
+            if opener is None:
+                message = _parse(data[HEAD.size :], self.minor, self.protocol)
+            else:
+                counter = opener.counter_of(data) if len(data) >= HEAD.size + TRAILER else None
+                if counter is None or not opener.is_new(counter):
+                    return None
+                self._peeked = counter
+                message = _content(data[HEAD.size : -TRAILER], self.minor, self.protocol)
+            if message is not None and self.minor is not None:
+                _check_minor(message, self.minor, "sender", self.protocol)
         except (ProtocolError, IncompatiblePeer):
             return None
+        return message
 
     def consume(self) -> None:
         """Note that the message that :meth:`peek` has just returned will not be fed."""
@@ -190,27 +201,20 @@ class Decoder:
         elif isinstance(message, (Hello1, Welcome)):
             self.minor = SEALED_MINOR
 
-    @property
-    def _version(self) -> int:
-        return VERSION if self.opener is None else SEALED_VERSION
-
     def _opened(self, frame: bytes) -> Message | Unknown | None:
         """Return the message in a whole frame; None if it must be ignored. Nothing is parsed unless its seal is right."""
-        if self.opener is None:
-            return self._checked_minor(_parse(frame[HEAD.size :], self.minor, self.protocol))
-        if not self.opener.accept(self._counter_of(frame)):
-            return None
-        return self._checked_minor(_content(frame[HEAD.size : -TRAILER], self.minor, self.protocol))
-
-    def _counter_of(self, frame: bytes) -> int:
-        counter = None if self.opener is None or len(frame) < HEAD.size + TRAILER else self.opener.counter_of(frame)
-        if counter is None:
-            raise ProtocolError(
-                "a message has a wrong seal: it was changed or added on its way, or its sender does not have the key"
-            )
-        return counter
-
-    def _checked_minor(self, message: Message | Unknown | None) -> Message | Unknown | None:
+        opener = self.opener
+        if opener is None:
+            message = _parse(frame[HEAD.size :], self.minor, self.protocol)
+        else:
+            counter = opener.counter_of(frame) if len(frame) >= HEAD.size + TRAILER else None
+            if counter is None:
+                raise ProtocolError(
+                    "a message has a wrong seal: it was changed or added on its way, or its sender does not have the key"
+                )
+            if not opener.accept(counter):
+                return None
+            message = _content(frame[HEAD.size : -TRAILER], self.minor, self.protocol)
         if message is not None and self.minor is not None:
             _check_minor(message, self.minor, "sender", self.protocol)
         return message

@@ -93,11 +93,12 @@ class Client:
 
     def accept_any_seal(self) -> None:
         """Read what is sealed without the key for it."""
-        self._decoder.opener = AnySeal(b"")
+        self._decoder.open_with(AnySeal(b""))
 
     def _seal(self, proof: KeyProof) -> None:
         assert proof.keys is not None
-        self._sealer, self._decoder.opener = proof.keys.frames(proof.side)
+        self._sealer, opener = proof.keys.frames(proof.side)
+        self._decoder.open_with(opener)
 
 
 def port_of(cluster: Cluster) -> int:
@@ -179,7 +180,8 @@ async def test_time_in_which_the_listener_is_busy_does_not_count() -> None:
             (said,) = decoder.feed(await loop.sock_recv(client, 4096))
             proof.receive(said)
             assert proof.keys is not None
-            sealer, decoder.opener = proof.keys.frames("client")
+            sealer, opener = proof.keys.frames("client")
+            decoder.open_with(opener)
             client.send(encode(hello(5, has_key=True), sealer=sealer))
             loop.jumped += 2 * CLIENT_TIMEOUT
             await turns()

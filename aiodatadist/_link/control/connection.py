@@ -131,7 +131,8 @@ class FirstWords:
 
     def seal_with(self, sealer: Sealer, opener: Opener) -> None:
         """Seal all messages from now on, and accept only sealed ones. The first one that is heard proves its sender."""
-        self._seals, self._decoder.opener = (sealer, opener), opener
+        self._seals = (sealer, opener)
+        self._decoder.open_with(opener)
 
     def _frame(self, message: Message) -> bytes:
         return encode(message, self._decoder.minor or 0, None if self._seals is None else self._seals[0])
@@ -351,15 +352,12 @@ class Connection(anyio.abc.ByteStream):
         self._may_hold_more = len(data) == max_bytes
         return data
 
-    @property
-    def _is_closing(self) -> bool:
-        return self._writer.transport.is_closing() or (self._pipe is not None and self._pipe.is_over)
-
     async def send(self, item: bytes) -> None:
         """Send bytes, and wait until the kernel has accepted them. Raises BrokenResourceError."""
-        if self._is_closing:
+        pipe = self._pipe
+        if self._writer.transport.is_closing() or (pipe is not None and pipe.is_over):
             raise anyio.BrokenResourceError
-        self._writer.write(item if self._pipe is None else self._pipe.seal(item))
+        self._writer.write(item if pipe is None else pipe.seal(item))
         try:
             await self._writer.drain()
         except OSError as error:
@@ -370,10 +368,10 @@ class Connection(anyio.abc.ByteStream):
 
         Return False, and send nothing, if the kernel has not accepted earlier bytes, or if the connection is closing.
         """
-        transport = self._writer.transport
-        if self._is_closing or transport.get_write_buffer_size():
+        transport, pipe = self._writer.transport, self._pipe
+        if transport.is_closing() or (pipe is not None and pipe.is_over) or transport.get_write_buffer_size():
             return False
-        transport.write(data if self._pipe is None else self._pipe.seal(data))
+        transport.write(data if pipe is None else pipe.seal(data))
         return True
 
     async def start_tls(self, pipe: TlsPipe) -> None:

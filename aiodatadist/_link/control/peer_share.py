@@ -116,9 +116,10 @@ class Inflow:
         """Count bytes."""
         self._bytes.left -= nbytes
 
-    def heard(self) -> None:
-        """Count a message."""
+    def heard(self, nbytes: int = 0) -> None:
+        """Count a message, and its bytes unless they have been counted as received."""
         self._frames.left -= 1
+        self._bytes.left -= nbytes
         self._floor.heard(self)
 
     def worked(self, seconds: float) -> None:

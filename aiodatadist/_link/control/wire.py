@@ -106,7 +106,8 @@ class Wire:
         """
         if self._ready:
             raise ProtocolError("a message without a seal came before there was a key for it")
-        self._sealer, self._decoder.opener, self.is_proved = sealer, opener, True
+        self._sealer, self.is_proved = sealer, True
+        self._decoder.open_with(opener)
         opener.on_repeated = self._repeated
 
     def has_proved(self) -> None:
@@ -307,8 +308,7 @@ class Wire:
         if has_reacted:
             self._decoder.consume()
             if inflow is not None:
-                inflow.received(len(data))
-                inflow.heard()
+                inflow.heard(len(data))
         return has_reacted
 
     async def aclose(self) -> None:

@@ -20,6 +20,7 @@ from aiodatadist._device import StreamTransfer, TransferReport, TransferState, g
 from aiodatadist._link.control.served_requests import CriticalRequests, ServedRequests
 from aiodatadist._link.lifecycle import LinkState
 from aiodatadist._link.transfers.requests_in_line import RequestInLine, RequestLines
+from aiodatadist._transport import Access
 from aiodatadist._values.grid import Side
 from aiodatadist._values.peer_budget import Budget
 from aiodatadist._values.selection import BlockParts, Layers, Selection
@@ -104,14 +105,13 @@ class Responder:
         wanted = message.name
         name = Name(wanted.kind, wanted.id, wanted.model_id)
         found = self._registry.offered(name) if session.life.state is LinkState.READY else None
-        if found is None or not self._is_shown(*found, name):
+        if found is None or (access := self._shown(*found, name)) is Access.NONE:
             session.post(Found(call=message.call, cache=None))
             return
         entry, slot = found
         if session.peer_leases.is_settled(entry):
             session.peer_leases.told(entry)
-            access = session.access_to(entry).value
-            session.post(Found(call=message.call, cache=entry.message(), slot=slot, access=access))
+            session.post(Found(call=message.call, cache=entry.message(), slot=slot, access=access.value))
             return
         asked = self._asked_early.setdefault(entry, [])
         if not asked:
@@ -121,14 +121,14 @@ class Responder:
         else:
             session.post(Found(call=message.call, cache=None))
 
-    def _is_shown(self, entry: Entry, slot: int, name: Name) -> bool:
-        """Return True if the peer may know of a cache by this name."""
+    def _shown(self, entry: Entry, slot: int, name: Name) -> Access:
+        """Return what the peer may do with a cache; nothing if it may not know of it by this name."""
         session = self._session
-        may = session.may_read(entry) or session.may_write(entry)
-        if may and (name.kind == "id" or entry.is_for(session.cluster_id, name, slot)):
-            return True
+        access = session.access_to(entry)
+        if access is not Access.NONE and (name.kind == "id" or entry.is_for(session.cluster_id, name, slot)):
+            return access
         session.lacks_right("read", f"cache {entry.cache_id} is not shown")
-        return False
+        return Access.NONE
 
     async def _find_later(self, entry: Entry) -> None:
         """Answer what was asked about a cache while it was being revoked, a few questions at a time."""

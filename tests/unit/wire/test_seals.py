@@ -21,8 +21,9 @@ KEY, OTHER = b"k" * 32, b"o" * 32
 def opened() -> tuple[Decoder, list[None]]:
     """Return a decoder with a key, and the list of what it ignored."""
     decoder, ignored = Decoder(), list[None]()
-    decoder.opener = Opener(KEY)
-    decoder.opener.on_repeated = lambda: ignored.append(None)
+    opener = Opener(KEY)
+    opener.on_repeated = lambda: ignored.append(None)
+    decoder.open_with(opener)
     return decoder, ignored
 
 
