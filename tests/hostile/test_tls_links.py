@@ -627,3 +627,62 @@ async def test_a_cluster_that_refuses_the_certificate_of_this_end_ends_relinking
         told = await until(changes, LINKED, GIVEN_UP)
         assert phases(told) == [(GIVEN_UP, 1)]
         assert REFUSED + "unknown ca" in str(told[-1].reason)
+
+
+# ---- what a peer may do ----
+
+
+async def test_the_name_in_a_peers_certificate_decides_what_it_may_do(tmp_path: Path) -> None:
+    """A URI below the path of the rule may read. Another one may not even link, whatever id it has."""
+    folder = tls(tmp_path, 1)["trust"]
+    rule = {"match": {"spiffe": "spiffe://test/decode/*"}, "ids": "2-9", "may": ["link", "read"]}
+    policy_in(folder, {"version": 1, "clusters": [rule]})
+    good = tls_folder(tmp_path / "2", CA.issue([uri_of(2, "decode")]), CA)
+    async with (
+        open_cluster(1, trust=folder) as prompt,
+        open_cluster(2, device_id=1, trust=good) as decoder,
+        open_cluster(3, device_id=2, **tls(tmp_path, 3)) as other,
+        open_cluster(
+            10, device_id=3, trust=tls_folder(tmp_path / "10", CA.issue([uri_of(10, "decode")]), CA)
+        ) as beyond,
+    ):
+        await prompt.blocks(DESC)
+        cache = await decoder.blocks(DESC)
+        assert await link(decoder, prompt) is None
+        await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+        verify(decoder.memory(cache), cache, moved(DESC, {0: 3}))
+        for stranger, name in ((other, uri_of(3)), (beyond, uri_of(10, "decode"))):
+            error = await link(stranger, prompt)
+            assert f"does not let cluster {stranger.datadist.cluster_id} with certificate {name} link" in str(error)
+
+
+async def test_a_dns_name_stands_for_the_ids_that_the_policy_lists(tmp_path: Path) -> None:
+    rule = {"match": {"dns": "decode.test"}, "ids": "2", "may": ["link"]}
+    folders = {}
+    for cluster_id, names in ((1, [uri_of(1)]), (2, []), (3, [])):
+        own = CA.issue(names, [] if names else ["decode.test"])
+        folders[cluster_id] = tls_folder(tmp_path / str(cluster_id), own, CA)
+        policy_in(folders[cluster_id], {"version": 1, "clusters": [rule], "otherwise": ["link"]})
+    async with (
+        open_cluster(1, trust=folders[1]) as prompt,
+        open_cluster(2, device_id=1, trust=folders[2]) as decoder,
+    ):
+        assert await link(decoder, prompt) is None
+        assert prompt.datadist.figures().credentials == {"decode.test": 1}
+    with pytest.raises(ParamInvalid, match=r"tls.crt' is for cluster 2: must be for cluster 3"):
+        async with open_cluster(3, trust=folders[3]):
+            pytest.fail("it is open")
+
+
+async def test_a_folder_with_keys_and_certificates_is_used_as_its_policy_says(tmp_path: Path) -> None:
+    folders = [tls(tmp_path, cluster_id)["trust"] for cluster_id in (1, 2)]
+    for mode, credential in (("tls", uri_of(1)), ("keys", "a")):
+        for folder in folders:
+            folder_of(folder, f"a {HEX}")
+            policy_in(folder, {"version": 1, "clusters": [], "otherwise": ["link"], "mode": mode})
+        async with (
+            open_cluster(1, trust=folders[0]) as prompt,
+            open_cluster(2, device_id=1, trust=folders[1]) as decoder,
+        ):
+            assert await link(decoder, prompt) is None
+            assert decoder.datadist.figures().credentials == {credential: 1}
