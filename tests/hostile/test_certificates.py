@@ -126,7 +126,7 @@ def test_a_folder_is_used_as_kubernetes_mounts_a_secret(tmp_path: Path, monkeypa
     with pytest.raises(ParamInvalid, match="mode 1777"):
         held(folder)
     monkeypatch.setattr(secret_files, "is_read_only", lambda path: True)
-    assert held(folder).names.any == uri_of(OWN)
+    assert held(folder).name == uri_of(OWN)
 
 
 def test_a_certificate_is_for_the_clusters_that_it_names(tmp_path: Path) -> None:
