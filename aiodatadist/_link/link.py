@@ -200,6 +200,7 @@ class Link:
             raise
         finally:
             self.session.end_tasks()
+            # before anything is released: what still arrives must start nothing
             self._wire.react_at_once(None)
             await self._give_back()
 
@@ -229,6 +230,7 @@ class Link:
             if (react := REACTIONS.get(type(message))) is not None:
                 self.heard()
                 react(self._reactions, message)
+                # Otherwise a peer that asks and does not read would fill this end's memory with answers.
                 if self._wire.is_congested:
                     await self._wire.flush()
                 await give_way(ROUNDS_OF_OTHERS)  # many messages come in one piece
@@ -280,6 +282,7 @@ class Link:
         with anyio.move_on_after(seconds):
             await self.transfers.finish()
             await self.session.channels.wait_opened()
+            # last, because a notification is sent when its transfer has ended
             await self.session.notification_queue.wait_empty()
         await self.transfers.stop()
 
@@ -325,6 +328,7 @@ class Link:
             await self.refuse(LinkClosed("its cluster has ended"))
             self.transfers.running.stop()
         try:
+            # Shielded: if a cancellation stopped this half-way, memory would be used again while bytes may still land in it.
             with anyio.move_on_after(DRAIN_TIMEOUT + self.transfers.running.quiesce_seconds, shield=True):
                 # streams first: their transfers use the channels
                 is_quiet = [await self._quietly(stream) for stream in self.transfers.running.streams.values()]
@@ -337,9 +341,11 @@ class Link:
             self._end_peer_leases()  # before the requests fail, because their callbacks may use the blocks again
             self._reactions.end()
             self.transfers.end(session.copy_of_failure())
+            # not before the channels are closed: until then the peer may read leased blocks
             self._host.block_leases.peer_gone(session)
             session.layer_events.end(session.copy_of_failure())
             session.notification_queue.end()
+            # last: those who wait for this use the memory again
             session.closed.set()
             for call in self._at_end:
                 call()

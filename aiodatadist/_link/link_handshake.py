@@ -176,6 +176,7 @@ class LinkHandshake:
                     refused = refused or error
                     group.cancel_scope.cancel()
 
+            # A peer that cannot open its half says so at once. Our half would wait for it until the time is over.
             group.start_soon(hear)
             if attach is not None:
                 group.start_soon(bring_heartbeats, attach)
@@ -185,9 +186,11 @@ class LinkHandshake:
                     await attached.wait()
             except LinkError as error:
                 failure = error
+                # the peer's own reason may be on its way, and tells more than ours
                 with anyio.move_on_after(REASON_SECONDS):
                     await anyio.sleep_forever()
             group.cancel_scope.cancel()
+        # raised out here: leaving the task group would wrap it in an ExceptionGroup
         reason = refused or failure
         if reason is not None:
             raise reason

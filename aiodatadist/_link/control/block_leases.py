@@ -116,9 +116,8 @@ class BlockLease:
         self._timer = loop.call_at(self._deadline, self._close, LeaseEnd.EXPIRED)
         self._pull_seconds = pull_seconds
         self._claims: dict[tuple[object, int], PeerClaim] = {}
-        self._past: defaultdict[object, dict[int, None]] = defaultdict(
-            dict
-        )  # numbers of claims that have ended, by peer
+        # numbers of claims that have ended, by peer: a lost answer makes the peer repeat a claim, which must not count again
+        self._past: defaultdict[object, dict[int, None]] = defaultdict(dict)
         self._takers = self._taken = 0
         self._for_cluster = for_cluster
         self._closed: LeaseEnd | None = None
@@ -404,6 +403,7 @@ class BlockLeases:
         """End all claims of a peer whose link has ended."""
         self._early.peer_gone(peer)
         self._released.peer_gone(peer)
+        # a copy: leases that end leave the table
         for lease in list(self._lasting.values()):
             lease._peer_gone(peer)
 

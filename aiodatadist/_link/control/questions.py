@@ -238,6 +238,7 @@ class PendingQuestions:
 
     async def insist(self, question: Question, seconds: float) -> None:
         """Wait for an answer even if cancelled, but at most ``seconds``, and only while an answer can come."""
+        # Shielded: the caller may use its memory again only when the peer has said that it stopped.
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + seconds) as scope:
             if self.is_over:
                 return

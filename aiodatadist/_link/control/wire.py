@@ -233,6 +233,7 @@ class Wire:
             except PeerLost:
                 self._give_up()
                 raise
+            # not before: flush() waits until the kernel has accepted these bytes
             self._backlog_bytes -= len(data)
         self._is_pumped = False
         self._flushed.wake()
@@ -295,6 +296,7 @@ class Wire:
         if self._react is None or not self._is_waiting or self._ready or self._unread:
             return False
         inflow = self._inflow
+        # A peer that does not read, or sends too much, has to wait for receive(), which slows it down.
         if self._backlog_bytes > MAX_BACKLOG or (inflow is not None and inflow.is_spent):
             return False
         message = self._decoder.peek(data)

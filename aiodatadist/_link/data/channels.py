@@ -352,9 +352,8 @@ class Channels:
             offer = ChannelOffer(name, self._rank, self._ends, self.shows())
             channel = await self._open_unless_refused(offer, min(seconds, MAX_OPEN_SECONDS), pause)
             self._post(Renewed(channel=name, epoch=epoch))
-            link_channel = self._old[name] = LinkChannel(
-                name, channel, epoch, 0
-            )  # closed with the link, unless it is taken into use
+            # among the old ones until it is taken into use, so that it is closed if the link ends first
+            link_channel = self._old[name] = LinkChannel(name, channel, epoch, 0)
             link_channel.theirs = await self._hear(name, seconds)
             self._switch(self._old.pop(name))
         except LLMException as error:
@@ -560,6 +559,7 @@ class Channels:
         self._current = None
         refused = self._refused
         held: StillWritten | None = None
+        # a copy: channels leave the list when they are closed
         for link_channel in list(self._closing):
             is_closed = True
             try:

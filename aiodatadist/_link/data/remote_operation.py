@@ -196,6 +196,7 @@ class RemoteOperation(TransferCompletion):
         try:
             with self.scope:
                 await work()
+            # A doubtful operation ends with the channels: until then the peer may write.
             if self.scope.cancelled_caught and not self.is_doubtful:
                 self.finish(TransferState.CANCELLED)
         except LLMException as error:

@@ -53,6 +53,7 @@ class WaitingTransfer(RemoteOperation):
         """Start the transfer: the link is ready."""
         check_still_usable(self._spec.entry)
         transfer = self._begin(link)
+        # only now: the transfer has its own lease by then, so the cache is never without one
         self._let_go_of_cache()
         self.follow(transfer)
 
@@ -141,6 +142,7 @@ class AwaitedLink:
 
     async def begin_all(self, link: Transfers) -> None:
         """Begin everything that waits, because the link is ready. If it breaks again, the rest continue to wait."""
+        # a copy, looked at again below: while others have their turn, one may be cancelled or run out of time
         for waiting in list(self._waiting):
             if not link.session.is_ready:
                 return
@@ -167,6 +169,7 @@ class AwaitedLink:
         """Fail everything that waits: the link will not be re-established."""
         for waiting in list(self._waiting):
             self.drop(waiting)
+            # a new exception for each: one that is raised twice collects the tracebacks of both
             waiting.fail(type(why)(*why.args, peer=self.cluster_id, hint=why.hint))
 
     def _out_of_time(self, waiting: Waiting, seconds: float) -> None:

@@ -182,6 +182,7 @@ class Checks:
                 mine = await session.host.digester.digests(entry, side, session.cluster_id)
                 await question.answered.wait()
             finally:
+                # cancelled or late: the peer need not sum up any further
                 if question.answer is None and session.is_open:
                     session.post(Stop(call=question.number))
         answer = question.answer
@@ -221,6 +222,8 @@ class Checks:
             digests=list(blocks.values()),
             hint="transfer these blocks again",
         )
+        # One checksum for each block, in the order of the call: all before the first wrong one are intact. Parts of a block
+        # have several.
         if not name and not has_parts:
             error.landed_blocks = wrong[0]
         raise error

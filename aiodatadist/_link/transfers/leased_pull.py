@@ -152,6 +152,7 @@ class LeasedPull(RemoteOperation):
             blocks_digest=blocks,
             prompt_digest=prompt,
         )
+        # If the pull was cancelled before this task ran, a claim would keep blocks that no pull takes.
         if not self.is_done:
             self._question = self._session.questions.start_repeated(
                 lambda call: claim(call=call), Claimed, self._answered
@@ -164,10 +165,12 @@ class LeasedPull(RemoteOperation):
             self._why = answer.why
             if 0 < answer.seconds < self._seconds:
                 self._limit(answer.seconds)
+        # the bytes landed before this answer, and the pull waited only for it
         if self._outcome is not None:
             self._conclude(*self._outcome)
         elif self._is_kept:
             self.begin()
+        # Reading has begun, and the owner does not keep the blocks: what lands may be another request's.
         elif self._start is None:
             self._stop()
         else:  # nothing was started
@@ -181,6 +184,7 @@ class LeasedPull(RemoteOperation):
         loop = asyncio.get_running_loop()
         self._timer.cancel()
         self._timer = loop.call_later(max(self._began + seconds - loop.time(), 0.0), self._late)
+        # The bytes came before this answer. If the owner had given the blocks up by then, they may be another request's.
         if self._here_at >= self._kept_until:
             self._is_expired, self._landed = True, 0
 
@@ -279,10 +283,13 @@ class LeasedPull(RemoteOperation):
         if self._question is not None:
             call = self._question.number
             session.questions.close(self._question)
+        # A refused claim has nothing to end. If none was made, a cancelled pull still tells the owner that it may free the
+        # blocks.
         if session.is_open and self._is_kept is not False and (call or self.state in _SAID):
             lease, (blocks, prompt), *_ = self._kept
             end: Literal["taken", "released", "failed"] = _SAID.get(self.state, "failed")
             session.post(Unclaim(call=call, lease=lease, end=end, blocks_digest=blocks, prompt_digest=prompt))
+        # cancelled by the end of the link: a CancelledError would look like the caller's own
         if session.life.failure is not None and self.is_cancelled:
             self.replace_error(session.copy_of_failure())
         self._running.check_idle()

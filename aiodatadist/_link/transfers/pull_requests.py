@@ -332,9 +332,8 @@ class PullRequests:
                 f"cluster {peer} offers no cache for {request.spec.key}",
                 hint="has it been made there, or has its key been consumed by a pull?",
             )
-        if (
-            answer.status == LLMStatusCode.LLM_NOT_YET_LINK
-        ):  # the peer had begun to end the link before the request came
+        # The peer had begun to end the link before the request came. A TransferError would say that the link still works.
+        if answer.status == LLMStatusCode.LLM_NOT_YET_LINK:
             return LinkClosed(
                 f"cluster {peer} has ended the link, and said: {printable(answer.reason)}", peer=peer, hint="link again"
             )

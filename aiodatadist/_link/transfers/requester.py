@@ -58,6 +58,7 @@ class Requester:
         """Fail what is left when the link has ended: doubtful transfers, and those whose task never began."""
         self.lookups.stop()
         self._pull_requests.end()
+        # a copy: each operation that ends leaves the set
         for operation in list(self.running.operations):
             operation.finish(TransferState.FAILED, failure)
 
@@ -97,10 +98,12 @@ class Requester:
         session = self.session
         self.running.operations.discard(operation)
         self.lookups.end(operation)
+        # Bytes may still land: this memory is not used again as long as the process lives.
         if operation.state is TransferState.STUCK or (operation.is_doubtful and not session.life.is_shut):
             self.running.lose(spec.entry)
         else:
             spec.entry.release()
+        # cancelled by the end of the link, or below by the peer: a CancelledError would look like the caller's own
         if session.life.failure is not None and operation.state is TransferState.CANCELLED:
             operation.replace_error(session.copy_of_failure())
         elif operation in self._taken_back and operation.state is TransferState.CANCELLED:
@@ -187,6 +190,7 @@ class Requester:
                 wanted = "open a channel that reaches both caches"
                 link_channel = await session.channels.reach(entry.epoch, remote.epoch)
                 session.channels.check_reaches(remote, f"cluster {session.cluster_id}")
+                # The peer may have revoked the cache while a channel was opened. Then it is looked up again.
                 if not remote.is_withdrawn:
                     return remote, link_channel, grid
         raise TransferTimeout(f"cluster {session.cluster_id} did not {wanted} within {seconds:g} s")

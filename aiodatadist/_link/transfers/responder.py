@@ -162,6 +162,7 @@ class Responder:
         """
         if len(self._under_way) + len(self._in_line) >= MAX_SERVED:
             raise ProtocolError(f"{MAX_SERVED} requests are under way")
+        # served twice, it would write into memory that the first answer released
         if not self._served.is_new(message.call):
             return
         if message.priority == TransferPriority.CRITICAL.value and not (
@@ -316,6 +317,7 @@ class Responder:
     def _work_on(
         self, message: Pull, selection: Selection, target: RemoteCache
     ) -> Callable[[], Coroutine[Any, Any, None]]:
+        # before the task runs: a stop may come in the same piece as its request
         scope = self._under_way[message.call] = Scope()
 
         async def run() -> None:
@@ -435,6 +437,7 @@ class Responder:
     def _sum_up(self, message: Digest) -> Callable[[], Coroutine[Any, Any, None]]:
         scope = self._under_way[message.call] = Scope()
         self._digested += 1
+        # before the task runs: the peer's next message may release the cache
         entry = self._session.peer_leases.held(message.cache_id)
 
         async def run() -> None:

@@ -197,6 +197,7 @@ class RunningTransfers:
             remote.release()
             if running.link_channel is not None:
                 session.channels.release(running.link_channel)
+            # a critical transfer shared the device with these, so its time does not show the link's costs
             was_beside = done.priority is TransferPriority.CRITICAL and bool(self.transfers)
             if done.state is TransferState.DONE and done.queue_seconds < ALONE_SECONDS and not was_beside:
                 self.estimate.add(done.nbytes, done.transfer_seconds)
@@ -271,6 +272,8 @@ class RunningTransfers:
         self._unclean[transfer] = over
         if running.link_channel is not None:
             session.channels.broken(running.link_channel, over)
+        # The peer is no longer heard, so it cannot say that it left the channel, and the end of the link waits for this
+        # transfer.
         if not session.life.is_listening:
             session.channels.close_broken()
         session.spawn(insist)
@@ -288,6 +291,7 @@ class RunningTransfers:
         waiting = [r for r in self.transfers.values() if r.link_channel is link_channel and r.transfer.is_waiting]
         if waiting:
             stream = self.stream(ONE_QUEUE)
+            # until the next channel is open: what started on the old one now would be closed with it
             stream.hold()
             for running in waiting:
                 running.link_channel = None
@@ -335,6 +339,7 @@ class RunningTransfers:
                     CacheNotFound(f"cluster {session.cluster_id} took its cache back", peer=session.cluster_id)
                 )
         suspect = _is_suspect(transfer.error)
+        # The end of the link is the reason: a CancelledError would look like the caller's own.
         if session.life.failure is not None and (suspect or transfer.state is TransferState.CANCELLED):
             transfer.replace_error(session.copy_of_failure())
         elif suspect:

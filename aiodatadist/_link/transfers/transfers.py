@@ -81,6 +81,7 @@ class Transfers:
         """
         if spec.checksum:
             self.requester.checks.want_peer()
+        # before the transfer starts, so that notifications leave in the order of their calls
         pending = None if notify is None else self.session.notification_queue.reserve(check_payload(notify))
         transfer = self.start(spec, what)
         if pending is not None:
