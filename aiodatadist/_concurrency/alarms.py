@@ -105,5 +105,6 @@ class Alarms(Generic[T]):
                 if perf_counter() >= until:
                     break
         finally:
+            # Also if a callback has raised: the alarms behind it would otherwise never go off.
             if self._due:
                 asyncio.get_running_loop().call_soon(self._tell_some)

@@ -120,6 +120,7 @@ class Completion(ABC):
             try:
                 await self._settled()
             except asyncio.CancelledError:
+                # a forked child stops nothing: the transfer is its parent's
                 if self._generation == forks.generation:
                     self.cancel()
                     if not await outlast(lambda: self.is_done, self._settled, self.quiesce_seconds):
@@ -146,6 +147,7 @@ class Completion(ABC):
         self._callbacks.clear()
         waiters, self._waiters = self._waiters, None
         for waiter in waiters or ():
+            # done if its task was cancelled in this round of the loop
             if not waiter.done():
                 waiter.set_result(None)
 

@@ -212,9 +212,8 @@ class LoopThread:
         self._calls: set[_Call] = set()
         self._posted: deque[Callable[[], object]] = deque()
         self._is_over = False
-        self._lock = (
-            threading.RLock()
-        )  # reentrant: a signal handler or finalizer of the thread that holds it may post, too
+        # reentrant: a signal handler or finalizer of the thread that holds it may post, too
+        self._lock = threading.RLock()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._tasks: Spawner
         self._stopping: anyio.Event
@@ -316,9 +315,8 @@ class LoopThread:
             self.post(partial(copy_context().run, self._start, call))
             call.settled.wait()
         except BaseException:  # from a signal handler, while the call runs
-            if not call.settled.is_over and self._ring(
-                call.cancel
-            ):  # otherwise the loop has ended, and the call with it
+            # If the bell cannot be rung, the loop has ended, and the call with it.
+            if not call.settled.is_over and self._ring(call.cancel):
                 call.settled.outlast()
             raise
         else:
@@ -345,6 +343,7 @@ class LoopThread:
 
     def _ring(self, function: Callable[[], object]) -> bool:
         """Post the function; return False if the loop has ended, so that it will not run."""
+        # before the bell rings, because the loop may answer at once
         self._posted.append(function)
         with self._lock:
             if not self._is_over:

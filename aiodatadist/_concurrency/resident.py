@@ -222,9 +222,8 @@ class Resident:
 
     def check_here(self) -> None:
         """Check that the caller is in the same process and on the same loop; otherwise raise what ``refuse`` makes of it."""
-        if (
-            _get_running_loop() is self.loop and self._generation == forks.generation
-        ):  # the fast path: every await comes this way
+        # the fast path, because every await comes this way
+        if _get_running_loop() is self.loop and self._generation == forks.generation:
             return
         self.check_process()
         self.check_loop()

@@ -63,6 +63,7 @@ class LayerComparison:
         self._scope.cancel()
 
     async def _run(self) -> None:
+        # stopped before the task ran: nothing is held yet, and the source is not being read
         if self._scope.cancel_called:
             return
         self.is_running = True

@@ -180,6 +180,7 @@ class Destination:
 
     def _begin(self, remote: RemoteCache, grid: Grid) -> None:
         if self.progress.is_open:
+            # the link may have ended in the tick in which the destination was found
             self.link.session.check_ready()
             remote.check_access("put")
             self.link.session.channels.check_reaches(remote, f"cluster {self.cluster_id}")
@@ -385,9 +386,8 @@ class Destination:
         layering = Layering(count, self._wanted.tensors, self.group, gate.notifies, seconds)
         link_channel.channel.add_put(program, grid, layering)
         limit = self._seconds * self.group  # from when its last gate has opened
-        stream = self.link.running.idle_stream(
-            "gated layers"
-        )  # a stream that others wait on may have to wait for compute
+        # A stream with other work would make this wait for its compute, and later work for ours.
+        stream = self.link.running.idle_stream("gated layers")
         transfer = self.link.running.launch(
             program, "put", link_channel, self._entry, remote, limit, stream, self._priority
         )
@@ -419,9 +419,8 @@ class Destination:
         self.ranges += transfer.ranges
         self.transfer_seconds += transfer.transfer_seconds
         if transfer.state is TransferState.DONE:
-            if not any(
-                before < stop for before in self._transfers.values()
-            ):  # otherwise that one failed, and will report it
+            # An earlier portion that is still there has failed, and will report it: then this arrival proves nothing.
+            if not any(before < stop for before in self._transfers.values()):
                 self._arrived(stop)
             self._go_on()
         else:

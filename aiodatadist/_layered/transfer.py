@@ -74,9 +74,8 @@ class LayeredTransfer(TransferCompletion):
         self._changed: Signal | None = None
         self._started = perf_counter()
         self._has_waited = self._has_concluded = False
-        self._landed: list[
-            tuple[Destination, int, int, float]
-        ] = []  # layers of a destination: first, stop, when the loop was told
+        # layers of a destination: first, stop, when the loop was told
+        self._landed: list[tuple[Destination, int, int, float]] = []
         self._verdicts: dict[int, LLMException | None] = {}
         self._ready_seconds: dict[int, float] = {}
         event = getattr(synchronizer, "device_event", None)  # see GatedByEvent
@@ -264,6 +263,7 @@ class LayeredTransfer(TransferCompletion):
                 said = await attempt_awaiting(lambda: call(layer, None))
             else:
                 in_thread = partial(attempt, lambda: call(layer, None))
+                # Abandoned if cancelled: a function that blocks cannot be interrupted, and must not hold up the end.
                 said = await anyio.to_thread.run_sync(in_thread, abandon_on_cancel=True, limiter=limiter)
                 if inspect.isawaitable(said):
                     awaitable = said
@@ -319,7 +319,9 @@ class LayeredTransfer(TransferCompletion):
         self.ranges: int = sum(part.ranges for part in self.parts)
         self.transfer_seconds: float = max((part.transfer_seconds for part in self.parts), default=0.0)
         self._remember_compute()
+        # before the end is reported: callbacks may use the source again
         self._entry.release()
+        # a stuck destination first: its end is the one after which the source must never be used again
         stuck = next((part for part in self.parts if part.progress.stage is Stage.STUCK), None)
         failed = stuck or next((part for part in self.parts if part.error is not None), None)
         if failed is not None:
