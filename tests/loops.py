@@ -30,6 +30,7 @@ TOUCHES_THE_LOOP = (
     "tests/faults/test_ipv6.py",
     "tests/faults/test_liveness.py",
     "tests/faults/test_timeouts.py",
+    "tests/hostile/test_tls_links.py",
     "tests/test_after_linking.py",
     "tests/test_children.py",
     "tests/test_deadlines.py",

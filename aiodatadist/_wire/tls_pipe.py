@@ -137,9 +137,11 @@ class TlsPipe:
 
     def seal(self, data: bytes) -> bytes:
         """Return the bytes for the socket that carry these, and whatever else waits for it. Call it only before the end."""
-        left = memoryview(data)
-        while left:
-            left = left[self._tls.write(left) :]
+        written = self._tls.write(data) if data else 0  # one record, unless it is large
+        if written < len(data):
+            left = memoryview(data)[written:]
+            while left:
+                left = left[self._tls.write(left) :]
         return self._outgoing.read()
 
     def outgoing(self) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 import ssl
 import sys
@@ -26,6 +27,7 @@ from aiodatadist import (
     LinkError,
     LLMConfig,
     ParamInvalid,
+    RegisterMemStatus,
     TransferWithCacheKeyConfig,
 )
 from aiodatadist._cluster.pending_client import CLIENT_TIMEOUT
@@ -41,6 +43,7 @@ from tests.certificates import DAY, Authority, folder_for, tls_folder, uri_of
 from tests.keys import HEX, folder_of, policy_in
 from tests.test_pull import moved
 from tests.test_relink import GIVEN_UP, LINKED, phases, pulled, until, waiting_pair
+from tests.test_symmetric_links import link_all, settled
 
 DESC = CacheDesc(4, [8, 64], DataType.DT_UINT8)
 CA, OTHER = Authority(0), Authority(1)
@@ -108,6 +111,20 @@ async def test_layers_are_sent_while_the_next_one_is_computed(group: Path) -> No
             synchronizer.ready(layer)
         await task
         verify(decoder.memory(target), target, moved(DESC, {0: 3, 1: 4}))
+
+
+async def test_members_of_a_communicator_prove_their_certificates(group: Path) -> None:
+    """HCCL carries a key for them, too, which takes the place of no certificate."""
+    options: dict[str, Any] = {"listen_ip_info": None, "trust": group}
+    async with open_cluster(1, **options) as prompt, open_cluster(2, device_id=1, **options) as decoder:
+        await prompt.blocks(DESC)
+        cache = await decoder.blocks(DESC)
+        numbers = await link_all(prompt, decoder, name=f"tls {os.getpid()}")
+        for cluster, number in zip((prompt, decoder), numbers, strict=True):
+            assert await settled(cluster, number) is RegisterMemStatus.OK
+        assert decoder.datadist.figures().credentials == {uri_of(1): 1}
+        await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [0])
+        verify(decoder.memory(cache), cache, moved(DESC, {0: 3}))
 
 
 PROCESS = """
