@@ -194,7 +194,7 @@ def test_a_server_without_the_key_confirms_nothing() -> None:
 
 
 def test_names_of_keys_may_differ() -> None:
-    """One end has a folder, and the other one its key as ``auth_key``."""
+    """Prove one secret under two names: one end has a folder, and the other end has ``auth_key``."""
     ours, theirs = Key("auth_key", FIRST.secret), [FIRST, SECOND]
     client, server = KeyProof("client", [ours]), KeyProof("server", theirs)
     assert proved(client, server)[0] == server.keys
