@@ -32,7 +32,7 @@ from aiodatadist.errors import (
 )
 
 if TYPE_CHECKING:
-    from aiodatadist._link.data.channels import LinkChannel
+    from aiodatadist._link.data.link_channel import LinkChannel
 
 
 class Destination:

@@ -1837,7 +1837,7 @@ MUTANTS = (
         "channels-without-a-pause",
         "a client that gives up the channels that it asks for makes this end open few",
         "aiodatadist/_link/data/channels.py",
-        "                    await anyio.sleep(pause)\n",
+        "                await anyio.sleep(pause)\n",
         "",
         ("tests/hostile/test_channels.py",),
     ),

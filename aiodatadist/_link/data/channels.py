@@ -16,6 +16,7 @@ from aiodatadist._concurrency.loop_time import give_way
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._link.control.questions import PendingQuestions
+from aiodatadist._link.data.link_channel import LinkChannel
 from aiodatadist._transport import EVERYTHING, Channel, ChannelOffer, Endpoint, Reach, StillWritten
 from aiodatadist._values import peer_budget
 from aiodatadist._values.descriptors import Placement
@@ -58,54 +59,6 @@ MAX_OUTDATED = 65536
 """The most questions of the server's that wait for a further channel: one for each of its transfers that needs it."""
 
 
-class LinkChannel:
-    """An open channel, with what it reaches at either end and the transfers of this end that use it.
-
-    Attributes:
-        mine, theirs: the epochs that the channel reaches, at this end and at the peer.
-        uses: the number of this end's transfers on it.
-        is_current: True if new transfers use it, or will once both ends have opened it.
-        is_broken: True if a transfer of either end was stopped half-way on it.
-        unclean: callbacks of the transfers that were stopped half-way on it. They are called with True when the channel is
-            closed, and with False if it is not known what may still be carried out on it.
-    """
-
-    __slots__ = (
-        "channel",
-        "is_broken",
-        "is_closing",
-        "is_current",
-        "mine",
-        "name",
-        "retired",
-        "theirs",
-        "unclean",
-        "uses",
-    )
-
-    def __init__(self, name: str, channel: Channel, mine: int, theirs: int) -> None:
-        self.name: str = name
-        self.channel: Channel = channel
-        self.mine: int = mine
-        self.theirs: int = theirs
-        self.uses: int = 0
-        self.is_current: bool = True
-        self.is_broken: bool = False
-        self.is_closing: bool = False
-        self.retired: dict[str, bool] = {"mine": False, "theirs": False}
-        self.unclean: list[Callable[[bool], object]] = []
-
-    def closed(self, is_closed: bool) -> None:
-        """Report the end to waiting transfers; ``is_closed`` is False if the close could not be confirmed."""
-        unclean, self.unclean = self.unclean, []
-        for call in unclean:
-            call(is_closed)
-
-    def reaches(self, mine: int, theirs: int) -> bool:
-        """Return True if the channel reaches these epochs at both ends."""
-        return self.mine >= mine and self.theirs >= theirs
-
-
 class _Renewal:
     """The opening of a further channel, and its outcome. ``epoch`` is the least that it will reach at this end."""
 
@@ -114,6 +67,19 @@ class _Renewal:
         self.over = Signal()
         self.opened: LinkChannel | None = None
         self.error: str | None = None
+
+
+class _Opening:
+    """A further channel that is being opened or waits for its turn, with the peer's answer and what stops waiting for it."""
+
+    def __init__(self) -> None:
+        self.answer: Renewed | None = None
+        self.scope: anyio.CancelScope | None = None
+
+    @property
+    def refusal(self) -> str:
+        """The reason why the peer could not open its half; empty as long as it did not say so."""
+        return self.answer.reason if self.answer is not None else ""
 
 
 class Channels:
@@ -176,14 +142,12 @@ class Channels:
         self._current: LinkChannel | None = None
         self._old: dict[str, LinkChannel] = {}
         self._closing: list[LinkChannel] = []
-        self._answers: dict[str, Renewed] = {}
         self._changed = Signal()
         self._renewal: _Renewal | None = None
-        self._expected: set[str] = set()  # names of channels that are being opened, or wait for their turn
+        self._openings: dict[str, _Opening] = {}  # by name of the channel
         self._turns = anyio.Semaphore(opening)  # of renewals of the peer's
         self._outdated: deque[tuple[int, int, int]] = deque()  # as _renew_for_peer says
         self._heard: deque[str] = deque(maxlen=2 * MAX_FOLLOWING)
-        self._openings: dict[str, anyio.CancelScope] = {}
         self._pause, self._failure = 0.0, ""
         self._refused: LLMException | None = None
 
@@ -270,7 +234,7 @@ class Channels:
 
         If this end left before, the other would wait for it in vain, in a call that cannot be interrupted.
         """
-        while self._renewal is not None or self._expected:
+        while self._renewal is not None or self._openings:
             await self._changed.wait()
 
     # ---- further ones ----
@@ -294,7 +258,7 @@ class Channels:
         Our half of an earlier attempt may still be in a call that cannot be interrupted, and meet the client's new half. Then
         ask once more, when both have ended.
         """
-        is_last = not self._expected
+        is_last = not self._openings
         await self._ask_for_one(mine, theirs)
         if self.find(mine, theirs) is None and not is_last:
             await self._ask_for_one(mine, theirs)
@@ -329,32 +293,34 @@ class Channels:
                 raise LinkError("a further channel was opened, but does not reach the memory that it is needed for")
 
     async def _carry_out(self, renewal: _Renewal) -> None:
+        name = self._name()
+        self._openings[name] = _Opening()
         try:
-            name = self._name()
-            self._expected.add(name)
             self._post(Renew(channel=name, seconds=RENEWAL_TIMEOUT))
             renewal.opened = await self._open_further(name, RENEWAL_TIMEOUT)
         except LinkError as error:
             renewal.error = str(error.args[0])
         finally:
             self._renewal = None
+            del self._openings[name]
             renewal.over.set()
-            self._wake()
+            self._changed.wake()
 
     async def _open_further(self, name: str, seconds: float, pause: float = 0.0) -> LinkChannel:
         """Open our half after a pause, wait for the peer's, and use the channel once both are open."""
         if self._ends is None:
             raise NotLinked("the link has no channel yet")
+        opening = self._openings[name]
         epoch = self._transport.epoch
         try:
             if len(self._old) >= MAX_OLD:
                 raise LinkError(f"{len(self._old)} channels that were replaced are still open: the limit is {MAX_OLD}")
             offer = ChannelOffer(name, self._rank, self._ends, self.shows())
-            channel = await self._open_unless_refused(offer, min(seconds, MAX_OPEN_SECONDS), pause)
+            channel = await self._open_unless_refused(opening, offer, min(seconds, MAX_OPEN_SECONDS), pause)
             self._post(Renewed(channel=name, epoch=epoch))
             # among the old ones until it is taken into use, so that it is closed if the link ends first
             link_channel = self._old[name] = LinkChannel(name, channel, epoch, 0)
-            link_channel.theirs = await self._hear(name, seconds)
+            link_channel.theirs = await self._hear(opening, seconds)
             self._switch(self._old.pop(name))
         except LLMException as error:
             self._failure = str(error.args[0])
@@ -365,40 +331,28 @@ class Channels:
             raise LinkError(f"no further channel could be opened: {self._failure}") from error
         else:
             return link_channel
-        finally:
-            self._expected.discard(name)
-            self._answers.pop(name, None)
-            self._wake()
 
-    async def _open_unless_refused(self, offer: ChannelOffer, seconds: float, pause: float) -> Channel:
+    async def _open_unless_refused(
+        self, opening: _Opening, offer: ChannelOffer, seconds: float, pause: float
+    ) -> Channel:
         """Open our half after a pause; stop waiting if the peer says that it cannot open its half."""
-        with anyio.CancelScope() as scope:
-            self._openings[offer.name] = scope
-            try:
-                answer = self._answers.get(offer.name)
-                if answer is None or not answer.reason:  # otherwise it said so while our half waited for its turn
-                    await anyio.sleep(pause)
-                    return await self._transport.open_channel(offer, seconds)
-            finally:
-                del self._openings[offer.name]
-        raise LinkError(f"the peer could not open its half: {printable(self._answers[offer.name].reason)}")
+        with anyio.CancelScope() as opening.scope:
+            if not opening.refusal:  # otherwise the peer said so while our half waited for its turn
+                await anyio.sleep(pause)
+                return await self._transport.open_channel(offer, seconds)
+        raise LinkError(f"the peer could not open its half: {printable(opening.refusal)}")
 
-    async def _hear(self, name: str, seconds: float) -> int:
+    async def _hear(self, opening: _Opening, seconds: float) -> int:
         """Wait until the peer's half is open, and return the epoch that it reaches.
 
         Raises LinkTimeout if the peer could not open it, or did not say so in time.
         """
         with anyio.move_on_after(seconds):
-            while name not in self._answers:
+            while opening.answer is None:
                 await self._changed.wait()
-        answer = self._answers.get(name)
-        if answer is None or answer.reason:
-            why = answer.reason if answer is not None else "the peer did not say that its half is open"
-            raise LinkTimeout(why)
-        return answer.epoch
-
-    def _wake(self) -> None:
-        self._changed.wake()
+        if opening.answer is None or opening.refusal:
+            raise LinkTimeout(opening.refusal or "the peer did not say that its half is open")
+        return opening.answer.epoch
 
     def _switch(self, link_channel: LinkChannel) -> None:
         old, self._current = self._current, link_channel
@@ -409,7 +363,7 @@ class Channels:
         if link_channel.is_broken:  # by the peer, which used it a moment earlier
             self._put_out_of_use(link_channel)
             self._retire(link_channel)
-        self._wake()
+        self._changed.wake()
 
     def _retire(self, link_channel: LinkChannel) -> None:
         """Tell the peer once this end has no transfer left on an old channel, and close it once the peer has none either.
@@ -500,10 +454,10 @@ class Channels:
             raise ProtocolError("only the client says 'renew'")
         if message.channel in self._heard or self._named(message.channel) is not None:
             return  # a repeated message
-        if len(self._expected) >= MAX_FOLLOWING:
+        if len(self._openings) >= MAX_FOLLOWING:
             raise ProtocolError(f"the peer opens more than {MAX_FOLLOWING} channels at once")
         self._heard.append(message.channel)
-        self._expected.add(message.channel)
+        self._openings[message.channel] = _Opening()
 
         async def follow() -> None:
             try:
@@ -514,18 +468,19 @@ class Channels:
                 self._pause = min(2 * self._pause or FIRST_PAUSE, MOST_PAUSE)
                 self._not_renewed("for the peer: %s", error)
             finally:
-                self._expected.discard(message.channel)
+                del self._openings[message.channel]
+                self._changed.wake()
 
         self._spawn(follow)
 
     def on_renewed(self, message: Renewed) -> None:
         """Note that the peer's half is open; or that it could not be opened, and stop opening ours."""
         self._failure = message.reason
-        if message.channel in self._expected:
-            self._answers[message.channel] = message
-            if message.reason and message.channel in self._openings:
-                self._openings[message.channel].cancel()
-        self._wake()
+        if (opening := self._openings.get(message.channel)) is not None:
+            opening.answer = message
+            if message.reason and opening.scope is not None:
+                opening.scope.cancel()
+        self._changed.wake()
 
     def on_retire(self, message: Retire) -> None:
         """Note that the peer has no transfer left on a channel."""

@@ -18,7 +18,7 @@ from aiodatadist._cache.names import Key, Name, name_of
 from aiodatadist._concurrency.alarms import SLICE
 from aiodatadist._device import StreamTransfer, TransferState
 from aiodatadist._link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Answer, Question
-from aiodatadist._link.data.channels import LinkChannel
+from aiodatadist._link.data.link_channel import LinkChannel
 from aiodatadist._link.data.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist._link.lifecycle import LinkState
 from aiodatadist._link.transfers.checksums import Checks

@@ -41,7 +41,7 @@ from aiodatadist.errors import (
 if TYPE_CHECKING:
     from aiodatadist._cache.catalogue import RemoteCache
     from aiodatadist._cache.table import Entry
-    from aiodatadist._link.data.channels import LinkChannel
+    from aiodatadist._link.data.link_channel import LinkChannel
     from aiodatadist._link.transfers.running import RunningTransfers
     from aiodatadist._link.transfers.shortcuts import Shortcuts
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aiodatadist._cache.names import Key
     from aiodatadist._cache.table import Entry
     from aiodatadist._device import Device
-    from aiodatadist._link.data.channels import LinkChannel
+    from aiodatadist._link.data.link_channel import LinkChannel
     from aiodatadist._link.data.remote_operation import RemoteOperation
     from aiodatadist._link.session import Session
     from aiodatadist._values.grid import Grid

@@ -22,7 +22,7 @@ from aiodatadist._values.transfer_priority import TransferPriority
 if TYPE_CHECKING:
     from aiodatadist._cache.table import Entry
     from aiodatadist._counting import Flow
-    from aiodatadist._link.data.channels import LinkChannel
+    from aiodatadist._link.data.link_channel import LinkChannel
     from aiodatadist._link.data.remote_operation import TransferSpec
     from aiodatadist._link.transfers.running import RunningTransfers
 

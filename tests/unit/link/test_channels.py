@@ -16,7 +16,8 @@ from aiodatadist._concurrency.signal import Signal
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._counting import Incidents
 from aiodatadist._link.control.questions import PendingQuestions
-from aiodatadist._link.data.channels import MAX_OLD, MAX_OUTDATED, Channels, LinkChannel
+from aiodatadist._link.data.channels import MAX_OLD, MAX_OUTDATED, Channels
+from aiodatadist._link.data.link_channel import LinkChannel
 from aiodatadist._transport import Channel, ChannelOffer, Endpoint
 from aiodatadist._wire.messages import Broken, Message, Outdated, Pong, Renew, Renewed, Retire
 from aiodatadist.errors import ProtocolError
