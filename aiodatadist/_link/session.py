@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ACCESS = ((Access.NONE, Access.WRITE), (Access.READ, Access.ALL))
-"""What a peer may do with a cache, by whether it may read and whether it may write. A union of flags takes longer."""
+"""The rights of a peer to a cache, by "may read" and "may write", made once: a union of flags takes longer."""
 
 T = TypeVar("T")
 
