@@ -20,8 +20,11 @@ from tests.strict.marks import STRICT
 DESC = CacheDesc(4, [16, 1024], DataType.DT_UINT8)
 OWN = aiodatadist.__path__[0]
 
-FIRST = 220
-"""A pull that asks the peer where its cache is. Both ends are in this process, so the peer's calls count, too."""
+FIRST = 240
+"""A pull that asks the peer where its cache is. Both ends are in this process, so the peer's calls count, too.
+
+Some twenty of them seal the two messages, count them to the peer's quotas, and look at the peer's rights.
+"""
 KNOWN = 110
 """A pull that finds all at hand, and learns a shortcut."""
 SHORT = 20

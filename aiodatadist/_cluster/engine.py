@@ -119,9 +119,7 @@ class Engine:
         self.notification_inbox: NotificationInbox = NotificationInbox(resident.check_here)
         self.totals: Totals = totals
         self.quotas: Quotas = config.peer_quotas
-        self.peer_shares: PeerShares = PeerShares(
-            self.quotas, lambda: asyncio.get_running_loop().time(), totals.budget_waits
-        )
+        self.peer_shares: PeerShares = PeerShares(self.quotas, asyncio.get_running_loop().time, totals.budget_waits)
         self.key_ring: KeyRing = KeyRing(
             credential_for(config), f"cluster {owner.cluster_id}", totals.incidents, owner.cluster_id
         )
@@ -148,7 +146,7 @@ class Engine:
             self.quotas.unproved,
             self.quotas.unproved_per_second,
             True,
-            lambda: asyncio.get_running_loop().time(),
+            asyncio.get_running_loop().time,
             totals.budget_refusals,
             totals.budget_waits,
         )

@@ -119,7 +119,7 @@ async def test_keys_that_cannot_be_used_prove_no_peer_before_they_are_mended(
         peer = TrustFolder(str(theirs))
         await register(HOST, port, worker(door.port), peer)
         spoil(ours)
-        with pytest.raises(AuthError, match="refused: the rendezvous cannot use its keys now") as refused:
+        with pytest.raises(AuthError, match="refused: the keys of this end cannot be used now") as refused:
             await ask(HOST, port, peer)
         assert str(ours) not in str(refused.value)
         assert why in caplog.text

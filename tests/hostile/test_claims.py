@@ -297,7 +297,9 @@ async def test_an_older_puller_is_accepted_with_one_warning_unless_a_prompt_is_t
     encode = frames.encode
     monkeypatch.setattr(
         "aiodatadist._link.control.wire.encode",
-        lambda message, minor=messages.MINOR: encode(message, 1 if isinstance(message, (Claim, Unclaim)) else minor),
+        lambda message, minor=messages.MINOR, sealer=None: encode(
+            message, 1 if isinstance(message, (Claim, Unclaim)) else minor, sealer
+        ),
     )
     async with pair_of() as pair:
         for _ in range(3):

@@ -24,6 +24,7 @@ from aiodatadist import (
     LLMRole,
     ParamInvalid,
 )
+from aiodatadist._cluster import key_ring
 from aiodatadist._cluster.key_ring import LOOK_SECONDS, KeyRing
 from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._config.certificates import Certificates
@@ -121,13 +122,18 @@ async def test_keys_that_cannot_be_used_any_longer_link_nothing_until_they_are_m
         assert await link(other, prompt) is None
 
 
-async def looked_at(cluster: Cluster) -> None:
-    """Wait until a look has found that the keys cannot be used. A thread that is late costs it another round."""
-    for _ in range(100):
-        await anyio.sleep(LOOK_SECONDS)
-        if "keys_unusable" in cluster.datadist.figures().incidents:
-            return
-    pytest.fail("no look has found it")
+class Heard(logging.Handler):
+    """A handler of log records that sets an event at the first one with some words."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+        self.event = anyio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Look at a record."""
+        if self.words in record.getMessage():
+            self.event.set()
 
 
 @pytest.mark.autojump
@@ -136,14 +142,17 @@ async def looked_at(cluster: Cluster) -> None:
     [lambda keys: keys.chmod(0o602), lambda keys: keys.write_text(f"old {'ä' * 64}", encoding="utf-8")],
     ids=["mode", "letters beyond ASCII"],
 )
-async def test_a_mistake_in_the_folder_is_logged_before_a_link_needs_it(
-    spoil: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_mistake_in_the_folder_is_logged_before_a_link_needs_it(spoil: Any, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "trust", OLD)
     async with open_cluster(1, trust=folder) as cluster:
-        spoil(folder / "keys")
-        await looked_at(cluster)
-        assert "cluster 1: no peer can be proved: " in caplog.text
+        heard = Heard("cluster 1: no peer can be proved: ")
+        key_ring.logger.addHandler(heard)
+        try:
+            spoil(folder / "keys")
+            await heard.event.wait()  # a thread that is late costs it another look
+        finally:
+            key_ring.logger.removeHandler(heard)
+        assert cluster.datadist.figures().incidents["keys_unusable"] == 1
 
 
 class HeldReadings:
