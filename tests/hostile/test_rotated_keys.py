@@ -7,7 +7,8 @@ import logging
 import os
 import threading
 from collections import Counter
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -122,18 +123,22 @@ async def test_keys_that_cannot_be_used_any_longer_link_nothing_until_they_are_m
         assert await link(other, prompt) is None
 
 
-class Heard(logging.Handler):
-    """A handler of log records that sets an event at the first one with some words."""
+@asynccontextmanager
+async def told(words: str) -> AsyncIterator[None]:
+    """Wait at the end until a key ring has logged these words. A thread that is late costs it another look."""
+    event = anyio.Event()
 
-    def __init__(self, words: str) -> None:
-        super().__init__()
-        self.words = words
-        self.event = anyio.Event()
+    def note(record: logging.LogRecord) -> bool:
+        if words in record.getMessage():
+            event.set()
+        return True
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Look at a record."""
-        if self.words in record.getMessage():
-            self.event.set()
+    key_ring.logger.addFilter(note)
+    try:
+        yield
+        await event.wait()
+    finally:
+        key_ring.logger.removeFilter(note)
 
 
 @pytest.mark.autojump
@@ -145,13 +150,8 @@ class Heard(logging.Handler):
 async def test_a_mistake_in_the_folder_is_logged_before_a_link_needs_it(spoil: Any, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "trust", OLD)
     async with open_cluster(1, trust=folder) as cluster:
-        heard = Heard("cluster 1: no peer can be proved: ")
-        key_ring.logger.addHandler(heard)
-        try:
+        async with told("cluster 1: no peer can be proved: "):
             spoil(folder / "keys")
-            await heard.event.wait()  # a thread that is late costs it another look
-        finally:
-            key_ring.logger.removeHandler(heard)
         assert cluster.datadist.figures().incidents["keys_unusable"] == 1
 
 
@@ -247,7 +247,7 @@ async def test_many_links_at_a_time_share_a_reading(tmp_path: Path, monkeypatch:
 @pytest.mark.autojump
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("embedded null byte")])
 async def test_whatever_goes_wrong_when_keys_are_read_the_looks_go_on(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_of(tmp_path / "trust", OLD)
 
@@ -256,9 +256,8 @@ async def test_whatever_goes_wrong_when_keys_are_read_the_looks_go_on(
 
     async with open_cluster(1, trust=folder) as prompt, open_cluster(2, device_id=1, trust=folder) as decoder:
         with monkeypatch.context() as broken:
-            broken.setattr(TrustFolder, "proof", fail)
-            await looked_at(prompt)
-            assert "no peer can be proved: the keys cannot be read: " in caplog.text
+            async with told("no peer can be proved: the keys cannot be read: "):
+                broken.setattr(TrustFolder, "proof", fail)
         await anyio.sleep(LOOK_SECONDS)
         assert await link(decoder, prompt) is None
 
