@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from aiodatadist._values.descriptors import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 
@@ -25,6 +25,10 @@ class Name(NamedTuple):
     kind: Literal["blocks", "request", "prefix", "id", "address"]
     id: int
     model_id: int = 0
+
+
+WHOLE_CACHE: Final = frozenset({"id", "address"})
+"""The kinds of names that stand for a cache, and not for one slot that a key was bound to."""
 
 
 def name_of(key: Key) -> Name:

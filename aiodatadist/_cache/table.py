@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from aiodatadist._cache.names import Name, name_of
+from aiodatadist._cache.names import WHOLE_CACHE, Name, name_of
 from aiodatadist._cache.pool import PagePool
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._transport import Region
@@ -150,12 +150,19 @@ class Entry:
         return [Region(address, self.nbytes, self.placement) for address in dict.fromkeys(self.addresses)]
 
     def is_for(self, cluster_id: int, name: Name, slot: int) -> bool:
-        """Return True if a cluster may use a slot by a name. By the cache's id it may not if a key is for another cluster."""
+        """Return True if a cluster may use a slot by a name.
+
+        By the cache's id, or an address in it, it may not if a key of the slot is for another cluster.
+        """
         if not self.takers:
             return True
-        if name.kind == "id":
-            return all(taker == cluster_id for each, taker in self.takers.items() if self.names.get(each) == slot)
+        if name.kind in WHOLE_CACHE:
+            return slot not in self.slots_of_others(cluster_id)
         return self.takers.get(name, cluster_id) == cluster_id
+
+    def slots_of_others(self, cluster_id: int) -> set[int]:
+        """Return the slots that are for other clusters, by one of their keys."""
+        return {self.names[name] for name, taker in self.takers.items() if taker != cluster_id}
 
     # ---- users ----
 

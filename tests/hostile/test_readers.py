@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 
 from aiodatadist import (
     BlocksCacheKey,
+    Cache,
     CacheDesc,
     CacheKey,
     CacheKeyByIdAndIndex,
@@ -18,9 +20,12 @@ from aiodatadist import (
     LeaseEnd,
     LeaseMismatch,
     LLMException,
+    LLMStatusCode,
     ParamInvalid,
 )
-from aiodatadist.testing import Cluster, cluster_info, open_cluster, verify
+from aiodatadist._link.session import Session
+from aiodatadist._wire.messages import Digest, Digests, Found, Grant, KeyName, Lookup, Pull, Pulled
+from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
 from tests.test_pull import moved
 
 DESC = CacheDesc(2, [8, 64], DataType.DT_UINT8)
@@ -68,6 +73,86 @@ async def test_a_key_for_one_cluster_is_consumed_by_no_other() -> None:
         await one.datadist.cache_manager.pull_cache(CacheKey(1, 7), mine)
         with pytest.raises(CacheNotFound):
             await one.datadist.cache_manager.pull_cache(CacheKey(1, 7), mine)
+
+
+@asynccontextmanager
+async def key_of_another(**options: Any) -> AsyncIterator[tuple[Cache, Cluster, Cache]]:
+    """Open an owner with a cache of which slot 0 is for cluster 2, and cluster 3, which asks for that slot."""
+    async with three(**REQUESTS, **options) as (owner, _, other):
+        cache = await owner.contiguous(DESC, [CacheKey(1, 7, for_cluster=2), CacheKey(1, 8)])
+        yield cache, other, await other.contiguous(DESC)
+
+
+async def test_a_slot_for_one_cluster_is_read_by_no_other_at_its_address() -> None:
+    async with key_of_another() as (cache, other, theirs):
+        session = session_of(other)
+        entry = inside(other.datadist).registry.table.find(theirs.cache_id)
+        assert entry is not None
+        session.peer_leases.told(entry)
+        session.post(Grant(cache=entry.message()))
+        for address in (cache.tensor_addrs[0], cache.tensor_addrs[1] + 1):
+            request = partial(pull_at, KeyName(kind="address", id=address, model_id=0), theirs)
+            answer = await session.questions.ask(request, Pulled)
+            assert isinstance(answer, Pulled)
+            assert (answer.status, answer.reason) == (LLMStatusCode.LLM_PARAM_INVALID, "the key is for another cluster")
+        verify(other.memory(theirs), theirs, {})
+
+
+async def test_no_checksum_tells_another_cluster_the_bytes_of_a_slot() -> None:
+    async with key_of_another() as (cache, other, _):
+        session = session_of(other)
+        await session.questions.ask(
+            lambda call: Lookup(call=call, name=KeyName(kind="id", id=cache.cache_id, model_id=0)), Found
+        )
+        for offset, step, indexes in ((0, 1, [5]), (63, 1, [0]), (64, 1, [0])):
+            answer = await digests_of(session, partial(digest_at, cache, offset, step, indexes), len(indexes))
+            assert (answer.status, answer.checksums) == (LLMStatusCode.LLM_PARAM_INVALID, []), (offset, step, indexes)
+
+
+def session_of(peer: Cluster) -> Session:
+    link = inside(peer.datadist).links.peek(1)
+    assert link is not None
+    return link.session
+
+
+async def digests_of(session: Session, question: Callable[[int], Digest], count: int) -> Digests:
+    with session.questions.open(question, Digests, checksums=count) as asked:
+        await session.questions.persist(asked, question)
+    assert isinstance(asked.answer, Digests)
+    return asked.answer
+
+
+def pull_at(name: KeyName, target: Cache, call: int) -> Pull:
+    return Pull(
+        call=call,
+        name=name,
+        slot=0,
+        target=target.cache_id,
+        src_layers=None,
+        dst_layers=None,
+        tensors_per_layer=1,
+        src_blocks=[],
+        dst_blocks=[],
+        dst_slot=1,
+        nbytes=64,
+        seconds=5.0,
+    )
+
+
+def digest_at(cache: Cache, offset: int, step: int, indexes: list[int], call: int) -> Digest:
+    """Return a question for the checksums of single bytes of the first tensor."""
+    return Digest(
+        call=call,
+        cache_id=cache.cache_id,
+        first_tensor=0,
+        tensors=1,
+        offset=offset,
+        step=step,
+        nbytes=1,
+        tail=1,
+        indexes=indexes,
+        seconds=5.0,
+    )
 
 
 @pytest.mark.parametrize("one_sided", [True, False], ids=["one_sided", "requests"])

@@ -1908,6 +1908,22 @@ MUTANTS = (
         (POLICY,),
     ),
     Mutant(
+        "slot-of-another-is-read-at-its-address",
+        "a slot for one cluster is read by no other at an address in it",
+        "aiodatadist/_cache/table.py",
+        "        if name.kind in WHOLE_CACHE:\n",
+        '        if name.kind == "id":\n',
+        ("tests/hostile/test_readers.py",),
+    ),
+    Mutant(
+        "checksums-tell-slots-of-others",
+        "no checksum tells the bytes of a slot for another cluster",
+        "aiodatadist/_link/transfers/responder.py",
+        "            if not self._session.host.one_sided:  #",
+        "            if False:  #",
+        ("tests/hostile/test_readers.py",),
+    ),
+    Mutant(
         "who-may-not-claim-claims",
         "a peer without the right claims no lease",
         "aiodatadist/_link/reactions.py",

@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from aiodatadist._values import peer_budget
+from aiodatadist._values.selection import BlockParts, Layers, Selection
 from aiodatadist._values.transfer_priority import TransferPriority
 from aiodatadist._wire.messages import KeyName, PartNumbers, Pull
 
 if TYPE_CHECKING:
     from aiodatadist._cache.catalogue import RemoteCache
-    from aiodatadist._values.selection import Selection
 
 _NESTED: Final = {"name", "src_blocks", "dst_blocks", "parts", "also"}
 _PLAIN: Final = tuple(name for name in Pull.model_fields if name not in _NESTED)
@@ -116,3 +116,19 @@ class RequestLines:
         for line in self._lines:
             while line:
                 yield line.popitem(last=False)[1]
+
+
+def selection_of(message: Pull) -> Selection:
+    """Return the selection of a request, without the source's slot, which depends on the cache that the name stands for."""
+    src, dst = (None if pair is None else range(*pair) for pair in (message.src_layers, message.dst_layers))
+    parts = message.parts
+    return Selection(
+        Layers(src, dst, message.tensors_per_layer),
+        array("Q", message.src_blocks),
+        array("Q", message.dst_blocks),
+        0,
+        message.dst_slot,
+        message.nbytes,
+        message.offsets,
+        None if parts is None else BlockParts(parts.nbytes, parts.src, parts.dst),
+    )

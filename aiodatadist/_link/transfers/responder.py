@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 from anyio.lowlevel import checkpoint
 
-from aiodatadist._cache.names import Name
+from aiodatadist._cache.names import WHOLE_CACHE, Name
 from aiodatadist._cache.plan import plan
 from aiodatadist._concurrency.fair_queue import FairQueue
 from aiodatadist._concurrency.scope import Scope
@@ -19,11 +19,11 @@ from aiodatadist._concurrency.signal import Signal
 from aiodatadist._device import StreamTransfer, TransferReport, TransferState, give_way
 from aiodatadist._link.control.served_requests import CriticalRequests, ServedRequests
 from aiodatadist._link.lifecycle import LinkState
-from aiodatadist._link.transfers.requests_in_line import RequestInLine, RequestLines
+from aiodatadist._link.transfers.requests_in_line import RequestInLine, RequestLines, selection_of
 from aiodatadist._transport import Access
 from aiodatadist._values.grid import Side
 from aiodatadist._values.peer_budget import Budget
-from aiodatadist._values.selection import BlockParts, Layers, Selection
+from aiodatadist._values.selection import Selection
 from aiodatadist._values.transfer_priority import TransferPriority
 from aiodatadist._wire.messages import MAX_INDEXES, Digest, Digests, Found, Lookup, OtherPulled, Pull, Pulled
 from aiodatadist._wire.reasons import reason_of
@@ -51,7 +51,6 @@ MAX_ASKED_EARLY = 4096
 """The most questions of one peer for caches that are being revoked. Each keeps a message."""
 MAX_DIGESTED = 64
 """The most questions of one peer for checksums. Each may name as many blocks as a request, and costs memory and CPU time."""
-
 _ERRORS: dict[LLMStatusCode, type[LLMException]] = {
     LLMStatusCode.LLM_KV_CACHE_NOT_EXIST: CacheNotFound,
     LLMStatusCode.LLM_PARAM_INVALID: ParamInvalid,
@@ -125,7 +124,7 @@ class Responder:
         """Return what the peer may do with a cache; nothing if it may not know of it by this name."""
         session = self._session
         access = session.access_to(entry)
-        if access is not Access.NONE and (name.kind == "id" or entry.is_for(session.cluster_id, name, slot)):
+        if access is not Access.NONE and (name.kind in WHOLE_CACHE or entry.is_for(session.cluster_id, name, slot)):
             return access
         session.lacks_right("read", f"cache {entry.cache_id} is not shown")
         return Access.NONE
@@ -177,7 +176,7 @@ class Responder:
             if target is None:
                 self._say(_unknown(message))
                 return
-            selection = _selection(message)
+            selection = selection_of(message)
             self._check_room(selection)
         except LLMException as error:
             self._say(_refusal(message.call, error))
@@ -281,7 +280,7 @@ class Responder:
             done = self._shortcuts.serve(*way, message.src_blocks, message.dst_blocks)
             if done is not None:
                 return done
-        grid = plan(_selection(message), entry, target, src_slot=slot)
+        grid = plan(selection_of(message), entry, target, src_slot=slot)
         transfer = self._running.submit("put", link_channel, entry, target, grid, message.seconds, "served", priority)
         if transfer.state is TransferState.DONE and message.is_whole_blocks:
             self._shortcuts.learn_served(*way)
@@ -341,7 +340,7 @@ class Responder:
         request = self._in_line.next(priority)
         if request is not None:
             message = request.message()
-            self._start(message, _selection(message), request.target)
+            self._start(message, selection_of(message), request.target)
             self._moved.wake()
 
     def _say(self, answer: Pulled) -> None:
@@ -458,6 +457,8 @@ class Responder:
                 raise CacheNotFound(f"cache {message.cache_id} was never announced, or has been revoked")
             self._check_reader(entry)  # checksums of single bytes would tell what they are
             side = _side(message, entry)
+            if not self._session.host.one_sided:  # otherwise the peer can read the slots itself
+                self._check_key(entry, not entry.slots_of_others(self._session.cluster_id))
             entry.lease()
             try:
                 sums = await self._sum_in_turn(message, entry, side)
@@ -500,6 +501,12 @@ class Responder:
                 hint="its owner's policy.json, or the cache's readers, must allow it",
             )
 
+    def _check_key(self, entry: Entry, is_for_peer: bool) -> None:
+        """Raise ParamInvalid if what the peer asks for has a key for another cluster."""
+        if not is_for_peer:
+            self._session.lacks_right("read", f"its request for a key of cache {entry.cache_id} is refused")
+            raise ParamInvalid("the key is for another cluster", hint="its owner bound it with for_cluster")
+
     def _find(self, message: Pull) -> tuple[Entry, Name, int]:
         name = Name(message.name.kind, message.name.id, message.name.model_id)
         found = self._registry.offered(name)
@@ -509,28 +516,10 @@ class Responder:
         self._check_reader(entry)
         if name.kind == "id":
             slot = message.slot
-        if not entry.is_for(self._session.cluster_id, name, slot):
-            self._session.lacks_right("read", f"its request for a key of cache {entry.cache_id} is refused")
-            raise ParamInvalid("the key is for another cluster", hint="its owner bound it with for_cluster")
+        self._check_key(entry, entry.is_for(self._session.cluster_id, name, slot))
         if slot >= (1 if entry.blocks else entry.pieces):
             raise CacheNotFound(f"cache {entry.cache_id} has no batch index {slot}")
         return entry, name, slot
-
-
-def _selection(message: Pull) -> Selection:
-    """Return the selection of a request, without the source's slot, which depends on the cache that the name stands for."""
-    src, dst = (None if pair is None else range(*pair) for pair in (message.src_layers, message.dst_layers))
-    parts = message.parts
-    return Selection(
-        Layers(src, dst, message.tensors_per_layer),
-        array("Q", message.src_blocks),
-        array("Q", message.dst_blocks),
-        0,
-        message.dst_slot,
-        message.nbytes,
-        message.offsets,
-        None if parts is None else BlockParts(parts.nbytes, parts.src, parts.dst),
-    )
 
 
 def _side(message: Digest, entry: Entry) -> Side:
