@@ -242,22 +242,31 @@ class KeyRing:
         return words if self._found is None else f"{words}: those that were read before stay in use"
 
     def _read(self) -> None:
-        """Read the keys, on any thread. Whatever is wrong with them is found by those who use them."""
-        try:
-            found = self._credential.proof()
-            self._check(found)
-        except ParamInvalid as error:
-            self._found = error
-        except (OSError, ValueError, LLMException) as error:
-            self._found = ParamInvalid(f"the keys cannot be read: {printable(error)}")
-            self._found.__cause__ = error
-        else:
-            self._tell_change(found)
-            self._found = self._used = found
+        """Read the keys, on any thread. Whatever is wrong with them is found by those who use them.
+
+        The policy is known before they are: no link is made with new keys and without their policy.
+        """
+        found = self._read_proof()
         try:
             self._policy = self._credential.policy()
         except ParamInvalid as error:
             self._policy = error
+        if not isinstance(found, ParamInvalid):
+            self._tell_change(found)
+            self._used = found
+        self._found = found
+
+    def _read_proof(self) -> tuple[Key, ...] | Certificates | ParamInvalid:
+        try:
+            found = self._credential.proof()
+            self._check(found)
+        except ParamInvalid as error:
+            return error
+        except (OSError, ValueError, LLMException) as error:
+            unusable = ParamInvalid(f"the keys cannot be read: {printable(error)}")
+            unusable.__cause__ = error
+            return unusable
+        return found
 
     def _tell_change(self, found: tuple[Key, ...] | Certificates) -> None:
         """Log that the keys or certificates are others than those used last: by their names, and never their secrets."""

@@ -30,6 +30,7 @@ from aiodatadist._cluster.key_ring import LOOK_SECONDS, KeyRing
 from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._config.certificates import Certificates
 from aiodatadist._config.llm_config import use_key_file
+from aiodatadist._config.policy import Policy
 from aiodatadist._config.trust import Key, TrustFolder
 from aiodatadist._counting import Incidents
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
@@ -242,6 +243,24 @@ async def test_many_links_at_a_time_share_a_reading(tmp_path: Path, monkeypatch:
     assert reads == 2, "the first one's, and one for all who came while it ran"
     await ring.look()
     assert reads == 3
+
+
+def test_no_key_is_known_before_the_policy_that_came_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are read in a thread: a link that came between the two would have every right."""
+    folder = TrustFolder(str(policy_in(folder_of(tmp_path / "trust", OLD), {"version": 1, "clusters": []})))
+    ring, policy, known = KeyRing(folder, "cluster 1", Incidents()), folder.policy, list[bool]()
+
+    def read() -> Policy | None:
+        try:
+            known.append(bool(ring.keys()))
+        except AuthError:
+            known.append(False)
+        return policy()
+
+    monkeypatch.setattr(folder, "policy", read)
+    ring.read()
+    assert known == [False]
+    assert ring.keys()
 
 
 @pytest.mark.autojump

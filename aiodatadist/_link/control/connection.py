@@ -190,12 +190,10 @@ class _Reader(asyncio.StreamReader):
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
         if self.pipe is not None:
             data = self._opened(self.pipe, bytes(data))
-            if self.wrong is not None or self.pipe.is_over:
-                self.feed_eof()
-            if not data:
-                return
-        if self.hear is None or self._has_unread() or not self.hear(bytes(data)):
+        if data and (self.hear is None or self._has_unread() or not self.hear(bytes(data))):
             super().feed_data(data)
+        if self.pipe is not None and (self.wrong is not None or self.pipe.is_over):
+            self.feed_eof()
 
     def _opened(self, pipe: TlsPipe, data: bytes) -> bytes:
         """Return the bytes of messages in bytes that came over TLS, and send what TLS answers by itself."""

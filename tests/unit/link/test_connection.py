@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import pytest
 
 from aiodatadist import PeerLost, ProtocolError
 from aiodatadist._concurrency import forks
+from aiodatadist._config.certificates import read_certificates
 from aiodatadist._link import Connection, FirstWords
 from aiodatadist._link.control.connection import connected
 from aiodatadist._link.control.wire import RECEIVE, UNVERIFIED_BODY
 from aiodatadist._wire.frames import HEAD, MAGIC, VERSION, Decoder, Unknown, encode
 from aiodatadist._wire.messages import AttachHeartbeats, Message, Refuse
+from aiodatadist._wire.tls_pipe import TlsPipe
+from tests.certificates import Authority, tls_folder
 from tests.held import turns
 
 ATTACH = AttachHeartbeats(token="0" * 64)
@@ -274,3 +279,34 @@ async def test_a_connection_that_met_itself_is_refused(monkeypatch: pytest.Monke
         await connected(*address)
     async with await anyio.create_tcp_listener(local_host=address[0], local_port=address[1]):
         pass  # the port is free for what is to listen there
+
+
+async def test_a_message_that_comes_with_the_end_of_tls_is_not_lost(tmp_path: Path) -> None:
+    """Other ends than ours close TLS in order, and the kernel may return both in one piece."""
+    ours, theirs = (
+        read_certificates(tls_folder(tmp_path / str(number), Authority(0).for_cluster(number), Authority(0)))
+        for number in (1, 2)
+    )
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = theirs.server.wrap_bio(to_server, to_client, server_side=True)
+    async with pair() as (peer, sock):
+        peer.setblocking(False)
+        loop, connection = asyncio.get_running_loop(), await Connection.over(sock.dup())
+        pipe = TlsPipe("client", ours)
+        shaking = asyncio.create_task(connection.start_tls(pipe))
+        is_complete = False
+        while not is_complete:
+            to_server.write(await loop.sock_recv(peer, RECEIVE))
+            with contextlib.suppress(ssl.SSLWantReadError):
+                tls.do_handshake()
+                is_complete = True
+            await loop.sock_sendall(peer, to_client.read())
+        await shaking
+        tls.write(b"last")
+        with contextlib.suppress(ssl.SSLWantReadError):
+            tls.unwrap()
+        await loop.sock_sendall(peer, to_client.read())
+        assert await connection.receive() == b"last"
+        with pytest.raises(anyio.EndOfStream):
+            await connection.receive()
+        await connection.aclose()
