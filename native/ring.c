@@ -23,7 +23,7 @@ struct ring {
     ring_stream stream;                   /* what program.c needs: driver, stream, window events, limits */
     pthread_mutex_t lock;                 /* guards everything below */
     pthread_cond_t wake;                  /* work for the worker, or closing */
-    pthread_cond_t idle;                  /* nothing runs any more */
+    pthread_cond_t idle;                  /* nothing runs any longer */
     entry_list free, complete;            /* complete: waiting to be reaped */
     entry_list queued[RING_PRIORITIES];   /* what gave way is the first of its own */
     uint32_t vacant;                      /* entries in `free` */
@@ -132,8 +132,8 @@ static ring_entry *dequeue(ring *r, int priority)
     return e;
 }
 
-/* The most urgent one; or, for a window, a less urgent one that has its turn, but not if the most urgent one waited for such a one
- * just now. */
+/* Takes the most urgent program; or, for one window, a less urgent one whose turn it is, unless the most urgent one has just
+ * waited for such a window. */
 static ring_entry *take_turn(ring *r)
 {
     int wanted = note_wanted(r);
@@ -194,14 +194,15 @@ static void end_queued(ring *r, ring_entry *e, int32_t state)
     complete(r, e);
 }
 
-/* All that waits, also what gave way. */
+/* Ends all programs that wait, including those that gave way. */
 static void end_all_queued(ring *r, int32_t state)
 {
     for (ring_entry *e; (e = dequeue(r, note_wanted(r)));)
         end_queued(r, e, state);
 }
 
-/* What has left requests in its communicator is the last that is carried out before its owner knows of it. */
+/* Any later program would start the requests that this one left in its communicator. So none runs until the owner of the
+ * communicator knows. */
 static void hold_if_unclean(ring *r, const ring_entry *e)
 {
     if (!r->stream.options.serial || !e->program.done.unclean || r->stuck)
@@ -210,7 +211,7 @@ static void hold_if_unclean(ring *r, const ring_entry *e)
     end_all_queued(r, RING_GIVEN_BACK);
 }
 
-/* It goes on when it is the most urgent again, unless it was told to end meanwhile. */
+/* It continues when it is the most urgent again, unless it was cancelled meanwhile. */
 static void put_aside(ring *r, ring_entry *e)
 {
     finish_running(r, e);
@@ -231,7 +232,7 @@ static void cancel_running(ring *r)
     atomic_store_explicit(&p->cancelled, true, memory_order_relaxed);
 }
 
-/* When the running program has to have ended: at its time limit or after a cancellation, and the device let go. */
+/* When the running program must have ended: at its time limit or after a cancellation, with time for the device to let go. */
 static int64_t running_is_due(const ring *r)
 {
     const program *p = &r->running->program;
@@ -243,7 +244,7 @@ static int64_t running_is_due(const ring *r)
 }
 
 /* When to look at the running program again; 0: it is overdue, and was a grace ago. A process that was stopped finds everything
- * overdue when it goes on, and its worker has to have a chance. */
+ * overdue when it continues, so its worker gets one more grace. */
 static int64_t look_again_ns(ring *r)
 {
     program *p = &r->running->program;
@@ -336,14 +337,15 @@ static int run_inline(ring *r, ring_entry *e, ring_completion *ran)
     return finished ? RING_RAN : RING_QUEUED;
 }
 
-/* Locked. Something may run in this call: nothing else does, and all ends were told, which is in order. */
+/* Locked. True if a program may run in the submitting call: nothing else runs, and all ends were reaped, so that ends are
+ * reported in order. */
 static bool is_free_now(const ring *r)
 {
     return !r->closing && !r->stuck && !r->held && r->free.first && !r->running && !first_queued(r) && !r->complete.first;
 }
 
-/* Locked. What is less urgent leaves some room for what is more so, which must not wait for the end of all that; but for its
- * first program, as what is not here has no turn. */
+/* Locked. Less urgent programs leave some room for more urgent ones, which must not wait until those have ended. The first
+ * program of a priority is exempt, because only a queued program gets its turn. */
 static bool has_room_for(const ring *r, int priority)
 {
     uint32_t left = r->stream.options.depth / 8 * (uint32_t)priority, least = r->stream.options.depth / 16;
@@ -478,7 +480,7 @@ static uint32_t tell_news(ring *r, ring_completion *out, uint32_t room)
     uint64_t count;                       /* non-blocking: nothing to read is fine */
     while (read(r->fd, &count, sizeof count) < 0 && errno == EINTR)
         ;
-    ring_entry *e = with_news(r);         /* after the read: what lands from here on signals anew */
+    ring_entry *e = with_news(r);         /* after the read: what lands from here on signals again */
     if (e && room) {
         uint32_t landed = e->program.told = news_of(e);
         *out = (ring_completion){.id = e->program.done.id, .state = RING_UNDER_WAY, .step = landed};
@@ -560,7 +562,7 @@ int ring_open(const ring_driver *driver, aclrtContext context, const ring_option
     return ACL_SUCCESS;
 }
 
-/* Locked. Until nothing runs, or a while; false: it is past the end, or what runs is overdue. */
+/* Locked. Waits until nothing runs, or for a while. False: it is past the end, or the running program is overdue. */
 static bool await_idle(ring *r, int64_t end)
 {
     int64_t again = look_again_ns(r), ns = again < end ? again : end;

@@ -198,6 +198,7 @@ class Catalogue:
             self._withdrawn += 1
             cache.withdraw(self._forget)
             for name in cache.names or ():
+                # otherwise the peer has given the name to another cache
                 if self._names.get(name, (None, 0))[0] is cache:
                     del self._names[name]
         return cache

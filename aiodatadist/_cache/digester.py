@@ -165,9 +165,8 @@ class Digester:
         assert self._stream is not None
         places = array("Q", range(window, window + len(side.addresses) * side.tensor_bytes, side.tensor_bytes))
         numbers = array("Q", range(len(side.index)))
-        grid = Grid(
-            places, side.addresses, numbers, side.index, side.nbytes, side.stride, side.nbytes, side.tail
-        )  # the last block of each tensor is its tail: the next tensor follows without a gap
+        # The last block of each tensor is its tail, so in the window the next tensor follows without a gap.
+        grid = Grid(places, side.addresses, numbers, side.index, side.nbytes, side.stride, side.nbytes, side.tail)
         entry.lease()
         try:
             transfer = self._stream.submit(Program().copy(CopyKind.DEVICE_TO_HOST, grid), MAX_COPY_SECONDS)

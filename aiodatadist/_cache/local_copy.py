@@ -40,6 +40,7 @@ class LocalCopies:
             program.copy(CopyKind(2 * source.placement + target.placement), grid)
         stream = self._stream(priority is TransferPriority.CRITICAL)
         transfer = stream.submit(program, seconds, priority=priority)
+        # a set, because a cache that is copied within itself is leased once
         entries = {source, target}
         for entry in entries:
             entry.lease()

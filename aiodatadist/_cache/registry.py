@@ -517,6 +517,7 @@ class CacheRegistry:
     def _start_deallocation(self, entry: Entry) -> None:
         entry.is_live = False
         deallocation = self._deallocations[entry.cache_id] = Deallocation(entry)
+        # the outcome for callers if the engine ends before the task below does
         deallocation.error = LLMException(
             f"cache {entry.cache_id} was in use until the cluster was finalized",
             status_code=LLMStatusCode.LLM_ENGINE_FINALIZED,
@@ -544,6 +545,7 @@ class CacheRegistry:
     async def _give_back(self, entry: Entry, deallocation: Deallocation) -> None:
         """Wait until nothing touches a cache, then release its memory. A caller does not wait for withheld pages."""
         if entry.pool is not None:
+            # A pool's cache is forgotten at once. A registered one stays known if the transport refuses to release it.
             self.table.remove(entry)
         while not entry.is_quiet and not entry.is_poisoned:
             self._revoke(entry)

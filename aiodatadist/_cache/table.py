@@ -304,6 +304,7 @@ class CacheTable:
 
     def _around(self, address: int) -> tuple[Entry, int] | None:
         """Return the cache with a tensor that contains this address; the youngest of those that share it."""
+        # behind every tensor that starts at this address, whatever its cache's id
         at = bisect_right(self._starts, (address, 2**63)) - 1
         if at < 0:
             return None

@@ -335,6 +335,7 @@ class Engine:
                 beating = self._heartbeats.accept(introduced.link)
                 client.has_proved()
                 client.is_known()
+                # detached, so that closing the client below leaves the socket of the heartbeats open
                 beats = socket.socket(fileno=sock.detach())
                 await self._heartbeats.beat(beating, beats, FIRST_BEAT_TIMEOUT, introduced.keys)
         except OwnListener:
@@ -351,6 +352,7 @@ class Engine:
             )
         finally:
             client.is_known()
+            # otherwise the link's connection owns the socket
             if link is None:
                 sock.close()
         if link is not None:
@@ -417,6 +419,7 @@ class Engine:
             self._heartbeats.check(link)
             if listener is not None and listener.is_over:
                 raise LinkClosed(f"cluster {self.cluster_id} no longer listens")
+            # again: others may have been made during the handshake
             self.links.check_room(link.cluster_id)
             if not self._may_replace(handshake):
                 self.links.check_no_other(link.cluster_id, link.session.instance)
@@ -439,6 +442,7 @@ class Engine:
         self.links.check_not_linked(peer.cluster_id, peer)
         if not may_replace:
             await self.links.outlive_other(peer)
+        # again: a link may have been made while this waited
         self.links.check_not_linked(peer.cluster_id, peer)
         self.links.check_room(peer.cluster_id)
         is_first = side == "server" and self.cluster_id < peer.cluster_id
@@ -471,6 +475,7 @@ class Engine:
         """
         if cluster_id == self.cluster_id:
             self.links.is_to_itself = False
+        # first, so that no attempt makes the link again afterwards
         await self.relinker.forget(cluster_id, timeout)
         link = self.links.peek(cluster_id)
         if link is None or not link.life.ownership.is_ours:

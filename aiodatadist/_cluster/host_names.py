@@ -140,6 +140,7 @@ class HostNames:
             waits_for(f"{peer_budget.ALL_LOOK_UPS} other names were being looked up")
             place = _Place() if host in self._known or host == LOCALHOST else await self._take(share)
             if host in self._asked:
+                # another task has asked while this one waited for its place
                 place.answer()
             else:
                 self._asked[host] = self._ask(host, place)

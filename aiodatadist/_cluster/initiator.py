@@ -262,6 +262,7 @@ class LinkInitiator:
         finally:
             if not is_linked and attempt.error is None:  # out of time, or the engine is stopping
                 attempt.error = self._why_not(address, cluster_id, timeout, attempt.waits_for)
+            # before the caller continues, because it may try again at once
             del self._attempts[cluster_id, address]
             attempt.settled.set()
 

@@ -123,6 +123,7 @@ class LinkTable:
             if link.life.cause is not None:
                 self._engine.totals.links_ended[link.life.cause.word] += 1
             self._replaced.discard(link)
+            # otherwise another link has replaced this one, and is reported by itself
             if self._links.get(link.cluster_id) is link:
                 del self._links[link.cluster_id]
                 if link.session.failure is not None:

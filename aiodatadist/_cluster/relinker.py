@@ -133,6 +133,7 @@ class Relinker:
     def end(self) -> None:
         """Stop relinking, because the cluster is finalized; whatever waits for a link fails."""
         self._is_over = True
+        # emptied first: what fails below runs callbacks, which may ask for these links
         wanted, self._wanted = self._wanted, {}
         for each in wanted.values():
             self._drop(each, LinkClosed("the cluster was finalized"))
@@ -328,9 +329,8 @@ class Relinker:
 
     async def _try_again(self, wanted: _Wanted) -> bool:
         """Wait, and make one attempt. Return True if no further one is needed or wanted."""
-        if (
-            self._is_linked(wanted.cluster_id) or wanted.lost_at is None
-        ):  # if it breaks just now, its end starts this again
+        # If the link breaks just now, its end starts this task again.
+        if self._is_linked(wanted.cluster_id) or wanted.lost_at is None:
             return True
         delay = self._next_delay(wanted)
         if delay is None:

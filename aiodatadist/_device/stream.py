@@ -339,9 +339,8 @@ class Stream:
         elif status == ring.RING_QUEUED:
             self._pending[transfer._id] = transfer
             self._look_within(timeout_ms / 1000 + 2 * self.limits.grace)
-            if transfer._watcher is not None and (
-                landed := self._watch(transfer)
-            ):  # the watcher came while it was in the backlog
+            # The watcher may have come while the transfer was in the backlog.
+            if transfer._watcher is not None and (landed := self._watch(transfer)):
                 transfer._pass(landed)
         elif status == ring.RING_FULL:
             self._put_back(transfer)
@@ -390,9 +389,8 @@ class Stream:
             if completion.state == ring.RING_UNDER_WAY:
                 if (transfer := self._pending.get(completion.id)) is not None:
                     transfer._pass(completion.step)
-            elif (
-                transfer := self._pending.pop(completion.id, None)
-            ) is not None:  # otherwise it was overdue, and is stuck
+            # A transfer that is no longer pending was overdue, and has ended as stuck.
+            elif (transfer := self._pending.pop(completion.id, None)) is not None:
                 if completion.state == ring.RING_GIVEN_BACK:
                     transfer._asked_ns = transfer._asked_ns or completion.submitted_ns
                     transfer.nbytes, transfer.ranges = completion.bytes, completion.ranges
@@ -470,8 +468,10 @@ class Stream:
         if self._closed:
             return
         self._closed = True
+        # after the stream counts as closed: callbacks of these transfers can submit nothing more
         self._cancel_waiting()
         self._silence()
+        # A thread closes the ring. The loop must not reap it meanwhile: what is left is taken at the end.
         self._loop.remove_reader(ring.ring_fd(self.ring))
         wait_ms = round(1000 * self.limits.quiesce)
         answers: list[int] = []

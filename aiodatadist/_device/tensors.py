@@ -251,9 +251,8 @@ def as_tensors(view: memoryview, desc: CacheDesc, offsets: Sequence[int]) -> lis
     _check_view(view, desc, offsets)
     torch = _load("torch", "torch", "tensors()")
     dtype, count, shape = _torch_type(torch, desc), math.prod(desc.shape), tuple(desc.shape)
-    own = memoryview(
-        view
-    )  # a separate view: torch holds the object, but not its export, and the caller may release its own
+    # a separate view: torch keeps the object, but exports nothing from it, so the caller could release a shared one
+    own = memoryview(view)
     return [torch.frombuffer(own, dtype=dtype, count=count, offset=offset).reshape(shape) for offset in offsets]
 
 

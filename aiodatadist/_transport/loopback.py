@@ -209,6 +209,7 @@ class LoopbackChannel(Channel):
         while (use := next(iter(self._theirs.uses), None)) is not None:  # a thread may drop the last one at any moment
             ended = asyncio.Event()
             watch = weakref.finalize(use, loop.call_soon_threadsafe, ended.set)
+            # this reference alone would keep it alive
             del use
             watch.atexit = False
             try:
