@@ -1,6 +1,6 @@
 """Makes Ctrl-C quiet while ``python -m aiodatadist`` or ``aiodatadist.blocking`` imports the package: up to a second.
 
-The package imports this module first. No ``__main__`` could help: python runs that when the package has been imported.
+The package imports this module first. A ``__main__`` could not do this, because python runs it only after the import.
 """
 
 import os
@@ -11,7 +11,7 @@ PROGRAMS = ("aiodatadist", "aiodatadist.blocking")
 
 
 def _is_program() -> bool:
-    """Return True if python is looking for one of our programs: only then the first argument is ``-m``."""
+    """Return True if python is looking for one of our programs: only then is the first argument ``-m``."""
     given = sys.orig_argv
     return sys.argv[:1] == ["-m"] and "-m" in given and given[given.index("-m") + 1] in PROGRAMS
 

@@ -48,8 +48,8 @@ def word(text: str) -> str:
 def model_name(model: str, revision: str | None) -> str:
     """Return the name of weights. Clients see it, so a folder is named by its last part.
 
-    A digest of the weights goes with that, because an update may write others into the same folder. If they cannot be
-    read here, it is one of the path.
+    A digest of the weights follows, because an update may write other weights into the same folder. If they cannot be
+    read here, it is a digest of the path.
     """
     name, weights = model, digest_of_weights(model)
     if weights is not None or model.startswith(("/", ".", "~")):

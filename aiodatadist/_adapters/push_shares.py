@@ -29,7 +29,7 @@ class _Share(Generic[Asked]):
     known_blocks: int = 0
 
     def excess(self, wants: int, blocks: int) -> Budget | None:
-        """Return which of the two limits is exceeded; None if none is."""
+        """Return the limit that is exceeded; None if neither is."""
         if len(self.waiting) > wants:
             return Budget.WANTS
         return Budget.WANT_BLOCKS if self.waiting_blocks + self.known_blocks > blocks else None

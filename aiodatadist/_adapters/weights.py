@@ -1,7 +1,7 @@
-"""A digest of a model's weights, from samples of their files: two engines that have others tell it apart by them.
+"""A digest of a model's weights, from samples of their files. Two engines with different weights have different digests.
 
-To read all weights would take minutes. A training changes every tensor that it touches nearly everywhere, so a few bytes
-of each tensor tell. No file is trusted to be what its name says: one that cannot be read that way is sampled evenly.
+Reading all weights would take minutes. Training changes a tensor nearly everywhere, so a few bytes of each tensor are
+enough. A file's name is not trusted: a file that cannot be read as its name says is sampled evenly.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _samples(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:
 
 
 def _tensors(file: BinaryIO, size: int) -> list[int]:
-    """Return where the tensors of a safetensors file begin, in order; none if it is no such file."""
+    """Return where the tensors of a safetensors file begin, in order; nothing if it is another kind of file."""
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= min(MAX_HEADER, size - 8):
         return []

@@ -84,7 +84,7 @@ class RemoteCache:
         """Return the address and the number of the last tensor that starts at or before an address.
 
         If no tensor starts there, return an address at which no tensor reaches the given one. The peer chooses the number
-        of tensors, so they are searched by halves.
+        of tensors, so this is a binary search.
         """
         if self._ascending is None:
             numbers = sorted(range(len(self.addresses)), key=self.addresses.__getitem__)
@@ -137,7 +137,7 @@ class RemoteCache:
 class Catalogue:
     """The caches of the peer that we hold, by name.
 
-    A cache that the peer withdrew counts to its limits until no transfer uses it: requests that wait in line may use
+    A cache that the peer withdrew counts towards the limits until no transfer uses it: requests that wait in line may use
     thousands of them.
 
     Args:

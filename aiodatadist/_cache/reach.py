@@ -12,8 +12,8 @@ from aiodatadist._values.peer_rights import PeerRights
 class PeerReach(Reach):
     """The regions that a channel shows to one peer, as they are when it is opened.
 
-    Several caches may be over one region. Then the peer may do what any of them lets it do. A pool is one region, and its
-    caches have no audience of their own.
+    Several caches may be over one region. Then the peer may do what any of them allows. A pool is one region, and
+    no cache in it has a separate audience.
 
     Args:
         one_sided: True if the end that wants bytes moves them. Otherwise the peer only writes what this end pulls.

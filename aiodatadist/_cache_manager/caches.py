@@ -80,8 +80,8 @@ class Caches:
             timeout: seconds to wait for room, ``math.inf`` for no limit. Callers are served in the order in which they
                 came, so a small cache can wait behind a large one. If None, the cache is made at once or not at all;
                 while others wait, it is not made.
-            readers, writers: must be None. A link reaches a pool as a whole, so a cache with readers or writers of its own
-                needs memory of its own: see :meth:`register_cache`.
+            readers, writers: must be None. A link reaches a pool as a whole, so a cache with its own readers or writers
+                needs its own memory: see :meth:`register_cache`.
 
         Raises:
             TypeError, ValueError, ParamInvalid: if an argument is wrong, if a key is bound already or has been bound by
@@ -542,11 +542,11 @@ def _observe(observer: Observer, call: Call, transfer: TransferCompletion) -> No
 
 
 def _check_pooled(audience: Audience) -> None:
-    """Raise ParamInvalid if a cache of pool memory is to have an audience of its own."""
+    """Raise ParamInvalid if readers or writers are given for a cache in pool memory."""
     if not audience.is_every_cluster:
         raise ParamInvalid(
             "readers or writers are given for memory of a pool, which a link reaches as a whole",
-            hint="register memory of its own: register_cache() or register_blocks_cache() with readers or writers",
+            hint="give the cache its own memory: register_cache() or register_blocks_cache() with readers or writers",
         )
 
 

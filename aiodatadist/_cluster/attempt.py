@@ -13,7 +13,7 @@ from aiodatadist._wire.messages import Hello
 from aiodatadist.errors import LinkError
 
 ANY = "any"
-"""Stands for the instance of a peer that was asked at once."""
+"""Stands for the instance of a peer that was asked before it said which instance it is."""
 
 
 class Attempt:
@@ -62,7 +62,7 @@ class Met(LinkError):
 
 
 class Turn(NamedTuple):
-    """When an attempt may ask its peer for the link.
+    """The moment from which an attempt may ask its peer for the link.
 
     ``take`` is called with the peer's hello, and raises LinkError if the peer must not be asked. ``may_ask_at_once``
     returns True if the attempt may ask before that hello comes.

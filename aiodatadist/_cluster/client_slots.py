@@ -3,8 +3,8 @@
 If the newest had to wait instead, a client could keep all others away with silent connections. If there is no room at
 all, the address with the most connections loses one, so it takes no room from an address with few.
 
-Each address also has a rate. A connection beyond it has its slot, and is not read before its turn. One that is proved
-does not count, so engines of one machine that all restart at once do not wait for each other.
+Each address also has a rate. A connection beyond it has a slot, but is read only when its turn comes. Connections that
+are proved do not count, so engines of one machine that all restart at once do not wait for each other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GiveWay = Callable[[], object]
 
 
 class Bucket:
-    """A token bucket whose tokens may be taken before they are there.
+    """A token bucket whose tokens may be taken in advance.
 
     Args:
         rate: tokens for each second.
@@ -50,19 +50,19 @@ class Bucket:
         self._at = now
 
     def take(self, now: float) -> float:
-        """Take a token, and return the seconds until it is there."""
+        """Take a token, and return the seconds until it is available."""
         self._tokens = min(self._burst, self._tokens + self._rate * (now - self._at)) - 1
         self._at = now
         return max(0.0, -self._tokens / self._rate)
 
     def give(self) -> None:
-        """Give a token back."""
+        """Put a token back."""
         self._tokens = min(self._burst, self._tokens + 1)
 
 
 @dataclass(slots=True)
 class _Slot:
-    """A slot. ``bucket`` is that of its token, if it has one, and ``turn`` the time from which the token is there."""
+    """A slot. If it has a token, ``bucket`` is where that was taken, and ``turn`` the time at which it is available."""
 
     place: str
     bucket: Bucket | None = None
@@ -76,7 +76,7 @@ class ClientSlots:
         of_one: the largest number of connections of one address.
         of_all: the largest number of connections of all addresses; ``MAX_CLIENTS`` if it is None.
         rate: connections of one address for each second; ``of_one`` may come together. If None, there is no rate.
-        spares_this_machine: True if loopback addresses have neither a limit of their own nor a rate: all users of the
+        spares_this_machine: True if loopback addresses have no limit and no rate per address: all users of the
             machine share them.
         clock: returns the time in seconds.
         refusals: counts the clients that had to make room, by limit.
@@ -151,7 +151,7 @@ class ClientSlots:
         return max(0.0, seconds)
 
     def proved(self, number: int) -> None:
-        """Note that a client is proved: it does not count to the rate of its address. It keeps its slot."""
+        """Note that a client is proved: it no longer counts towards the rate of its address. It keeps its slot."""
         slot = self._all.get(number)
         if slot is not None and slot.bucket is not None:
             slot.bucket.give()

@@ -524,7 +524,7 @@ class Engine:
 
 
 class _Desk:
-    """The desk of one listener of an engine: it decides what clients that come must prove."""
+    """The reception of one listener of an engine: it decides what clients must prove."""
 
     def __init__(self, engine: Engine, listener: Listener, heartbeats: Heartbeats) -> None:
         self._engine = engine

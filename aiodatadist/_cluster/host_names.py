@@ -127,9 +127,9 @@ class HostNames:
 
         Args:
             waits_for: called with what has not happened yet, in words.
-            share: the share to which the look-up counts. Each has its number of them at a time and ``WAITING_LOOK_UPS`` that
-                wait, and shares take turns. If None, the look-up counts to the reserve for names that this end's user
-                listed.
+            share: the share towards which the look-up counts. A share has a limited number of look-ups at a time, and
+                ``WAITING_LOOK_UPS`` more that wait; shares take turns. If None, the look-up counts towards the reserve
+                for names that this end's user listed.
 
         Raises OSError if there is no such host, no name service or no thread to ask it in, or if too many names wait.
         """

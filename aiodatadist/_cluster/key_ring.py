@@ -1,7 +1,7 @@
-"""The keys or certificates of one cluster, or of one server: read when a peer must be proved, and looked at now and then.
+"""The keys or certificates of one cluster, or of one server: read when a peer must be proved, and checked for changes.
 
-They are read in a thread, because a file on a network mount may take any time. A reading that hangs delays the first link
-that needs it by a moment, and the others not at all: they use the keys that were read before.
+They are read in a thread, because a file on a network mount may take any time. A reading that hangs delays only the links
+that wait for it, and each by ``READ_SECONDS`` at most: then they use the keys that were read before.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class KeyRing:
     Attributes:
         why_not: returns the rule that keeps a cluster with these keys from an address; empty if there is none.
         protocol: the major version of the protocol that a cluster with these keys speaks.
-        are_given: True if the keys were chosen for this cluster. Only then members on other machines can have them.
+        are_given: True if the keys were chosen for this cluster. Only then can members on other machines have them.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class KeyRing:
     def keys(self) -> tuple[Key, ...]:
         """Return the keys as they were read last, without waiting.
 
-        A link that this end asks for uses the first, one that it is asked for may use any.
+        A link that this end asks for uses the first key. A link that a peer asks for may use any of them.
 
         Raises AuthError if they cannot be used, or there are certificates instead; the message names the file and the
         rule.
@@ -166,7 +166,8 @@ class KeyRing:
         if isinstance(policy, ParamInvalid):
             told = "%s: no peer can be linked: %s", self._owner, policy
             self._incidents.add(Incident.KEYS_UNUSABLE, logger, *told, level=logging.ERROR)
-            raise LinkError(f"{self._owner} cannot use its policy now") from policy  # which may be mended: not for good
+            # An AuthError would end the peer's relinking, but the policy may be mended.
+            raise LinkError(f"{self._owner} cannot use its policy now") from policy
         by_key = not isinstance(self._used, Certificates)
         rights = EVERY_RIGHT if policy is None else policy.rights_of(credential, cluster_id, by_key=by_key)
         if not rights.link:
@@ -242,9 +243,9 @@ class KeyRing:
         return words if self._found is None else f"{words}: those that were read before stay in use"
 
     def _read(self) -> None:
-        """Read the keys, on any thread. Whatever is wrong with them is found by those who use them.
+        """Read the keys, on any thread. An error is kept, and raised when the keys are used.
 
-        The policy is known before they are: no link is made with new keys and without their policy.
+        The policy is set first, so that no link is made with new keys and without their policy.
         """
         found = self._read_proof()
         try:
@@ -269,7 +270,7 @@ class KeyRing:
         return found
 
     def _tell_change(self, found: tuple[Key, ...] | Certificates) -> None:
-        """Log that the keys or certificates are others than those used last: by their names, and never their secrets."""
+        """Log that the keys or certificates have changed since they were last used. The log names them, without secrets."""
         if not found or self._used in (None, found):
             return
         if isinstance(found, Certificates):

@@ -82,7 +82,7 @@ class BringsLink:
 
 @dataclass(frozen=True)
 class BringsHeartbeats:
-    """A client that brings heartbeats for the link of this name. ``keys`` seal ours and check its own, if there are any."""
+    """A client that brings heartbeats for the link of this name. ``keys`` seal ours and check theirs."""
 
     link: str
     keys: tuple[bytes, bytes] | None
@@ -163,7 +163,7 @@ class PendingClient:
             raise
 
     def has_proved(self) -> None:
-        """Note that the client proved what it is. It no longer counts to the rate of its address."""
+        """Note that the client proved what it is. It no longer counts towards the rate of its address."""
         if self._slot is not None:
             self._slots.proved(self._slot)
 

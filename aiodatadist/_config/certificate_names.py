@@ -1,4 +1,4 @@
-"""The cluster ids that the names in a certificate stand for. No I/O, and no opinion on whether a certificate is genuine.
+"""The cluster ids that the names in a certificate stand for. No I/O: a certificate is not verified here.
 
 A URI names a cluster itself: ``spiffe://DOMAIN/.../cluster/ID`` or ``aiodatadist://cluster/ID``. A DNS name stands for the
 clusters that the policy lists for it.
@@ -59,18 +59,18 @@ class CertificateNames:
 
     @property
     def any(self) -> str:
-        """A name to speak of the certificate: the first that stands for clusters, or else the first; empty if none."""
+        """The name of the certificate in messages: the first that stands for clusters, or else the first; empty if none."""
         return next(iter([*self._named.values(), *(name for name, _ in self._listed), *self._all]), "")
 
     def name_for(self, cluster_id: int) -> str | None:
-        """Return the name that makes the certificate one for this cluster: a URI or a host; None if there is none."""
+        """Return the name in the certificate that stands for this cluster, a URI or a host; None if there is none."""
         named = self._named.get(cluster_id)
         if named is not None:
             return named
         return next((name for name, ids in self._listed if cluster_id in ids), None)
 
     def clusters(self) -> str:
-        """Say which clusters the certificate is for: ``cluster 7``, ``clusters 7, 1-999`` or ``no cluster``."""
+        """Return the clusters of the certificate, in words: ``cluster 7``, ``clusters 7, 1-999`` or ``no cluster``."""
         ids = [*map(str, self._named), *(_shown(each) for _, each in self._listed)]
         if not ids:
             return "no cluster"

@@ -1,8 +1,8 @@
 """Certificates with which a cluster proves itself over TLS: read from a folder of trust, checked, and ready for links.
 
-Files are checked before they are used, and OpenSSL reads what was checked: it takes a key only from a path, so it gets one of
-memory. The certificate is then tried against itself, in memory. That finds everything for which peers would refuse it and
-that does not depend on their authorities: its dates, its uses, its key.
+Files are checked before they are used, and OpenSSL reads exactly what was checked: it accepts a key only from a path, so it
+gets the path of a file in memory. Then the certificate is used at both ends of a handshake in memory. That finds each reason
+for which peers would refuse it, apart from their authorities: its dates, its uses, its key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ALL: Final = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 _EXPIRED: Final = 10
 """OpenSSL's number for a certificate that has expired."""
 _ROUNDS: Final = 4
-"""Steps of each end in which a handshake of TLS 1.3 is complete."""
+"""The steps of each end after which a handshake of TLS 1.3 is complete."""
 
 
 class _IsEncrypted(Exception):
@@ -84,7 +84,7 @@ class Certificates:
 
     @property
     def name(self) -> str:
-        """A name to speak of the own certificate."""
+        """The name of this cluster's certificate in messages."""
         return "of the context" if self.names is None else self.names.any
 
 
@@ -164,12 +164,12 @@ def new_context(protocol: int) -> ssl.SSLContext:
 
 
 def alt_names(shown: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the names in what ``getpeercert()`` shows of a certificate."""
+    """Return the names in a certificate, as ``getpeercert()`` shows them."""
     return tuple((str(kind), str(text)) for kind, text in shown.get("subjectAltName", ()))
 
 
 def validity(shown: Mapping[str, Any]) -> tuple[float, float]:
-    """Return from when until when a certificate is valid that ``getpeercert()`` shows, in seconds since the epoch."""
+    """Return the times from and until which a certificate is valid, from ``getpeercert()``, in seconds since the epoch."""
     begins, expires = (ssl.cert_time_to_seconds(shown[name]) for name in ("notBefore", "notAfter"))
     return float(begins), float(expires)
 
@@ -229,7 +229,7 @@ def _load_authorities(context: ssl.SSLContext, authority: str, path: Path) -> No
 
 
 def _try_out(chain: bytes, own: str, paths: Mapping[str, Path]) -> Mapping[str, Any]:
-    """Use a certificate at both ends of a handshake, and return what it shows. Only it is trusted there."""
+    """Use a certificate at both ends of a handshake, where only it is trusted, and return what ``getpeercert()`` shows."""
     ends: list[ssl.SSLContext] = []
     for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
         end = new_context(protocol)

@@ -116,7 +116,7 @@ class LLMConfig(BaseModel):
             ``PROTOCOL_TLS_CLIENT`` for links that this cluster asks for, of ``PROTOCOL_TLS_SERVER`` for those that it
             is asked for. No option dictionary and no pickle contains them. If neither ``trust`` nor ``auth_key`` is
             set, ``AIODATADIST_TRUST`` counts; if that is not set either, the cluster links on loopback addresses only,
-            and to processes of the same user, which have a key of their own. ``"none"``: on loopback, any user's
+            and only to processes of the same user, which share that user's key. ``"none"``: on loopback, any user's
             process may link; ``init`` logs a warning.
         auth_key: a secret that both ends prove to have, instead of ``trust``. Beyond loopback addresses it must have at
             least 16 bytes. No option dictionary and no pickle contains it.
@@ -260,7 +260,7 @@ class LLMConfig(BaseModel):
 
     @property
     def peer_quotas(self) -> Quotas:
-        """The parsed ``quotas``, with the defaults of those that are not given."""
+        """The parsed ``quotas``, with defaults for the limits that are not given."""
         return Quotas() if self.quotas is None else Quotas.parse(self.quotas, "quotas")
 
     @property
@@ -357,7 +357,7 @@ class _KeyOfFile(SecretBytes):
 
 
 def use_key_file(config: LLMConfig, path: Path, name: str) -> None:
-    """Set the ``auth_key`` of a configuration to that of a file, which its cluster reads again when it changes.
+    """Set the ``auth_key`` of a configuration to the content of a file. Its cluster reads the file again when it changes.
 
     Args:
         name: names the file in errors, in front of its path.

@@ -61,7 +61,7 @@ class Match(_Part):
         return self
 
     def fits(self, name: str, by_key: bool) -> bool:
-        """Return True if a credential of this name is meant: a key, or else a certificate."""
+        """Return True if the rule names this credential: a key, or else a certificate."""
         if by_key or self.key is not None:
             return by_key and name == self.key
         if self.spiffe is not None:
@@ -89,7 +89,7 @@ class Rule(_Part):
         if self.ids is not None:
             _ranges(self.ids)
         elif self.match.dns is not None:
-            raise ValueError("ids must be given with 'dns', whose name says none")
+            raise ValueError("ids must be given with 'dns', because a DNS name has none")
         _check_link(self.may)
         return self
 
@@ -100,7 +100,7 @@ class Rule(_Part):
 
 
 class Policy(_Part):
-    """The content of ``policy.json``. Of the rules the first one that fits a peer counts.
+    """The content of ``policy.json``. The first rule that fits a peer counts.
 
     Attributes:
         version: of the format.
@@ -146,11 +146,11 @@ class Policy(_Part):
 
 def _check_link(may: list[RightName]) -> None:
     if may and "link" not in may:
-        raise ValueError(f"{may[0]!r} is of no use without 'link': add it")
+        raise ValueError(f"{may[0]!r} has no effect without 'link': add it")
 
 
 def _ranges(text: str) -> list[range]:
-    """Return the ranges that a text lists. Raises ValueError if the text has no, or wrong, ranges."""
+    """Return the ranges that a text lists. Raises ValueError if it lists none, or a wrong one."""
     parts = text.split(",")
     if len(parts) > MAX_RANGES:
         raise ValueError(f"ids has {len(parts)} ranges: must have at most {MAX_RANGES}")
@@ -170,7 +170,7 @@ def read_policy(path: Path) -> Policy:
     """Return the policy in a file, which only this user and root may write, and all users may read.
 
     Raises:
-        ParamInvalid: if it cannot be read, or is no policy. The message names the file, the place, the value and the rule.
+        ParamInvalid: if it cannot be read, or is not a policy. The message names the file, the place, the value and the rule.
     """
     all_users = stat.S_IRWXU | stat.S_IRGRP | stat.S_IROTH
     content = read_secret(path, "the policy", readable_by=all_users)

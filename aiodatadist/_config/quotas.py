@@ -17,7 +17,7 @@ _Count = Annotated[int, Field(ge=1, le=2**31)]
 class Quotas(WholeOption):
     """The option ``quotas``: how much one peer, or one stranger, may use of this cluster.
 
-    Limits that are not given have their defaults, which fit engines. A peer that reaches one waits or is refused, and
+    Limits that are not given have defaults that suit engines. A peer that reaches one waits or is refused, and
     others are unaffected. ``figures()`` and the metrics have the same names.
 
     Attributes:
@@ -27,13 +27,13 @@ class Quotas(WholeOption):
         frames: messages of a peer in a second. Beyond that it is not read until the second has passed.
         frame_bytes: bytes of these messages, at least 1 MiB.
         revocations: caches that a peer may take back in a second. Beyond that it is not read until the second has passed.
-        notes: notifications of a peer that were not taken, over all its links; at least 64. Further ones stay with it.
+        notes: notifications of a peer that were not taken, over all its links; at least 64. Further ones wait at the peer.
         note_bytes: bytes of these, at least 4 MiB.
         caches: caches of a peer that it has announced. A further one ends its link.
         tensors: tensors in all of these caches.
         look_ups: concurrent look-ups of host names that a peer, or an entry of ``peers``, causes. Further ones wait.
         early_claims: claims of leases that do not exist yet. A further one makes the oldest give way.
-        released_names: leases that a peer released before they existed. A further one makes the oldest forgotten.
+        released_names: leases that a peer released before they existed. A further one replaces the oldest.
         wants: pushes that a peer wants and whose requests are not known here (engine adapters). A further one makes the
             oldest give way.
         want_blocks: block numbers in all pushes that a peer wants. A push that finds no room is refused.

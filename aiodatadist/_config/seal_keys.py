@@ -18,7 +18,7 @@ class SealKeys(Credential):
     """The keys in a file with lines of ``name secret``, which is read again when it has changed.
 
     Args:
-        is_folder: True if the path is that of a folder of trust. Then only keys count that are named for it.
+        is_folder: True if the path is that of a folder of trust. Then only keys with a name for values count.
     """
 
     def __init__(self, path: Path, *, is_folder: bool = False) -> None:

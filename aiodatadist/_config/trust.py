@@ -80,7 +80,7 @@ class Credential(ABC):
         return None
 
     def proof(self) -> tuple[Key, ...] | Certificates:
-        """Return the certificates of TLS mode, or else the keys, as :meth:`current` does and raises."""
+        """Return the certificates in TLS mode, otherwise the keys. Raises what :meth:`current` raises."""
         return self.current()
 
     @property
@@ -280,7 +280,7 @@ class _Held(NamedTuple):
 class TrustFolder(Credential):
     """The keys or certificates in a folder, and its policy, which are read again when the folder has changed.
 
-    Any thread may ask for them: what was read is replaced as a whole.
+    Any thread may ask for them, because a new reading replaces them as a whole.
     """
 
     def __init__(self, path: str) -> None:
@@ -344,7 +344,7 @@ class TrustFolder(Credential):
             return False
 
     def _present(self) -> tuple[str, ...]:
-        """Return the files of the mode that the folder is for. A file of them may be missing, which its reader reports."""
+        """Return the files of the mode that the folder is for. If one is missing, its reader reports that."""
         has_tls = any(os.path.lexists(self.path / name) for name in TLS_FILES)
         has_policy = os.path.lexists(self.path / POLICY)
         mode = read_policy(self.path / POLICY).mode if has_policy else None

@@ -45,7 +45,7 @@ def key_path(environment: Mapping[str, str]) -> Path:
 
 
 def _home(environment: Mapping[str, str]) -> Path:
-    """Return this user's home: ``HOME``, or that of the user's account if ``HOME`` is empty or no absolute path."""
+    """Return this user's home: ``HOME``, or that of the user's account if ``HOME`` is empty or not an absolute path."""
     home = Path(environment.get("HOME", ""))
     with suppress(KeyError):
         home = home if home.is_absolute() else Path(pwd.getpwuid(os.geteuid()).pw_dir)

@@ -126,8 +126,8 @@ class Wanted:
 def _completed(remote: RemoteCache, addresses: array[int], tensors: int) -> tuple[list[list[int]], int]:
     """Return, for each layer that is sent, the layers of the peer's cache to which it brings the last tensor.
 
-    Also return the number of tensors that these have. It is the number that a layer touches that is sent: one if keys and
-    values go into the same.
+    Also return the number of tensors that these have. One layer that is sent touches this many: one if keys and values
+    share a tensor.
     """
     starts = {address: tensor for tensor, address in enumerate(remote.addresses)}
     touched = [starts[a] if a in starts else remote.tensor_at(a) for a in addresses]

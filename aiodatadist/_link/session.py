@@ -119,7 +119,7 @@ class Session:
         )
 
     def meet(self, me: int, peer: Hello, rights: PeerRights) -> None:
-        """Note who the peer is, which its proved hello says, and what it may do. Channels are opened afterwards."""
+        """Note who the peer is, as its proved hello says, and what it may do. Channels are opened afterwards."""
         self.rights = rights
         self.channels.shows = lambda: PeerReach(
             self.host.registry.table.entries(), peer.cluster_id, rights, self.host.one_sided

@@ -296,13 +296,13 @@ class HcclChannel(Channel):
     def bind(self, region: Region, handle: Handle, access: Access = Access.ALL) -> None:
         """Bind a region, and show it to the peer for this access.
 
-        HCCL shows the peer what is bound, for reading and writing, and this end needs what it copies itself to be bound.
+        HCCL shows the peer each bound region for reading and writing. What this end copies itself must be bound, too.
         """
         self._runtime.check_hccl("HcclCommBindMem", self._runtime.hccl.HcclCommBindMem(self._comm.handle, handle))
         self._bound[region] = handle
         shows = Access.ALL if Access.WRITE in access else access  # what can be written can be read
         if self.tells_access and self._runtime.acl.softnpu_comm_show(self._comm.handle, handle, int(shows)):
-            raise LinkError(f"softnpu does not show {region} as it is told")
+            raise LinkError(f"softnpu refused to show {region} to the peer")
 
     def add_get(self, program: Program, grid: Grid) -> None:
         program.get(self._comm.handle, self._peer_rank, grid)

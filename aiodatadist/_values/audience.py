@@ -1,4 +1,4 @@
-"""The clusters that may use one cache: its readers and its writers. The default is each cluster that the policy lets."""
+"""The clusters that may use one cache: its readers and its writers. By default, each cluster that the policy allows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Audience(NamedTuple):
 
 
 EVERY_CLUSTER: Final = Audience()
-"""The audience of a cache without readers or writers of its own."""
+"""The audience of a cache for which no readers or writers were given."""
 
 
 def _ids(given: Collection[int] | None, name: str) -> frozenset[int] | None:

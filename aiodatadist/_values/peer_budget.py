@@ -49,7 +49,7 @@ REFUSALS = (
     Budget.WANT_BLOCKS,
     Budget.REQUEST_BLOCKS,
 )
-"""Limits beyond which a request is refused, or it or a connection gives way: each time counts."""
+"""Limits beyond which a request is refused, or it or a connection gives way. Each time is counted."""
 WAITS = (
     Budget.UNPROVED_PER_SECOND,
     Budget.FRAMES,
@@ -61,7 +61,7 @@ WAITS = (
     Budget.CRITICAL_REQUESTS,
     Budget.CRITICAL_SHARE,
 )
-"""Limits beyond which a peer or its request waits, or a critical request is served as a normal one: each time counts."""
+"""Limits beyond which a peer or its request waits, or a critical request is served as a normal one. Each time is counted."""
 
 UNPROVED = 1024
 """Connections without a proof, of all addresses; fewer if the process may not open four times as many files.
@@ -69,7 +69,7 @@ UNPROVED = 1024
 Each costs 16 KiB and 5 s at most. If there is no room, the oldest one of the address with the most of them gives way.
 """
 UNPROVED_OF_ONE = 64
-"""Such connections of one address, or of one /64 network with IPv6: those of a machine on which all engines restart."""
+"""Such connections of one address, or of one /64 network with IPv6: enough for a machine on which all engines restart."""
 UNPROVED_PER_SECOND = 20
 """Connections of one address that may prove nothing, for each second; ``UNPROVED_OF_ONE`` may come together.
 

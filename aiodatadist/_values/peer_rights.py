@@ -20,7 +20,7 @@ class PeerRights(NamedTuple):
         claim: claim leases of blocks, and release them.
         notify: send notifications.
         critical: have its requests served as critical ones.
-        private: have memory opened to it that only the whole process can be opened for. It is no name in ``may``.
+        private: reach memory that can be opened only with the whole process. It is not a name in ``may``.
     """
 
     link: bool = False

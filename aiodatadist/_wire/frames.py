@@ -166,7 +166,7 @@ class Decoder:
     def peek(self, data: bytes) -> Message | Unknown | None:
         """Return the message if ``data`` is exactly one small message, and no incomplete one came before; None otherwise.
 
-        The message is not consumed: :meth:`feed` would return it, too, or raise what is wrong with it. If it needs not be
+        The message is not consumed: :meth:`feed` would return it, too, or raise what is wrong with it. If it need not be
         fed, call :meth:`consume`.
         """
         if self._buffer or self._failure is not None or not HEAD.size < len(data) <= SMALL_FRAME:

@@ -16,8 +16,8 @@ At any point either end may send ``refuse``, which ends the link. Any message th
 does the same.
 
 With a key all of this is sealed, because ``key_proof`` comes before it. A client may then send ``connect`` together with
-its hello. An end that says who it is says so to a member of the group only. Still, a member at the address of another one
-may have passed on the messages of a third: what comes from another cluster than the expected one decides nothing.
+its hello. So an end says who it is only to a member of the group. Still, a member at the address of another one may pass on
+the messages of a third. So a message from another cluster than the expected one decides nothing.
 
 Without a key all ends are unproved, and an unproved end can only decide about this connection.
 """

@@ -33,7 +33,7 @@ the reason why it refuses a claim (``Claimed.why``), several requests or answers
 """
 
 SEALED_MINOR = 2
-"""The first minor version whose messages can be sealed. What an end with a key refuses before that is known is of it."""
+"""The first minor version whose messages can be sealed. Until it knows the peer's, an end with a key refuses in this one."""
 DIGESTS_SINCE = 2
 """The minor version that compares kept blocks and their prompt."""
 

@@ -25,4 +25,4 @@ class Proved:
 
 
 Vouch = Callable[[Hello, Hello], Proved]
-"""Returns the credential of a peer that says this of itself, to an end that says that. Raises IncompatiblePeer if it lies."""
+"""Returns a peer's credential, from its hello and this end's. Raises IncompatiblePeer if the hello contradicts the proof."""

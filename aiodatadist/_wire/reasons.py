@@ -1,4 +1,4 @@
-"""Reasons why there is no link: as a peer is told them, and as its own are reported here."""
+"""Reasons why there is no link: as they are sent to a peer, and as the peer's are reported here."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A link's connection stays the same with TLS and without it: what comes passes through :meth:`TlsPipe.feed`, what goes through
 :meth:`TlsPipe.seal`. So both event loops, and the plain socket on which a client proves itself, treat it alike.
 
-A certificate is verified by OpenSSL during the handshake. What this end then knows is the names in it, which the peer's hello
-must agree with.
+A certificate is verified by OpenSSL during the handshake. Then this end knows the names in it, and the peer's hello must
+agree with them.
 """
 
 from __future__ import annotations
@@ -106,15 +106,15 @@ class TlsPipe:
         return True
 
     def _hear_plain(self, decoder: Decoder, data: bytes) -> bool:
-        """Hear a peer that answers without TLS: it has no certificates, and says so. Nothing that it says is proved."""
+        """Read the refusal of a peer that answers without TLS, because it has no certificates. Nothing in it is proved."""
         for message in decoder.feed(data):
             if isinstance(message, Refuse):
                 raise refused(message, is_proved=False, hint=HINT)
-            raise ProtocolError("the peer answers without TLS: this end proves a certificate, and needs one")
+            raise ProtocolError("the peer answers without TLS: this end proves a certificate, and the peer must, too")
         return False
 
     def feed(self, data: bytes) -> bytes:
-        """Return the bytes of messages in bytes of the socket. Nothing comes any more once the peer has closed its side.
+        """Decrypt bytes of the socket, and return the messages in them. No more come once the peer has closed its side.
 
         Raises:
             ProtocolError: if a byte was changed, added or left out on its way.
@@ -136,7 +136,7 @@ class TlsPipe:
         return records[0] if len(records) == 1 else b"".join(records)
 
     def seal(self, data: bytes) -> bytes:
-        """Return the bytes for the socket that carry these, and whatever else waits for it. Call it only before the end."""
+        """Return the bytes for the socket that carry these, and all that still wait for it. Call it only before the end."""
         written = self._tls.write(data) if data else 0  # one record, unless it is large
         if written < len(data):
             left = memoryview(data)[written:]
@@ -151,7 +151,7 @@ class TlsPipe:
     def vouch(self, peer: Hello, own: Hello) -> Proved:
         """Return the credential of a peer: the name in its certificate that stands for the cluster that it says it is.
 
-        Python's TLS exports no secret. The nonces of both hellos are one, because they travel encrypted.
+        Python's TLS exports no secret. The nonces of both hellos serve as one, because they travel encrypted.
 
         Raises IncompatiblePeer if its certificate is for another cluster.
         """
@@ -165,7 +165,7 @@ class TlsPipe:
         return Proved(printable(name), heartbeat_key(bytes.fromhex("".join(nonces))), self.expires)
 
     def _reason(self, error: ssl.SSLError) -> LinkError:
-        """Return an error of OpenSSL's as what it means for the link."""
+        """Return the link's error for an error of OpenSSL's."""
         if isinstance(error, ssl.SSLCertVerificationError):
             return AuthError(f"the peer's certificate does not verify: {printable(error.verify_message)}", hint=HINT)
         reason = error.reason or printable(error)
@@ -179,4 +179,4 @@ class TlsPipe:
             return refused
         if self.is_proved:
             return ProtocolError(f"a message was changed or added on its way: {words}")
-        return ProtocolError(f"the peer does not speak TLS 1.3 as it should: {words}")
+        return ProtocolError(f"the peer broke the rules of TLS 1.3: {words}")

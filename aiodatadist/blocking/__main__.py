@@ -15,7 +15,7 @@ from aiodatadist._blocking import stand_ins
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the script as ``python script.py args...`` would, with :mod:`aiodatadist.blocking` as ``llm_datadist``.
 
-    Exceptions of the script, SystemExit included, are not caught. As a program, Ctrl-C ends it without a traceback.
+    Exceptions of the script, SystemExit included, are not caught. In a program, Ctrl-C ends it without a traceback.
     """
     parser = argparse.ArgumentParser(prog="python -m aiodatadist.blocking", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)

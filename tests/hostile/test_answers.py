@@ -74,7 +74,7 @@ async def test_a_slot_that_fills_blocks_is_no_shorter_than_they_allow(monkeypatc
         lie(prompt, monkeypatch, nbytes=least, ranges=1)
         await manager.pull_blocks(CacheKey(1, 3), target, [], [1, 2, 3])
         lie(prompt, monkeypatch, nbytes=least - 1, ranges=1)
-        with pytest.raises(ProtocolError, match=f"the peer moved {least - 1} bytes: it was asked for {least} at least"):
+        with pytest.raises(ProtocolError, match=f"the peer moved {least - 1} bytes: it was asked for at least {least}"):
             await manager.pull_blocks(CacheKey(1, 3), target, [], [1, 2, 3])
 
 

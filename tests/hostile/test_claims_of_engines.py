@@ -273,7 +273,7 @@ def test_an_engine_is_offered_nothing_by_itself(
         params = {"do_remote_prefill": True, "transfer_id": "0123456789abcdef", "prefill": place}
     made = request(vllm, "d", TOKENS, dict(params))
     assert engine.side.matched_tokens(made, 0) == (0, False)
-    assert f"offer refused: cluster {place['cluster_id']} is this engine's own" in caplog.text
+    assert f"offer refused: cluster {place['cluster_id']} is one of this engine's workers" in caplog.text
     engine.side.allocated(made, [4, 5, 6], 0)
     orders = engine.orders()
     assert (orders.loads, orders.releases, orders.expects, orders.declines) == ([], [], [], [])

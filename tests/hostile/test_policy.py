@@ -136,7 +136,7 @@ async def test_a_changed_policy_counts_for_new_links_and_a_wrong_one_links_nothi
 
 async def test_a_wrong_policy_is_reported_by_init(tmp_path: Path) -> None:
     folder = policy_in(folder_of(tmp_path / "ours", KEY), policy("read"))
-    with pytest.raises(ParamInvalid, match=r"policy.json': .* 'read' is of no use without 'link'"):
+    with pytest.raises(ParamInvalid, match=r"policy.json': .* 'read' has no effect without 'link'"):
         async with open_cluster(1, trust=folder):
             raise AssertionError("it opened")
 

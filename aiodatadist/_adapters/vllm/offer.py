@@ -146,7 +146,7 @@ class Offers:
         self._own: frozenset[int] = frozenset()
 
     def meet(self, cluster_ids: Iterable[int]) -> None:
-        """Note the cluster ids of this engine's own workers, which it pulls nothing from."""
+        """Note the cluster ids of this engine's workers. It pulls nothing from them."""
         self._own = frozenset(cluster_ids)
 
     def params_of(self, request: Any) -> dict[str, Any]:
@@ -208,13 +208,13 @@ class Offers:
         return None
 
     def _why_not(self, peer: PeerAddress) -> str:
-        """Return why nothing is pulled from a place; empty if it may be.
+        """Return why nothing may be pulled from a place; empty if that is allowed.
 
-        A link to itself cannot be made. A router that chose this engine for both halves of a request would have the
-        load fail, and with vLLM's default policy the request.
+        An engine cannot link to itself. If a router chose it for both halves of a request, the load would fail, and
+        with vLLM's default policy the request, too.
         """
         if peer.cluster_id in self._own:
-            return f"cluster {peer.cluster_id} is this engine's own"
+            return f"cluster {peer.cluster_id} is one of this engine's workers"
         return self._peers.why_not(peer.host, peer.port, peer.cluster_id)
 
     def _read(self, params: Mapping[str, Any]) -> Offer | PushOffer:

@@ -62,7 +62,7 @@ class SchedulerSide:
     def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
         """Return how many tokens more than ``computed`` are offered, and True if they come later.
 
-        An offer is declined if its request would wait with more blocks than may wait.
+        An offer is declined if too many blocks would then wait for other engines.
         """
         offer = self._offer_of(request)
         if offer is None or (stop := self._offered(request, offer)) <= computed:
@@ -117,12 +117,12 @@ class SchedulerSide:
         return first == request_id
 
     def _is_read(self, request: Any) -> None:
-        """Let the request have no offer from now on."""
+        """Drop the offer of a request."""
         request.kv_transfer_params["do_remote_prefill"] = False
         self._offers.forget(request.request_id)
 
     def _decline(self, request: Any, offer: Offer | PushOffer) -> None:
-        """Let the request have no offer, and release it at the other engine."""
+        """Drop the offer of a request, and release it at the other engine."""
         self._is_read(request)
         self._refuse(request, offer)
 

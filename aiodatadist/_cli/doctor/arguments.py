@@ -21,7 +21,9 @@ DOCTOR = (
 def add_doctor(doctor: argparse.ArgumentParser) -> None:
     add_json(doctor, may_lack_file=True)
     doctor.add_argument("--device", type=integer(0, 1023), metavar="N", help="probe this device, as the process counts")
-    doctor.add_argument("--pool", metavar="URL", help="open this pool of KV blocks, and say whose values are believed")
+    doctor.add_argument(
+        "--pool", metavar="URL", help="open this pool of KV blocks, and report if its values are sealed"
+    )
     doctor.add_argument("--peer", metavar="HOST:PORT", help="with a device of the host where --serve runs")
     doctor.add_argument("--serve", metavar="[HOST:]PORT", help="be the peer of a probe, with --device, until Ctrl-C")
     doctor.add_argument(
@@ -49,7 +51,7 @@ def doctor_command(arguments: argparse.Namespace) -> Callable[[], int]:
                 raise wrong_input(f"--{name.replace('_', '-')} needs --device: which device is to be probed?")
         return partial(run_doctor, arguments.json, arguments.pool)
     if arguments.pool is not None:
-        raise wrong_input("--pool and --device are two commands: one command is one of them")
+        raise wrong_input("--pool and --device cannot be combined: run one command for each")
     if arguments.peer and arguments.serve:
         raise wrong_input("--peer and --serve are the two ends of a probe: one command is one of them")
     return partial(_run_probe, arguments)

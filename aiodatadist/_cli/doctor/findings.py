@@ -242,7 +242,7 @@ def trust_findings() -> Iterator[Finding]:
             yield _of_this_user(key_path(os.environ))
     except ParamInvalid as error:
         if isinstance(credential, TrustFolder):
-            meaning = f"clusters that are given no key of their own do not start: {error}"
+            meaning = f"clusters without their own key do not start: {error}"
             yield Finding("trust", f"{VARIABLE}={os.environ[VARIABLE]}", "fail", meaning)
         else:
             yield Finding("trust", "no key", "warn", f"links fail without one, or trust or auth_key: {error}")
@@ -263,7 +263,7 @@ def _of_folder(credential: TrustFolder) -> Finding:
 
 
 def _of_policy(policy: Policy | None) -> str:
-    """Say what a policy restricts; nothing if there is none."""
+    """Return what a policy restricts, in words; empty if there is no policy."""
     if policy is None:
         return ""
     private = "" if policy.private_memory else ", and opens no ordinary memory of a process to peers on softnpu"
@@ -271,7 +271,7 @@ def _of_policy(policy: Policy | None) -> str:
 
 
 def _of_key_file(path: Path) -> Finding:
-    """Return the finding for the file of the key of ``aiodatadist.blocking``, which that alone reads."""
+    """Return the finding for the key file of ``aiodatadist.blocking``, which nothing else reads."""
     name = "auth key file"
     try:
         size = len(read_key(path, f"the file of {KEY_FILE}"))
@@ -279,7 +279,7 @@ def _of_key_file(path: Path) -> Finding:
         return Finding(name, f"{KEY_FILE}={path}", "fail", f"clusters of aiodatadist.blocking do not start: {error}")
     meaning = f"from {KEY_FILE}: the key of clusters of aiodatadist.blocking, instead of the one above"
     if size < NETWORK_BYTES:
-        meaning += f"; it has {size} bytes, and needs at least {NETWORK_BYTES} for other than loopback addresses"
+        meaning += f"; it has {size} bytes, and must have at least {NETWORK_BYTES} beyond loopback addresses"
     return Finding(name, f"{path} ({_mode(path)})", "ok" if size >= NETWORK_BYTES else "warn", meaning)
 
 
@@ -296,7 +296,10 @@ def _of_certificates(certificates: Certificates, folder: Path, now: float) -> Fi
     if left > lifetime / 10:
         return Finding("trust", value, "ok", meaning)
     return Finding(
-        "trust", value, "warn", f"{meaning}; it should have been replaced by now: no new link is made once it expired"
+        "trust",
+        value,
+        "warn",
+        f"{meaning}; it should have been replaced by now: no new link is made once it has expired",
     )
 
 

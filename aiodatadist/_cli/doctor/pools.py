@@ -1,4 +1,4 @@
-"""The findings about pools of KV blocks: whose values are believed, and if a pool answers."""
+"""The findings about pools of KV blocks: if their values are sealed, and if a pool answers."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ async def _answer(place: PoolPlace) -> Finding:
     except (EmsException, LLMException, PoolTimeout, PoolUnreachable) as error:
         return Finding("pool", _name(place), "fail", f"it cannot be used: {printable(error)}")
     if not is_healthy:
-        return Finding("pool", _name(place), "fail", f"{name} answers, and says that it does not work")
+        return Finding("pool", _name(place), "fail", f"{name} answers, but reports that it does not work")
     return Finding("pool", _name(place), "ok", f"{name} answers")

@@ -35,7 +35,7 @@ _ENGINES: Final = {
 
 @dataclass(frozen=True)
 class PoolPlace:
-    """The place of a pool, and the keys that seal its values, which were read.
+    """The place of a pool, and the keys that seal its values. They have been read.
 
     Attributes:
         url: the URL for the engine, without the options that seal.

@@ -10,11 +10,11 @@ NO_CHECK = {
     "ssl_cert_reqs": ("NONE",),
     "ssl_check_hostname": ("FALSE", "NO", "0", "F", "N"),
 }
-"""Options of redis-py that turn off what TLS is for, and the values that do."""
+"""Options of redis-py that turn off the checks of TLS, and the values that do so."""
 
 
 def remarks_on(url: str) -> list[str]:
-    """Return what is risky in a URL that is right. No line shows a password."""
+    """Return the risks of a valid URL, in lines that show no password."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     if parts.scheme == "redis" and (parts.password or options.get("password")) and not _is_here(parts.hostname or ""):

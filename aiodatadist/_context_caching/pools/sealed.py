@@ -1,6 +1,6 @@
 """A pool whose values only members of a group can write and read, in front of any other pool.
 
-What the pool behind it has under a name is the value that a member put there, or it is absent. That pool, its network and
+A value that the pool behind it has under a name counts as absent unless a member put it there. That pool, its network and
 its other users can still lose values, and see names and lengths.
 """
 
@@ -43,9 +43,9 @@ T = TypeVar("T")
 ON_THE_LOOP: Final = 64 << 10
 """Most bytes that are sealed or opened on the event loop: that takes less than handing them to a thread."""
 FEW: Final = 8
-"""Most values for which that holds: each costs some tens of microseconds, whatever its length."""
+"""The most values that are sealed or opened there: each costs some tens of microseconds, whatever its length."""
 THREADS: Final = 2
-"""Number of threads that seal and open, as of those that hash values that are not sealed."""
+"""The number of threads that seal and open, the same as of those that hash unsealed values."""
 
 
 class SealedStage:
@@ -199,7 +199,7 @@ class SealedPool(KVPool):
         return self._made[1]
 
     async def _apart(self, work: Callable[[], T], memory: Sequence[Any]) -> T:
-        """Do the work in a thread if it is long. If cancelled, it has ended when this returns."""
+        """Do the work, in a thread if it is long. If cancelled, this returns only when the work has ended."""
         if len(memory) <= FEW and sum(each.nbytes for each in memory) <= ON_THE_LOOP:
             return work()
         return await in_thread(work, threads=self._threads)
@@ -225,7 +225,7 @@ class SealedPool(KVPool):
 
 
 async def ring_of(keys: SealKeys, pool: str) -> KeyRing:
-    """Return the keys of a pool's values, which were read. Raises ParamInvalid if they cannot be used."""
+    """Read the keys for a pool's values, and return them. Raises ParamInvalid if they cannot be used."""
     ring = KeyRing(keys, f"the {pool} pool", Incidents(), use="values are sealed with")
     await ring.check()
     return ring

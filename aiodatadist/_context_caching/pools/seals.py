@@ -1,8 +1,8 @@
 """The seals of values: AES-256-GCM with a key that all members of a group have.
 
 A sealed value has a header of 64 bytes: magic, the key's id, the time, a nonce, and the tag. The time, the length and the
-value's full name are part of what the tag proves, so a value that another one than a member wrote, that was changed, cut,
-or copied under another name, cannot be opened.
+value's full name are part of what the tag proves, so a value cannot be opened if a stranger wrote it, or if it was
+changed, cut, or copied under another name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SealKey(NamedTuple):
 
 
 class Seals:
-    """Seals and opens values. Any thread may do so; for large values the interpreter is not locked meanwhile.
+    """Seals and opens values. Any thread may do so; for large values the interpreter lock is released.
 
     Args:
         seconds: age up to which a value is used; None: any age.
@@ -88,7 +88,7 @@ class Seals:
     def open(self, keys: Sequence[SealKey], name: PoolKey, view: memoryview, into: memoryview) -> GetStatus | None:
         """Decrypt a value; return why it must not be used, or None if it may. ``into`` may be the value itself.
 
-        If it must not be used, ``into`` has bytes of no meaning.
+        If it must not be used, the contents of ``into`` are undefined.
         """
         magic, key_id, at, nonce = _PROVED.unpack_from(view)
         key = next((each for each in keys if each.id == key_id), None)
@@ -115,5 +115,5 @@ def _proved(view: memoryview, name: PoolKey, nbytes: int) -> bytes:
 
 
 def writable(address: int, nbytes: int) -> memoryview:
-    """Return the memory there, writable."""
+    """Return that memory as a writable view."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")

@@ -454,7 +454,7 @@ class TransferPipeline:
             del self._damaged[next(iter(self._damaged))]
 
     def _note_spoiled(self, key: PoolKey, why: GetStatus) -> None:
-        """Count a value of a sealed pool that no member put there as it is now. A cut one has another length."""
+        """Count a value of a sealed pool that is not as a member put it there. For a truncated one, the length tells."""
         if not self._is_sealed or why not in _SPOILED:
             return
         self._replace_soon(key)

@@ -69,7 +69,7 @@ class FirstWords:
         self._is_proved = protocol == PLAIN_PROTOCOL
 
     async def first_byte(self) -> bytes:
-        """Return the client's first byte, which is still heard as a part of its first message. Raises PeerLost."""
+        """Return the client's first byte, which remains part of its first message. Raises PeerLost."""
         self._unread = await self._receive(1)
         if self._unread == FIRST_BYTE:
             self._decoder.minor = SEALED_MINOR
@@ -196,7 +196,7 @@ class _Reader(asyncio.StreamReader):
             self.feed_eof()
 
     def _opened(self, pipe: TlsPipe, data: bytes) -> bytes:
-        """Return the bytes of messages in bytes that came over TLS, and send what TLS answers by itself."""
+        """Decrypt bytes that came over TLS, and return the messages in them. Send what TLS itself answers."""
         if self.wrong is not None:
             return b""
         plain = b""

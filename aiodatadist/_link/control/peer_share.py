@@ -19,11 +19,11 @@ WINDOW_SECONDS: Final = 1.0
 SLICE_SECONDS: Final = 0.001
 """The time that reading a peer may take before others have their turn."""
 OTHERS: Final = 3
-"""The turn of the others, in times of that: so the median of what they ask for meets none of a peer's large messages."""
+"""The turn of the others, as a multiple of that time. So most of their requests meet none of a peer's large messages."""
 MOST_SECONDS: Final = 0.1
-"""The longest turn: after a time in which the process had no processor, the measured one means nothing."""
+"""The longest turn. If the process did not run for a while, the measured time means nothing."""
 ACTIVE_SECONDS: Final = 0.1
-"""The time for which a peer that was heard counts as one that has something to say."""
+"""The time for which a peer counts as active after it was heard."""
 MAX_SHARES: Final = 4096
 """The number of peers whose shares are remembered after their links have ended: those that were linked last."""
 
@@ -31,7 +31,7 @@ MAX_SHARES: Final = 4096
 class Window:
     """A limit on what may come in a window of time. The clock is read only when the limit is reached.
 
-    A window that lasted longer before the limit was reached is over, so a slow sender never waits.
+    If the time of a window is over before its limit is reached, nothing waits, so a slow sender never does.
 
     Args:
         limit: the amount for one window.
@@ -49,7 +49,7 @@ class Window:
     def wait(self) -> float:
         """Return the seconds until more may come: 0 if the limit is not reached, or its window is over.
 
-        What came beyond the limit counts to the next window.
+        What came beyond the limit counts towards the next window.
         """
         if self.left > 0:
             return 0.0
@@ -91,8 +91,8 @@ class Floor:
 class Inflow:
     """The messages that a peer sends, with their bytes, and revocations among them.
 
-    Beside other peers that are heard, to read a peer takes at most a quarter of the time: a large message is read in one
-    go, and holds up the event loop for some milliseconds, so messages of others would meet one after the other.
+    While other peers are active, reading one peer takes at most a quarter of the time. A large message is read in one go
+    and holds up the event loop for some milliseconds. Otherwise several in a row would delay the messages of others.
 
     Attributes:
         windows: the windows by the name of their limit.
@@ -202,7 +202,7 @@ class CriticalShare:
         return True
 
     def end(self, seconds: float = 0.0) -> None:
-        """Note that a request has ended, whose transfer took this long."""
+        """Note that a request has ended, after a transfer of this duration."""
         self.requests -= 1
         self._time.left -= seconds
 

@@ -277,7 +277,7 @@ def _check_figures(call: Question, message: Pulled) -> None:
     if message.nbytes > call.most_bytes:
         raise ProtocolError(f"the peer moved {message.nbytes} bytes: it was asked for {call.most_bytes}")
     if message.status == LLMStatusCode.LLM_SUCCESS and message.nbytes < call.least_bytes:
-        raise ProtocolError(f"the peer moved {message.nbytes} bytes: it was asked for {call.least_bytes} at least")
+        raise ProtocolError(f"the peer moved {message.nbytes} bytes: it was asked for at least {call.least_bytes}")
     if message.ranges > message.nbytes:
         raise ProtocolError(f"the peer moved {message.ranges} ranges with {message.nbytes} bytes in all")
 

@@ -229,7 +229,7 @@ def test_the_key_file_of_the_blocking_calls_is_named_and_not_shown(home: Path, m
     file.write_text("short")
     *_, found = findings.trust_findings()
     assert found.mark == "warn"
-    assert "it has 5 bytes, and needs at least 16" in found.meaning
+    assert "it has 5 bytes, and must have at least 16" in found.meaning
 
 
 def test_the_keys_of_a_folder_are_named_and_not_shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

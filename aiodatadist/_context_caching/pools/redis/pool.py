@@ -434,11 +434,11 @@ class RedisPool(KVPool):
             await self._refresh()
 
     def _redirect(self, reply: Any) -> Redirect | None:
-        """Return the redirect in a reply. A server that is part of no cluster has none to give: then its reply is a fault."""
+        """Return the redirect in a reply; None if there is none. From a server outside a cluster a redirect is a fault."""
         return redirect_in(reply) if self._is_cluster else None
 
     async def _is_member(self, address: tuple[str, int]) -> bool:
-        """Return True if the cluster's own list has this address. Only such an address is told the password."""
+        """Return True if the cluster's own list has this address. The password is sent only to such an address."""
         if address not in self._view.members:
             await self._refresh()
         return address in self._view.members
