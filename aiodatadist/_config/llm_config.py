@@ -110,7 +110,7 @@ class LLMConfig(BaseModel):
             linked.
         quotas: how much one peer, or one stranger, may use of this cluster, as JSON, a dict or a :class:`Quotas`; kept
             as JSON. None, and limits that are not given: the defaults of :class:`Quotas`.
-        trust: a folder with the keys that peers prove to have, in a file ``keys`` with lines of ``name secret``, as
+        trust: a folder with the keys that both ends must prove, in a file ``keys`` with lines of ``name secret``, as
             ``SECURITY.md`` describes it; or with certificates, in ``tls.crt``, ``tls.key`` and ``ca.crt``, as
             ``docs/certificates.md`` does. Instead of that folder it can be a pair of ``ssl.SSLContext``: of
             ``PROTOCOL_TLS_CLIENT`` for links that this cluster asks for, of ``PROTOCOL_TLS_SERVER`` for those that it
@@ -118,7 +118,7 @@ class LLMConfig(BaseModel):
             set, ``AIODATADIST_TRUST`` counts; if that is not set either, the cluster links on loopback addresses only,
             and only to processes of the same user, which share that user's key. ``"none"``: on loopback, any user's
             process may link; ``init`` logs a warning.
-        auth_key: a secret that both ends prove to have, instead of ``trust``. Beyond loopback addresses it must have at
+        auth_key: a secret that both ends must prove, instead of ``trust``. Beyond loopback addresses it must have at
             least 16 bytes. No option dictionary and no pickle contains it.
     """
 
