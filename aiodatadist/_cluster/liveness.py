@@ -68,9 +68,10 @@ class Heartbeats:
         Raises LinkError if no link has such a name.
         """
         proofs = [self._expected[name].proved for name in names if name in self._expected]
-        if not proofs:
+        keys = [proved.heartbeats for proved in proofs if proved is not None]
+        if not keys:
             raise LinkError(UNEXPECTED)
-        return [proved.heartbeats for proved in proofs if proved is not None]
+        return keys
 
     def accept(self, name: str) -> Link:
         """Return the link for which a connection brings heartbeats. Raises LinkError if no link waits for them."""

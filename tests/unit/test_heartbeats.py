@@ -47,7 +47,8 @@ def test_heartbeats_of_a_link_with_a_key_prove_that_links_own_key() -> None:
             heartbeats.expect(link)  # type: ignore[arg-type]
         keys = [link.proved.heartbeats for link in links]
         assert heartbeats.keys_of(["9" * 64, keys[1].name]) == [keys[1]]
-        for names in ([], ["9" * 64], ["a key"]):
+        heartbeats.expect(Expecting("7" * 64))  # type: ignore[arg-type]  # a link without a key, which proves none
+        for names in ([], ["9" * 64], ["a key"], ["7" * 64]):
             with pytest.raises(LinkError, match="a link that does not exist"):
                 heartbeats.keys_of(names)
         assert heartbeats.accept(keys[1].name) is links[1]
