@@ -156,7 +156,7 @@ ROWS: Final = (
     ),
     Row(
         "T8",
-        _hostile("sealed_links", "key_handshakes"),
+        _hostile("sealed_links", "key_handshakes", "tls_ends"),
         (
             Figure(
                 f"seals of {8 * frame_seals.SEAL_BYTES} bits, a window of {frame_seals.WINDOW} messages",

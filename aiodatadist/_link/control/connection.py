@@ -195,6 +195,17 @@ class _Reader(asyncio.StreamReader):
         if self.pipe is not None and (self.wrong is not None or self.pipe.is_over):
             self.feed_eof()
 
+    def begin_tls(self, pipe: TlsPipe, unread: bytes) -> None:
+        """Pass everything through TLS from now on.
+
+        Args:
+            unread: bytes of messages that came with the handshake. The peer may have closed its side behind them.
+        """
+        self.pipe = pipe
+        self._buffer.extend(unread)  # type: ignore[attr-defined]  # asyncio's own: see __init__
+        if pipe.is_over:
+            self.feed_eof()
+
     def _opened(self, pipe: TlsPipe, data: bytes) -> bytes:
         """Decrypt bytes that came over TLS, and return the messages in them. Send what TLS itself answers."""
         if self.wrong is not None:
@@ -385,9 +396,9 @@ class Connection(anyio.abc.ByteStream):
                 is_complete = pipe.shake(await self.receive())
             unread = pipe.feed(b"")
             last = pipe.outgoing()
-            self._pipe = self._reader.pipe = pipe  # before anything else can come
+            self._pipe = pipe
+            self._reader.begin_tls(pipe, unread)  # before anything else can come
             self._writer.write(last)
-            asyncio.StreamReader.feed_data(self._reader, unread)
         except (anyio.EndOfStream, anyio.BrokenResourceError) as error:
             raise PeerLost(GONE) from error
         except LinkError:
