@@ -201,7 +201,7 @@ class KeyRing:
             await anyio.sleep(LOOK_SECONDS)
             await self.look()
             with suppress(AuthError):
-                self.for_client(self.keys)
+                self.for_client(self.certificates)
 
     async def look(self) -> None:
         """Read the keys again, if their files have changed.

@@ -34,6 +34,7 @@ from aiodatadist._config.policy import Policy
 from aiodatadist._config.trust import Key, TrustFolder
 from aiodatadist._counting import Incidents
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
+from tests.certificates import folder_for
 from tests.keys import HEX, folder_of, policy_in
 from tests.test_pull import moved
 
@@ -153,6 +154,17 @@ async def test_a_mistake_in_the_folder_is_logged_before_a_link_needs_it(spoil: A
     async with open_cluster(1, trust=folder) as cluster:
         async with told("cluster 1: no peer can be proved: "):
             spoil(folder / "keys")
+        assert cluster.datadist.figures().incidents["keys_unusable"] == 1
+
+
+@pytest.mark.autojump
+async def test_looks_at_certificates_log_a_mistake_and_nothing_else(tmp_path: Path) -> None:
+    folder = folder_for(tmp_path / "trust", 1)
+    async with open_cluster(1, trust=folder) as cluster:
+        await anyio.sleep(3 * LOOK_SECONDS)
+        assert "keys_unusable" not in cluster.datadist.figures().incidents
+        async with told("cluster 1: no peer can be proved: "):
+            (folder / "tls.key").chmod(0o604)
         assert cluster.datadist.figures().incidents["keys_unusable"] == 1
 
 
