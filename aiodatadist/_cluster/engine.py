@@ -57,7 +57,7 @@ from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.handshake import Handshake, OwnListener
 from aiodatadist._wire.key_proof import KeyProof, Side
 from aiodatadist._wire.messages import MINOR, PLAIN_PROTOCOL, PROTOCOL, EndpointInfo, Hello, Hello1, Message
-from aiodatadist._wire.proved import Vouch
+from aiodatadist._wire.proved import Proved, Vouch
 from aiodatadist.errors import (
     AuthError,
     LinkClosed,
@@ -123,7 +123,7 @@ class Engine:
         self.key_ring: KeyRing = KeyRing(
             credential_for(config), f"cluster {owner.cluster_id}", totals.incidents, owner.cluster_id
         )
-        self.rights_of: Callable[[str, int], PeerRights] = self.key_ring.rights_of
+        self.rights_of: Callable[[Proved | None, int], PeerRights] = self.key_ring.rights_of
         self.observer: Observer | None = owner.observer
         self.block_leases: BlockLeases = BlockLeases(self.totals, resident.check_here, self.quotas)
         self.changes: ChangeFeed = ChangeFeed(self.totals, resident.check_here)
@@ -430,7 +430,7 @@ class Engine:
     def _may_replace(self, handshake: Handshake) -> bool:
         """Return True if the peer may replace a live link of another process with its id: its certificate is for that id."""
         proved = handshake.proved
-        return proved is not None and proved.expires is not None and self.key_ring.trusts_restarts
+        return proved is not None and not proved.by_key and self.key_ring.trusts_restarts
 
     async def _admit(self, peer: Hello, side: Side, may_replace: bool) -> None:
         """Decide whether a peer may have a link with this cluster now.

@@ -24,6 +24,7 @@ from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.foreign import printable
 from aiodatadist._values.peer_rights import EVERY_RIGHT, PeerRights
 from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL
+from aiodatadist._wire.proved import Proved
 from aiodatadist.errors import AuthError, LinkError, LLMException, ParamInvalid
 
 logger = logging.getLogger(__name__)
@@ -156,8 +157,8 @@ class KeyRing:
         await self.look()
         return self.keys()
 
-    def rights_of(self, credential: str, cluster_id: int) -> PeerRights:
-        """Return the rights of a peer that has proved a credential of this name, by the policy that was read last.
+    def rights_of(self, proved: Proved | None, cluster_id: int) -> PeerRights:
+        """Return the rights of a peer with this credential, by the policy that was read last.
 
         Raises AuthError if the policy does not let the peer link, LinkError if it cannot be used. It names no file; the log
         does.
@@ -168,7 +169,7 @@ class KeyRing:
             self._incidents.add(Incident.KEYS_UNUSABLE, logger, *told, level=logging.ERROR)
             # An AuthError would end the peer's relinking, but the policy may be mended.
             raise LinkError(f"{self._owner} cannot use its policy now") from policy
-        by_key = not isinstance(self._used, Certificates)
+        credential, by_key = ("", True) if proved is None else (proved.credential, proved.by_key)
         rights = EVERY_RIGHT if policy is None else policy.rights_of(credential, cluster_id, by_key=by_key)
         if not rights.link:
             named = f"{'key' if by_key else 'certificate'} {printable(credential)}" if credential else "no key"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from aiodatadist._link.control.block_leases import BlockLeases
     from aiodatadist._link.control.peer_share import PeerShares
     from aiodatadist._values.peer_rights import PeerRights
+    from aiodatadist._wire.proved import Proved
 
 
 class LinkHost(Protocol):
@@ -71,8 +72,8 @@ class LinkHost(Protocol):
         """
         ...
 
-    def rights_of(self, credential: str, cluster_id: int) -> PeerRights:
-        """Return the rights of a peer that has proved a credential of this name. Raises AuthError if it may not link."""
+    def rights_of(self, proved: Proved | None, cluster_id: int) -> PeerRights:
+        """Return the rights of a peer with this credential; None: it has proved none. Raises AuthError if it may not link."""
         ...
 
     def serving_a_request(self, cluster_id: int) -> AbstractContextManager[None] | None:

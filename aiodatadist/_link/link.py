@@ -147,7 +147,7 @@ class Link:
 
         async def met(peer: Hello) -> None:
             self.proved = handshake.proved
-            rights = self._host.rights_of(self.credential, peer.cluster_id)
+            rights = self._host.rights_of(self.proved, peer.cluster_id)
             self.session.meet(handshake.me, peer, rights)
             self.peer_links = peer.links
             await admit(peer)

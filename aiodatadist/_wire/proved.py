@@ -23,6 +23,11 @@ class Proved:
     heartbeats: Key
     expires: float | None = None
 
+    @property
+    def by_key(self) -> bool:
+        """True if the peer has proved a key, and no certificate."""
+        return self.expires is None
+
 
 Vouch = Callable[[Hello, Hello], Proved]
 """Returns a peer's credential, from its hello and this end's. Raises IncompatiblePeer if the hello contradicts the proof."""

@@ -33,8 +33,10 @@ from aiodatadist._config.llm_config import use_key_file
 from aiodatadist._config.policy import Policy
 from aiodatadist._config.trust import Key, TrustFolder
 from aiodatadist._counting import Incidents
+from aiodatadist._values.peer_rights import PeerRights
+from aiodatadist._wire.proved import Proved
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
-from tests.certificates import folder_for
+from tests.certificates import Authority, folder_for, tls_folder
 from tests.keys import HEX, folder_of, policy_in
 from tests.test_pull import moved
 
@@ -255,6 +257,20 @@ async def test_many_links_at_a_time_share_a_reading(tmp_path: Path, monkeypatch:
     assert reads == 2, "the first one's, and one for all who came while it ran"
     await ring.look()
     assert reads == 3
+
+
+def test_a_key_counts_as_one_if_the_folder_has_certificates_by_now(tmp_path: Path) -> None:
+    """A proof takes two round trips, and the folder may change meanwhile."""
+    folder = tls_folder(tmp_path / "trust", Authority().for_cluster(1), Authority())
+    rules = [
+        {"match": {"dns": "old"}, "ids": "2", "may": ["link", "read"]},
+        {"match": {"key": "old"}, "may": ["link"]},
+    ]
+    ring = KeyRing(TrustFolder(str(policy_in(folder, {"version": 1, "clusters": rules}))), "cluster 1", Incidents(), 1)
+    ring.read()
+    assert ring.certificates() is not None
+    assert ring.rights_of(Proved("old", Key("", b"")), 2) == PeerRights(link=True)
+    assert ring.rights_of(Proved("old", Key("", b""), 1.0), 2) == PeerRights(link=True, read=True)
 
 
 def test_no_key_is_known_before_the_policy_that_came_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -811,7 +811,7 @@ MUTANTS = (
         "restart-trusted-without-a-certificate",
         "a live link is replaced at once only by a process whose certificate has the id",
         "aiodatadist/_cluster/engine.py",
-        "        return proved is not None and proved.expires is not None and self.key_ring.trusts_restarts\n",
+        "        return proved is not None and not proved.by_key and self.key_ring.trusts_restarts\n",
         "        return proved is not None and self.key_ring.trusts_restarts\n",
         ("tests/hostile/test_tls_links.py::test_a_key_does_not_replace_a_live_link_whatever_the_policy_says",),
     ),
