@@ -26,8 +26,8 @@ MAX_HEADER = 100 << 20
 
 def digest_of_weights(place: str) -> str | None:
     """Return a digest of the weights in a folder or a file; None if there are none, or they cannot be read."""
-    path = Path(place).expanduser()
     try:
+        path = Path(place).expanduser()
         files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.suffix in KINDS)
         if not files:
             return None
@@ -37,7 +37,7 @@ def digest_of_weights(place: str) -> str | None:
             with file.open("rb") as opened:
                 for sample in _samples(opened, file.stat().st_size, max(1, SAMPLES // len(files))):
                     made.update(sample)
-    except (OSError, ValueError) as error:  # ValueError: no path of a file, as a name from a hub may be
+    except (OSError, ValueError, RuntimeError) as error:  # no path of a file, as a name from a hub may be; no such user
         logger.debug("the weights in %s cannot be read: %s", place, error)
         return None
     return made.hexdigest()

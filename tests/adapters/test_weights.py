@@ -98,7 +98,9 @@ def test_a_file_that_is_no_safetensors_has_a_digest_of_its_own(tmp_path: Path, c
     assert weights.digest_of_weights(str(tmp_path)) != digest
 
 
-@pytest.mark.parametrize("place", ["org/model", "", "/", "/nowhere", "\0", "s3://bucket/model", "x" * 5000])
+@pytest.mark.parametrize(
+    "place", ["~no-such-user/model", "org/model", "", "/", "/nowhere", "\0", "s3://bucket/model", "x" * 5000]
+)
 def test_what_is_no_folder_of_weights_is_named_as_it_is_written(place: str) -> None:
     assert weights.digest_of_weights(place) is None
     assert meaning.model_name(place, None) == meaning.model_name(place, None)
