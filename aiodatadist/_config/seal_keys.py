@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from aiodatadist._config.secret_files import check_writers, read_secret, unreadable
+from aiodatadist._config.secret_files import check_folder, read_secret, unreadable
 from aiodatadist._config.trust import KEYS, NONE, VARIABLE, Credential, Key, is_for_values, keys_of, state_of
 
 FILE: Final = "the file of keys for values"
@@ -48,7 +48,7 @@ class SealKeys(Credential):
 
     def _read(self) -> tuple[Key, ...]:
         if self._folder is not None:
-            check_writers(self._folder, "the folder of trust", self._folder.stat())
+            check_folder(self._folder, "the folder of trust")
         keys = keys_of(read_secret(self.path, FILE), self.path)
         return keys if self._folder is None else tuple(key for key in keys if is_for_values(key.name))
 

@@ -35,7 +35,7 @@ def read_secret(path: Path, name: str, *, readable_by: int = stat.S_IRWXU | stat
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ParamInvalid(f"{name} {str(path)!r} is no regular file: must be one")
-        check_writers(path, name, status)
+        _check_writers(path, name, status, descriptor)
         if stat.S_IMODE(status.st_mode) & stat.S_IRWXO & ~readable_by:
             raise _wrong_mode(path, name, status, "users outside its group must not be able to read it", "0400")
         if stat.S_IMODE(status.st_mode) & stat.S_IRGRP & ~readable_by:
@@ -61,17 +61,32 @@ def read_key(path: Path, name: str) -> bytes:
     return key
 
 
-def check_writers(path: Path, name: str, status: os.stat_result) -> None:
-    """Check that only this user and root can write a file or folder, or that it lies on a read-only mount.
+def check_folder(path: Path, name: str) -> None:
+    """Check that only this user and root can write a folder, or that it lies on a read-only mount.
 
     Kubernetes mounts a Secret read-only, as a folder whose mode lets all users write.
 
     Raises:
-        ParamInvalid: if others may write it, or it belongs to another user.
+        ParamInvalid: if others may write it, it belongs to another user, or it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise unreadable(path, name, error) from error
+    try:
+        _check_writers(path, name, os.fstat(descriptor), descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_writers(path: Path, name: str, status: os.stat_result, descriptor: int) -> None:
+    """Check who can write what is open, as :func:`check_folder` does.
+
+    The path is for errors only: meanwhile another user may have put something else there.
     """
     is_shared = bool(stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH))
     is_foreign = status.st_uid not in {_ROOT, os.geteuid()}
-    if not (is_shared or is_foreign) or is_read_only(path):
+    if not (is_shared or is_foreign) or is_read_only(descriptor):
         return
     if is_foreign:
         raise ParamInvalid(
@@ -93,9 +108,9 @@ def _wrong_mode(path: Path, name: str, status: os.stat_result, rule: str, mode: 
     return ParamInvalid(f"{name} {str(path)!r} has mode {has}: {rule}", hint=f"chmod {mode} {path}")
 
 
-def is_read_only(path: Path) -> bool:
-    """Return True if a path lies on a mount on which nothing can be written."""
+def is_read_only(descriptor: int) -> bool:
+    """Return True if an open file or folder lies on a mount on which nothing can be written."""
     try:
-        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+        return bool(os.fstatvfs(descriptor).f_flag & os.ST_RDONLY)
     except OSError:
         return False

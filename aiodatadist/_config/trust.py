@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from aiodatadist._config.certificates import FILES as TLS_FILES
 from aiodatadist._config.certificates import Certificates, Contexts, read_certificates
 from aiodatadist._config.policy import POLICY, Policy, read_policy
-from aiodatadist._config.secret_files import check_writers, read_key, read_secret, unreadable
+from aiodatadist._config.secret_files import check_folder, read_key, read_secret, unreadable
 from aiodatadist._config.user_key import key_path, user_key
 from aiodatadist.errors import ParamInvalid
 
@@ -369,7 +369,7 @@ class TrustFolder(Credential):
         return found
 
     def _read(self, looked: list[os.stat_result], files: tuple[str, ...]) -> _Held:
-        check_writers(self.path, "the folder of trust", looked[0])
+        check_folder(self.path, "the folder of trust")
         policy = read_policy(self.path / POLICY) if POLICY in files else None
         if KEYS not in files:
             certificates = read_certificates(self.path, {} if policy is None else policy.dns_ids())

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from aiodatadist._config.secret_files import check_writers, read_secret
+from aiodatadist._config.secret_files import check_folder, read_secret
 from aiodatadist.errors import ParamInvalid, explained
 
 FOLDER: Final = "aiodatadist"
@@ -64,10 +64,9 @@ def user_key(path: Path) -> bytes:
     try:
         if not path.exists():
             _create(path)
-        folder = path.parent.stat()
     except OSError as error:
         raise ParamInvalid(f"this user's key cannot be kept as {str(path)!r}: {explained(error)}", hint=HINT) from error
-    check_writers(path.parent, "the folder of this user's key", folder)
+    check_folder(path.parent, "the folder of this user's key")
     text = read_secret(path, NAME, readable_by=stat.S_IRWXU).strip()
     try:
         key = bytes.fromhex(text.decode("ascii"))

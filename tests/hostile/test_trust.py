@@ -143,7 +143,7 @@ def test_a_folder_that_goes_away_while_it_is_read_is_refused(tmp_path: Path, mon
         return status
 
     monkeypatch.setattr(Path, "stat", then_gone)
-    with pytest.raises(ParamInvalid, match=r"the key file .* cannot be read: No such file"):
+    with pytest.raises(ParamInvalid, match=r"the folder of trust .* cannot be read: No such file"):
         TrustFolder(str(folder)).current()
 
 
@@ -173,6 +173,19 @@ def test_a_folder_is_used_as_kubernetes_mounts_a_secret(tmp_path: Path, monkeypa
         TrustFolder(str(folder)).current()
     monkeypatch.setattr(secret_files, "is_read_only", lambda path: True)
     assert [key.name for key in TrustFolder(str(folder)).current()] == ["a"]
+
+
+@pytest.mark.parametrize("what", ["trust", "trust/keys"])
+def test_a_path_that_leads_to_a_read_only_mount_by_now_makes_nothing_trusted(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user who can exchange what a path names does so between the opening and the check."""
+    folder = folder_of(tmp_path / "trust", f"a {HEX}")
+    (tmp_path / what).chmod(0o777 if what == "trust" else 0o660)
+    elsewhere = os.statvfs_result((4096, 4096, 1, 0, 0, 1, 0, 0, os.ST_RDONLY, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: elsewhere)
+    with pytest.raises(ParamInvalid, match="group and others must not be able to write it"):
+        TrustFolder(str(folder)).current()
 
 
 def test_secrets_are_read_in_hexadecimal_and_base64(tmp_path: Path) -> None:

@@ -1689,6 +1689,14 @@ MUTANTS = (
         (TRUST,),
     ),
     Mutant(
+        "a-path-is-looked-up-twice",
+        "what is checked for its writers is what was opened, whatever its path names by then",
+        "aiodatadist/_config/secret_files.py",
+        "        return bool(os.fstatvfs(descriptor).f_flag & os.ST_RDONLY)\n",
+        "        return bool(os.statvfs(descriptor).f_flag & os.ST_RDONLY)\n",
+        (TRUST,),
+    ),
+    Mutant(
         "a-folder-of-another-user",
         "a folder of keys that belongs to another user is refused",
         "aiodatadist/_config/secret_files.py",
