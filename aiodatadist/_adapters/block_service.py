@@ -5,9 +5,9 @@ Each call is posted to the thread of an event loop::
     the engine's thread                         the loop's thread
     pull(order)            -> posted ->         link if there is none, then pull_leased
     keep(request, ...)     -> posted ->         lease_blocks
-    push(portion, ...)     -> posted ->         transfer_cache_async, when the peer has said where to
-    expect(order)          -> posted ->         link if there is none, say where to, and wait
-    take()                 <- what ended <-
+    push(portion, ...)     -> posted ->         transfer_cache_async, once the peer has named its blocks
+    expect(order)          -> posted ->         link if there is none, name the blocks, and wait
+    take()                 <- ended orders <-
 
 :meth:`BlockService.take` reports every order exactly once, whatever its outcome: then its blocks are the engine's
 again.
@@ -373,7 +373,7 @@ class BlockService:
         return self._running().incidents
 
     def take(self) -> Ended:
-        """Return what ended since the last call. Never waits.
+        """Return the orders that have ended since the last call. Never waits.
 
         Raises:
             InternalError: if the device does not release the KV cache, so that a transfer may write into it for ever:

@@ -64,7 +64,7 @@ class CacheSettings(PoolSettings):
 
 @dataclass
 class _Saving:
-    """Running saves of a request. ``is_over``: there will be no more, and the engine waits for their end."""
+    """The running saves of a request. If ``is_over``, no more come, and the engine waits for their end."""
 
     scopes: set[Scope] = field(default_factory=set)
     is_over: bool = False

@@ -56,7 +56,7 @@ class WantShares(Generic[Asked]):
         return peer_budget.WANT_BLOCKS if self._quotas is None else self._quotas.want_blocks
 
     def fits(self, peer: int, asked: Asked | None, blocks: int) -> bool:
-        """Return True if ``blocks`` more have room once all other wants that may give way have done so."""
+        """Return True if ``blocks`` more fit once all other wants that may give way have done so."""
         share = self._shares.get(peer)
         if share is not None:
             blocks += share.known_blocks + (0 if asked is None else share.waiting.get(asked, 0))

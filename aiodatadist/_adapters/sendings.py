@@ -81,7 +81,7 @@ class LayeredSending:
         return synchronizer
 
     async def send_aux(self, caches: BlocksCacheKey, source: int, target: int, check: Check) -> None:
-        raise ParamInvalid("a cache of layers has nothing that goes with a request")
+        raise ParamInvalid("a cache of layers has no auxiliary items to send with a request")
 
 
 class GroupedSending:

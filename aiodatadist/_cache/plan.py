@@ -217,7 +217,7 @@ def slot_to_slot(
     ends = (("source", source.stride, src_offset), ("destination", target.stride, dst_offset))
     for whose, limit, offset in ends:
         if offset >= limit:
-            raise ParamInvalid(f"offset is {offset}: a slot of the {whose} cache has {limit} bytes")
+            raise ParamInvalid(f"offset is {offset}: a slot of the {whose} cache has only {limit} bytes")
         if nbytes > limit - offset:
             raise ParamInvalid(f"{nbytes} bytes from {offset} do not fit: a slot of the {whose} cache has {limit}")
     to, fro = _tensors(source, target, layers)

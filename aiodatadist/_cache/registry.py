@@ -279,7 +279,7 @@ class CacheRegistry:
             ours, theirs = self.home.cluster_id, home.cluster_id
             whose = f"cluster {theirs}" if theirs != ours else f"cluster {theirs} before it was finalized"
             raise ParamInvalid(
-                f"{name} {cache.cache_id} is a cache of {whose}: this is cluster {ours}, which has others"
+                f"{name} {cache.cache_id} is a cache of {whose}: this is cluster {ours}, which has other caches"
             )
         entry = self.table.find(cache.cache_id)
         if entry is not None and home is None and list(entry.addresses) != list(cache.tensor_addrs):
@@ -325,7 +325,7 @@ class CacheRegistry:
     def drop(self, cache: Cache) -> None:
         """Deallocate a cache that has no name and no user any longer, without waiting.
 
-        While an array over its memory is alive, the cache is, too.
+        The cache stays alive as long as an array over its memory.
         """
         entry = self._own(cache, "cache")
         if entry is None or entry.pool is None or not entry.has_id:

@@ -573,8 +573,8 @@ class CacheManager(Caches):
     ) -> AsyncIterator[LayerReceiver]:
         """Watch a local cache being filled layer by layer by a peer's ``transfer_cache_async``.
 
-        The context is open once the peer knows of it. Transfers that begin from then on are reported completely; what
-        landed before is not reported::
+        The context is entered once the peer knows that the cache is watched. Transfers that begin from then on are
+        reported completely; what landed before is not reported::
 
             async with manager.receive_layers(1, cache) as receiver:
                 ...                           # ask the peer to begin

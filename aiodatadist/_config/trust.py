@@ -400,7 +400,7 @@ def keys_of(content: bytes, path: Path) -> tuple[Key, ...]:
         where = f"line {number} of {str(path)!r}"
         if len(words) != 2 or not _NAME.fullmatch(words[0]):
             raise ParamInvalid(
-                f"{where} is no key: must be a name of at most 64 letters, digits, '.', '_' and '-', a space, and a secret"
+                f"{where} is not a key: must be a name of at most 64 letters, digits, '.', '_' and '-', a space, and a secret"
             )
         name, secret = words[0], _secret(words[1])
         if secret is None:
@@ -456,7 +456,9 @@ def credential_of(
         ParamInvalid: if both are given.
     """
     if auth_key is not None and trust is not None:
-        raise ParamInvalid("trust and auth_key are set: must be one of them", hint="put the key into the folder's file")
+        raise ParamInvalid(
+            "trust and auth_key are both set: must be one of them", hint="put the key into the folder's file"
+        )
     if auth_key is not None:
         return AuthKey(auth_key) if auth_key_file is None else AuthKeyFile(auth_key_file, auth_key)
     if isinstance(trust, Contexts):

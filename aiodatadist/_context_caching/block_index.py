@@ -29,7 +29,7 @@ NOTE_PATIENCE: Final = 1.0
 RECORD_RETRY_SECONDS: Final = 5.0
 """Seconds after which a failed recording is tried again."""
 AT_ONCE: Final = 512
-"""Hashes that are looked up at a time."""
+"""The number of hashes that are looked up at a time."""
 KEYS_AT_ONCE: Final = 2048
 """Keys that a pool is asked for at a time: each takes some microseconds of the event loop."""
 

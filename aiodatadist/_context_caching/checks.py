@@ -65,7 +65,7 @@ def text(value: Any, name: str, least: int, most: int) -> str:
     if not least <= len(value) <= most:
         raise EmsInvalidArgument(f"{name} has {len(value)} characters: must have {least} to {most}")
     if not value.isprintable():
-        raise EmsInvalidArgument(f"{name} is {value!r}: it must not have control characters")
+        raise EmsInvalidArgument(f"{name} is {value!r}: must not have control characters")
     return value
 
 

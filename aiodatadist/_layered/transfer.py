@@ -343,7 +343,7 @@ class LayeredTransfer(TransferCompletion):
             self._entry.layer_seconds = (max(stamps) - min(stamps)) / (len(stamps) - 1)
 
     async def progress(self) -> AsyncIterator[LayerDone]:
-        """Yield what has landed, and what lands, layer by layer and destination by destination; end with the transfer."""
+        """Yield each layer that has landed at a destination, then each one as it lands. End with the transfer."""
         told = 0
         for part in self.parts:
             part.watch()

@@ -30,7 +30,7 @@ class TensorDesc:
         self._dtype = checks.instance(dtype, "dtype", DataType)
         self._shape = [checks.integer(dim, "shape", checks.INT64) for dim in checks.sequence(shape, "shape", int)]
         if any(dim < 0 for dim in self._shape):
-            raise ParamInvalid(f"shape is {self._shape}: no dimension is below 0")
+            raise ParamInvalid(f"shape is {self._shape}: no dimension may be below 0")
 
     @property
     def dtype(self) -> DataType:

@@ -153,7 +153,7 @@ class Event(Enum):
     FALL_SILENT = "fall silent", "end"
     """The connection of a closing link is lost."""
     BREAK = "break", "end"
-    """The peer is lost or cannot be trusted. So is a link whose service failed."""
+    """The peer is lost or cannot be trusted, or the service of the link failed."""
     CLOSE = "close", "end"
     """This end gives the link up at once, whatever the peer says."""
     GIVE_BACK = "give back", "end"

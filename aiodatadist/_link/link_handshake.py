@@ -35,7 +35,7 @@ async def refuse(wire: Wire, error: LinkError) -> None:
         return
     if not wire.may_say_who:
         error = discreet(error)
-    with anyio.move_on_after(1, shield=True):  # a peer that does not read is none of our business
+    with anyio.move_on_after(1, shield=True):  # a peer that does not read need not hear it
         try:
             await wire.send(refusal(error))
         except PeerLost:

@@ -19,7 +19,7 @@ from aiodatadist._values.descriptors import BlocksCacheKey, Cache, CacheDesc, Ca
 from aiodatadist.errors import LLMStatusCode
 
 PAGE, HUGE_PAGE = 4096, 2 << 20
-"""Bytes of a page. If links can be over HCCS each tensor starts with a page, in larger memory with a huge one."""
+"""Bytes of a page. If links may be over HCCS, each tensor starts at a page, or in larger memory at a huge page."""
 
 
 @dataclass

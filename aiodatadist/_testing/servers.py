@@ -77,7 +77,7 @@ class Server(ABC):
         eventually(look, f"{self.command()[0]} is ready")
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the server."""
         assert self._process is not None
         self._process.send_signal(number)
 

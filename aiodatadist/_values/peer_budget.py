@@ -110,9 +110,9 @@ WANT_BLOCKS = 1 << 20
 ANSWERS = 4096
 """Answers about its pushes that a peer has not accepted yet; it gets no further ones."""
 PUSH_BYTES = 24 << 20
-"""Memory for all of that, for a peer that reaches each limit, without what this engine's own requests take.
+"""The memory that a peer takes if it reaches each of these limits, apart from what this engine's own requests take.
 
-Together with notes that were not taken it is below 32 MiB.
+Together with notes that were not taken, it is below 32 MiB.
 """
 DROPPED_NAMES = 1024
 """Pushes that a peer dropped before this engine named them: the number that it may want.

@@ -307,7 +307,7 @@ def test_a_byte_that_did_not_travel_is_told(
         (["--role", "prefill", "--checksum"], "--checksum has no effect with --role prefill"),
         (["--role", "prefill", "--transport", "loopback"], "needs --role both"),
         (["--block", "16X"], "'16X' is not a size"),
-        (["--op", "pul"], "'pul' is none of pull, push, layered, copy"),
+        (["--op", "pul"], "'pul' is not one of pull, push, layered, copy"),
         (["--seconds", "nan"], "'nan' is not a number of seconds"),
         (["--blocks", "3", "--batch", "4"], "blocks is 3: 1 transfers of 4 blocks"),
         (["--compare", "/dev/null"], "/dev/null is not a report of this command: --json writes one\n"),

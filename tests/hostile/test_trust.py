@@ -100,8 +100,8 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         "has more than 16 keys: must have at most that many",
     ),
     "a short secret": (_lines(f"a {'ab' * 31}"), "line 1 of .*: the secret has 31 bytes: must have at least 32"),
-    "no secret": (_lines(f"a {HEX}", "b"), "line 2 of .* is no key: must be a name"),
-    "a wrong name": (_lines(f"a/b {HEX}"), "line 1 of .* is no key: must be a name"),
+    "no secret": (_lines(f"a {HEX}", "b"), "line 2 of .* is not a key: must be a name"),
+    "a wrong name": (_lines(f"a/b {HEX}"), "line 1 of .* is not a key: must be a name"),
     "one name twice": (_lines(f"a {HEX}", f"a {OTHER_HEX}"), "line 2 of .*: another key has the name 'a'"),
     "no hexadecimal": (_lines("a *secret*"), "line 1 of .*: the secret must be in hexadecimal or base64"),
     "letters beyond ASCII": (_encoded(f"a {'ä' * 64}"), "line 1 of .*: the secret must be in hexadecimal or base64"),
@@ -213,7 +213,7 @@ async def test_clusters_with_one_folder_link_and_others_do_not(tmp_path: Path, m
 
 
 def test_a_folder_and_a_key_exclude_each_other() -> None:
-    with pytest.raises(ParamInvalid, match="trust and auth_key are set: must be one of them"):
+    with pytest.raises(ParamInvalid, match="trust and auth_key are both set: must be one of them"):
         credential_of("/run/trust", b"k" * 32)
     with pytest.raises(ParamInvalid, match="trust and auth_key"):
         check_mode(LLMConfig(trust="x", auth_key="y"))

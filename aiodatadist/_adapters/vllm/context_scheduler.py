@@ -68,7 +68,7 @@ class ContextScheduler:
         return (count, True) if count > 0 else (0, False)
 
     def _is_underway(self, request_id: str) -> bool:
-        """Return True if it was scheduled before, and preempted or not loaded: then what is missing is computed."""
+        """Return True if the request was scheduled before, and preempted or not loaded: its missing tokens are computed."""
         return request_id in self._requests
 
     def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:

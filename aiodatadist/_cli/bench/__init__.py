@@ -4,18 +4,18 @@ There are two ends. The *owner* (``--role prefill``) listens and has a cache. Th
 tells it which cache to allocate, moves blocks, and measures. ``--role both`` starts the owner as a child. They
 communicate by notifications, over the link that they measure.
 
-    sizes        what "64KiB" means
+    sizes        the bytes that "64KiB" stands for
     workload     one row of the report, as a value: which blocks travel, and what they hold
     caches       the memory of one end
-    messages     what the two ends say to each other
+    messages     the messages between the two ends
     owner        the end that answers
     initiator    the end that measures
     figures      samples to rows
-    lateness     how late the event loop is meanwhile
-    machine      what ran, and on what
+    lateness     how late the event loop is during a run
+    machine      the versions and the machine of a run
     against/     other libraries, in turns
     report       rows as a table, and as JSON
     compare      two reports
-    targets      can the files be written?
+    targets      a check that the files can be written
     command      the two roles, and all together
 """

@@ -200,7 +200,7 @@ def _several(known: tuple[str, ...]) -> Callable[[str], list[str]]:
         words = list(dict.fromkeys(text.split(",")))
         for word in words:
             if word not in known:
-                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}{meant(word, known)}")
+                raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(known)}{meant(word, known)}")
         return words
 
     return convert

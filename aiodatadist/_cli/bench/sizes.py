@@ -17,7 +17,7 @@ def parse_size(text: str) -> int:
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None or found[2].upper() not in _UNITS or int(found[1]) == 0:
-        raise ValueError(f"{text!r} is not a size: 64KiB, 64KB, 64K (64KiB) and 65536 are some")
+        raise ValueError(f"{text!r} is not a size: must be written as 64KiB, 64KB, 64K (64KiB) or 65536")
     return int(found[1]) * _UNITS[found[2].upper()]
 
 

@@ -70,7 +70,7 @@ def _profiles(text: str, chosen: dict[str, Any]) -> list[Profile]:
     found = []
     for name in dict.fromkeys(text.split(",")):
         if name not in PROFILES:
-            raise wrong_input(f"--profile: {name!r} is none of all, {', '.join(PROFILES)}{meant(name, PROFILES)}")
+            raise wrong_input(f"--profile: {name!r} is not one of all, {', '.join(PROFILES)}{meant(name, PROFILES)}")
         profile = replace(PROFILES[name], **chosen)
         if missing := _missing(profile):
             raise wrong_input(f"--profile {name}: {missing}")
@@ -95,7 +95,7 @@ def _run_chaos(arguments: argparse.Namespace, seed: int, profiles: list[Profile]
     faults = FAULTS if arguments.faults is None else arguments.faults.split(",")
     for name in faults:
         if name not in FAULTS:
-            raise wrong_input(f"--faults: {name!r} is none of {', '.join(FAULTS)}{meant(name, FAULTS)}")
+            raise wrong_input(f"--faults: {name!r} is not one of {', '.join(FAULTS)}{meant(name, FAULTS)}")
     return run_chaos(ChaosOptions(arguments.seconds, seed, profiles, faults, arguments.json, arguments.loop))
 
 

@@ -72,7 +72,7 @@ class Calls:
         return self.timed(function, *arguments, note=note).code or 0
 
     def ok(self, function: str, *arguments: Any, note: str = "") -> Call:
-        """Call it.
+        """Call the function.
 
         Raises:
             UnexpectedCode: if it did not return 0.

@@ -32,7 +32,7 @@ class Runs:
         if status == ring.SLOTS_NO_MEMORY:
             raise EmsInternalError(f"no memory to check {slots} slots")
         if status == ring.SLOTS_OUTSIDE:
-            raise EmsInvalidArgument(f"{name}[{at[0]}] is {self.shown(at[0])}: slots are in [0, {slots})")
+            raise EmsInvalidArgument(f"{name}[{at[0]}] is {self.shown(at[0])}: must be in [0, {slots})")
         if status == ring.SLOTS_TWICE:
             raise EmsInvalidArgument(f"{name}[{at[0]}] is {self.shown(at[0])}: a slot may occur only once in a call")
 

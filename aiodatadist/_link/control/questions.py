@@ -279,7 +279,9 @@ def _check_figures(call: Question, message: Pulled) -> None:
     if message.status == LLMStatusCode.LLM_SUCCESS and message.nbytes < call.least_bytes:
         raise ProtocolError(f"the peer moved {message.nbytes} bytes: it was asked for at least {call.least_bytes}")
     if message.ranges > message.nbytes:
-        raise ProtocolError(f"the peer moved {message.ranges} ranges with {message.nbytes} bytes in all")
+        raise ProtocolError(
+            f"the peer moved {message.ranges} ranges of {message.nbytes} bytes in all: each has at least 1"
+        )
 
 
 def _check_count(call: Question, message: Pulled | Digests) -> None:

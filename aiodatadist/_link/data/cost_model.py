@@ -97,7 +97,7 @@ class Estimate:
     """The costs of a link, estimated from its transfers: a line through (bytes, seconds), in which old transfers fade."""
 
     KEEP = 0.95
-    """The weight of what was measured before, each time something is added."""
+    """The weight that earlier measurements keep, each time another one is added."""
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0

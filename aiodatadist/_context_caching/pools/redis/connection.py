@@ -107,7 +107,7 @@ class RedisConnection:
 
     @property
     def is_lost(self) -> bool:
-        """True if it was closed since it was last used."""
+        """True if the connection was closed since its last use."""
         return self._exchange is None or self._exchange.is_lost
 
     async def aclose(self) -> None:

@@ -56,7 +56,7 @@ class NodeDown(ConnectionError):
 
 @dataclass(frozen=True)
 class Account:
-    """The way to talk to each server of a pool; ``connections`` is the number of those for values."""
+    """The connections to each server of a pool. ``connections`` is the number of those for values."""
 
     options: Mapping[str, Any]
     is_tls: bool

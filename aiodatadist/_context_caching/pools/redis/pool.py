@@ -101,7 +101,7 @@ ASKED: Final = 4
 MAP_AGE_SECONDS: Final = 1.0
 """Seconds for which the view of a cluster is used without asking again while one of its servers is missing."""
 REDIRECTS: Final = 3
-"""Most times that a command follows a moving slot."""
+"""The most times that a command follows a moving slot."""
 TOLD: Final = 3
 """Most different refusals of one call that a message repeats."""
 PROBE: Final = "?writes"
@@ -163,7 +163,7 @@ class RedisPool(KVPool):
         Raises:
             TypeError, ValueError: if the URL is wrong.
             PoolTimeout, PoolUnreachable: if no server answers.
-            PoolRefused: if the account is refused, the server is no Redis or expects TLS, or ``cluster=`` is wrong.
+            PoolRefused: if the account is refused, the server is not Redis or expects TLS, or ``cluster=`` is wrong.
         """
         account, host, port, memory, wanted = _read_url(url)
         seed = Node(host, port, account)

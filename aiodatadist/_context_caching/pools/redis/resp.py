@@ -70,7 +70,7 @@ Reply: TypeAlias = bytes | int | ResponseError | Filled | OtherLength | None
 
 
 def words(*texts: str | int | bytes) -> bytes:
-    """Return encoded arguments of a command."""
+    """Return the encoded arguments of a command."""
     raw = (text if isinstance(text, bytes) else str(text).encode() for text in texts)
     return b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in raw)
 
