@@ -70,7 +70,7 @@ static int64_t clock_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Without a thread, time is what heartbeats_turn() was told last. */
+/* Without a thread, the time is the last one that heartbeats_turn() was given. */
 static int64_t now_of(const heartbeats *h)
 {
     return h->has_thread ? clock_ns() : h->turned_ns;
@@ -181,8 +181,8 @@ static void count_from(heartbeats *h, line *l, int64_t heard_ns)
     h->next_judgement_ns = least(h->next_judgement_ns, sum(l->heard_ns, l->silence_ns));
 }
 
-/* How many packets of the peer came early: one before them is missing, and the kernel gives no byte of them until that one was
- * sent again. They are signs of life all the same. 0: not TCP, or the kernel does not count them. */
+/* The number of the peer's packets that came early: one before them is missing, and the kernel delivers none of their bytes until
+ * that one was sent again. They are signs of life all the same. 0: not TCP, or the kernel does not count them. */
 static uint32_t early_packets(const line *l)
 {
     unsigned char info[256];
@@ -215,7 +215,7 @@ static void write_beat(const uint8_t *key, uint64_t counter, uint8_t *beat)
     blake2b_seal(key, HEARTBEATS_KEY, beat, 8, beat + 8);
 }
 
-/* The time does not tell how much of a seal was right. */
+/* Takes the same time however much of a seal is right, so that nothing can be learnt from the time. */
 static bool is_sealed(const seals *s)
 {
     uint8_t seal[BLAKE2B_SEAL], differences = 0;
@@ -264,7 +264,7 @@ static void hear_bytes(heartbeats *h, line *l, const uint8_t *bytes, uint32_t co
     }
 }
 
-/* All that is there, of at most so many bytes. */
+/* Reads what is there, up to this number of bytes. */
 static void listen_to(heartbeats *h, line *l, int64_t now)
 {
     uint8_t bytes[READ];
@@ -522,7 +522,7 @@ int heartbeats_watch(heartbeats *h, int fd, int64_t silence_ns, int64_t patience
     return status;
 }
 
-/* Locked. Keeps the order of what is told. */
+/* Locked. Keeps the order of the news. */
 static void take_out_of_news(heartbeats *h, uint32_t slot)
 {
     uint32_t before = NO_SLOT;

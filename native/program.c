@@ -70,8 +70,8 @@ void ring_stream_close(ring_stream *on)
     leave(on, before);
 }
 
-/* Waits without a limit until the device has let go of everything. An error is told once, and says nothing about what comes after
- * it: so ask again. A second one is no answer, and never will be. */
+/* Waits without a limit until the device has let go of everything. An error is reported once, and says nothing about later work,
+ * so ask again. After a second error it can never be known. */
 bool ring_stream_await_quiet(ring_stream *on)
 {
     aclrtContext before;
@@ -187,7 +187,7 @@ static bool check(ring_stream *on, program *p, aclError code)
     return code == ACL_SUCCESS;
 }
 
-/* The same of a call that tells of work: of this stream's, or that of another stream in the same context. */
+/* The same for a call that reports on work: on this stream's, or on that of another stream in the same context. */
 static bool check_work(ring_stream *on, program *p, aclError code)
 {
     if (code != ACL_SUCCESS)
@@ -219,7 +219,7 @@ static void watch_time(ring_stream *on, program *p, aclError code)
         end_as(on, p, RING_TIMED_OUT, RING_ACL, code);
 }
 
-/* Is the event, or the whole stream, complete? This tells nothing of work that failed. */
+/* Is the event, or the whole stream, complete? This does not report work that failed. */
 static bool is_complete(ring_stream *on, program *p, aclrtEvent event)
 {
     aclrtEventRecordedStatus recorded = ACL_EVENT_RECORDED_STATUS_NOT_READY;
@@ -229,7 +229,7 @@ static bool is_complete(ring_stream *on, program *p, aclrtEvent event)
     return event ? recorded == ACL_EVENT_RECORDED_STATUS_COMPLETE : status == ACL_STREAM_STATUS_COMPLETE;
 }
 
-/* Asks, with naps of a sixteenth of what it has waited: so much later it is heard of at most. */
+/* Polls, with naps of a sixteenth of the time waited so far. So the end is noticed later by that share at most. */
 static bool ask_until_complete(ring_stream *on, program *p, aclrtEvent event)
 {
     enum { SHORTEST_NS = 50000, LONGEST_NS = 10000000 };
@@ -244,7 +244,7 @@ static bool ask_until_complete(ring_stream *on, program *p, aclrtEvent event)
     return true;
 }
 
-/* Waits until the gate has opened. What is behind it has the program's own time limit from then on. */
+/* Waits until the gate has opened. From then on the work behind it has the program's own time limit. */
 static bool await_gate(ring_stream *on, program *p)
 {
     if (!p->behind_gate)
@@ -259,8 +259,8 @@ static bool await_gate(ring_stream *on, program *p)
 }
 
 /* Waits for the event, or for the whole stream; false: the program ended otherwise. A call that waits can neither be
- * interrupted nor run out of time without an error record at the vendor. So it is made for what should be done in a moment;
- * a program behind a gate, or one that stood still for longer, is asked whether it is complete. */
+ * interrupted nor run out of time without an error record at the vendor. So it is made only for work that should end in a
+ * moment. A program behind a gate, or one that has stood still for longer, is polled. */
 static bool await_device(ring_stream *on, program *p, aclrtEvent event)
 {
     enum { MOMENT_MS = 20 };
@@ -280,8 +280,8 @@ static bool await_device(ring_stream *on, program *p, aclrtEvent event)
     return false;
 }
 
-/* Waits for all that this program gave to the stream. Only here is it known that it has landed: synchronizing a stream
- * tells of work that failed, and neither an event nor a query does. */
+/* Waits for everything that this program gave to the stream. Only here is it known that it has landed: synchronizing a
+ * stream reports work that failed, and neither an event nor a query does. */
 static bool drain(ring_stream *on, program *p)
 {
     if (p->on_stream && !await_device(on, p, NULL))
@@ -293,8 +293,8 @@ static bool drain(ring_stream *on, program *p)
     return true;
 }
 
-/* Did the device let go? An error is told once, and says nothing about what comes after it: so ask again. And again after half of
- * the grace: where the process was stopped, that is over when it goes on, and the device had none of it. */
+/* Did the device let go? An error is reported once, and says nothing about later work, so ask again. And again after half of
+ * the grace: if the process was stopped, that half has passed when it continues, and the device had none of it. */
 static bool is_quiet(ring_stream *on)
 {
     int32_t half_ms = (int32_t)(on->options.grace_ms / 2 + 1);
@@ -308,7 +308,7 @@ static bool is_quiet(ring_stream *on)
     return code == ACL_SUCCESS;
 }
 
-/* It may take its own time, which begins now. Where it is refused the work may still end by itself. */
+/* The abort has its own time, which begins now. If it is refused, the work may still end by itself. */
 static void abort_stream(ring_stream *on, program *p)
 {
     on->driver.recent_error();
@@ -334,7 +334,7 @@ static void quiesce(ring_stream *on, program *p)
 
 /* ---- issuing ---- */
 
-/* So many layers have landed; false: that is no news. */
+/* Notes how many layers have landed. False: that was known. */
 static bool stamp(program *p, uint32_t layers)
 {
     uint32_t before = atomic_load_explicit(&p->landed, memory_order_relaxed);
@@ -347,7 +347,7 @@ static bool stamp(program *p, uint32_t layers)
     return true;
 }
 
-/* Tells who watches, and gives the rest of the program a time limit of its own. */
+/* Notifies the watcher, and starts the time limit again for the rest of the program. */
 static void pass(ring_stream *on, program *p, uint32_t layers)
 {
     if (!stamp(p, layers))
@@ -358,8 +358,8 @@ static void pass(ring_stream *on, program *p, uint32_t layers)
         ring_signal(on->fd);
 }
 
-/* More urgent work waits, or less urgent work has its turn. A program that has to stop anyway, or in which the stream may be
- * held, does not give way. */
+/* True if more urgent work waits, or less urgent work has its turn. A program that must stop anyway, or in which the stream may
+ * be held, does not give way. */
 static bool is_in_the_way(ring_stream *on, program *p)
 {
     share_count(on, p);
@@ -367,7 +367,7 @@ static bool is_in_the_way(ring_stream *on, program *p)
     return goes_on(p) && !p->is_gated && (is_passed || share_due(on, p->priority) > p->priority);
 }
 
-/* Only when all that was issued has landed: from then on nothing that happens to the stream happens to this program. */
+/* Not before everything that was issued has landed: from then on, what happens to the stream does not affect this program. */
 static void give_way(ring_stream *on, program *p)
 {
     if (drain(on, p) && goes_on(p))
@@ -484,7 +484,7 @@ static bool issue_tensors(ring_stream *on, program *p, const ring_step *s, uint3
     return false;
 }
 
-/* Of an event whose record is captured into a graph, the wait would pull this stream into the capture: asking first tells. */
+/* If the record of the event is captured into a graph, waiting would pull this stream into the capture. So ask first. */
 static aclError wait_for(ring_stream *on, const ring_step *s)
 {
     enum { FOR_EVER = 0 };
@@ -502,7 +502,7 @@ static aclError record(ring_stream *on, const ring_step *s)
                                   : on->driver.record_event(s->handle, on->stream);
 }
 
-/* Each gate has its own time, so the next one is put on the stream when this one has opened; what moves goes behind the last one. */
+/* Each gate has its own time, so the next one is put on the stream when this one has opened. The copies go behind the last one. */
 static bool wait_for_gates(ring_stream *on, program *p, const ring_layers *l, uint32_t first, uint32_t stop)
 {
     enum { FOR_EVER = 0 };
@@ -567,7 +567,8 @@ static void issue(ring_stream *on, program *p)
 
 /* ---- from the beginning to the end ---- */
 
-/* No more urgent program runs. The time limit goes on where it stood still; all that was issued has landed, so a window begins. */
+/* The more urgent programs have ended. The time limit continues where it stood still. All issued work has landed, so a window
+ * begins. */
 static void come_back(program *p, int64_t now)
 {
     int64_t aside = now - p->aside_since_ns;

@@ -54,6 +54,7 @@ class RoomQueue:
         Raises:
             OutOfMemory: if there is no room for ``count`` pieces of ``nbytes`` each, or other calls wait for it.
         """
+        # Nothing passes those that wait, even if it would fit: otherwise a large allocation might never get its room.
         made = attempt() if not self._wishes else None
         if made is None:
             raise self._pages.no_room(nbytes, count, self._in_front(self._wishes))

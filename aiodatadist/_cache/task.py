@@ -161,6 +161,7 @@ class CacheTask(StartedCoroutine[TransferReport]):
     async def _wait_quietly(self) -> None:
         """Wait until it is done. If the wait is cancelled, the transfer is not."""
         ended = anyio.Event()
+        # not join(), which would cancel the transfer together with the waiting task
         self._transfer.add_done_callback(lambda _: ended.set())
         await ended.wait()
 

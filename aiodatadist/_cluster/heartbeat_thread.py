@@ -86,6 +86,7 @@ class HeartbeatThread:
             times = _nanoseconds(silence), _nanoseconds(patience)
             both = ffi.NULL if keys is None else ffi.from_buffer("uint8_t[]", b"".join(keys))
             _check(ring.heartbeats_watch(native, sock.fileno(), *times, both, line))
+            # the thread owns the descriptor now, and the end of this context must not close it
             sock.detach()
         watch = self._watches[line[0]] = HeartbeatWatch(self, line[0], silence, lost, begun, elsewhere)
         return watch

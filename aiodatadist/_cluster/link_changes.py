@@ -110,6 +110,7 @@ class LinkChanges(AsyncIterator[LinkChange]):
     async def __anext__(self) -> LinkChange:
         """Return the next change. If cancelled, none is taken."""
         self._check_here()
+        # before a change is taken: a cancellation here must lose none
         await give_way()
         unread = self._unread
         while not unread.changes:

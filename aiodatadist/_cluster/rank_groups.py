@@ -229,6 +229,7 @@ class RankGroups:
         group = self._find(comm_id)
         del self._all[comm_id]
         self._engine.close_listener(group.listener)
+        # and waited for: a link that is made meanwhile would stay when the others end
         group.making.cancel()
         await group.settled.wait()
         for cluster_id, link in group.links.items():

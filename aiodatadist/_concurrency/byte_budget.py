@@ -36,6 +36,7 @@ class ByteBudget:
         """
 
         def attempt() -> bool | None:
+            # If nothing else is in use, more than the limit is granted. Otherwise such a task would wait for ever.
             if self.taken and self.taken + nbytes > self.limit:
                 return None
             self.taken += nbytes

@@ -89,6 +89,7 @@ class FairQueue:
                 return taken
             raise TimeoutError("the deadline has passed")
         finally:
+            # in any case: the next task may want less than this one, which stood in its way
             self._leave(line, turn, has_taken)
             self.call()
 

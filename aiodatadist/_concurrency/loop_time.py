@@ -27,6 +27,7 @@ class LoopTime:
     __slots__ = ("__weakref__", "_loop", "is_over", "limit")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        # weak, because the table of all loops keeps this object, and must not keep its loop alive
         self._loop = weakref.ref(loop)
         self.limit: int = 0
         self.is_over: bool = False

@@ -37,6 +37,8 @@ class _Begun(threading.Event):
         """Note that the thread has begun. The thread calls this, and then removes itself from those that have not begun."""
         with self._one_at_a_time:
             if (thread := self._thread()) is not None:
+                # The thread may have been given up. It removes itself from this table next, and would fail if it were not
+                # there.
                 _limbo.setdefault(thread, thread)
             super().set()
 
@@ -109,5 +111,6 @@ class DaemonThread(threading.Thread):
         return True
 
     def run(self) -> None:
+        # The first to take this lock decides if the thread calls its target, or was given up before.
         if self._is_decided.acquire(blocking=False):
             super().run()

@@ -58,6 +58,7 @@ class Gate:
         The first ``passed`` gates have been waited for, and are used again. The others are destroyed once nothing is
         queued that records them; if that cannot be known, with the device.
         """
+        # emptied first, so that a second call releases nothing twice
         notifies, self.notifies = self.notifies, []
         self._device.give_notifies(notifies[:passed])
         for layer, notify in list(zip(self._layers, notifies, strict=False))[passed:]:

@@ -78,6 +78,7 @@ class Memory:
         Raises:
             BufferError: if a view is still alive. Nothing was freed.
         """
+        # stuck memory is never freed, because the device may still write there
         if self.is_free or self.is_stuck:
             return
         if self.has_views:

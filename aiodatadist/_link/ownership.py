@@ -41,6 +41,7 @@ class Owners:
         """
         try:
             await self._tell(True)
+        # The caller does not learn that it owns the link, so it must not own it. The peer is told so.
         except BaseException:
             self.session.life.on(Event.DISOWN)
             if self.session.is_ready:

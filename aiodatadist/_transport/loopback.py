@@ -193,6 +193,7 @@ class LoopbackChannel(Channel):
         self._copy(program, self._kind(local, remote), grid.mirrored(), layering)
 
     async def aclose(self) -> None:
+        # from here on the other end can start nothing that touches this end's memory
         self._mine.regions = []
         self._mine.shown = {}
         self._mine.is_closed = True

@@ -89,6 +89,7 @@ class PeerLeases:
             with anyio.move_on_after(self._seconds + SLACK_SECONDS / 2):
                 await event.wait()
             if not event.is_set():
+                # with little time, because the limit for the transfers of the peer has passed
                 self._post_again(Revoke(cache_id=entry.cache_id, seconds=SLACK_SECONDS / 4, number=number))
                 with anyio.move_on_after(SLACK_SECONDS / 2):
                     await event.wait()

@@ -55,6 +55,7 @@ class RequestInLine:
         lists = [selection.src_blocks, selection.dst_blocks]
         if parts is not None:
             lists += [array("Q", parts.src), array("Q", parts.dst)]
+        # bytes, because the garbage collector looks at none of them, however many blocks they name
         self._numbers = tuple(each.tobytes() for each in lists)
 
     def message(self) -> Pull:
