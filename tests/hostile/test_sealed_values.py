@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from aiodatadist import ParamInvalid
 from aiodatadist._config.trust import Key, TrustFolder
 from aiodatadist._context_caching.pools.contract import GetStatus, KVPool, PoolKey, PutStatus
 from aiodatadist._context_caching.pools.sealed import SealedPool
-from aiodatadist._context_caching.pools.seals import HEADER, SealKey, Seals
+from aiodatadist._context_caching.pools.seals import HEADER, SealKey, Seals, writable
 from aiodatadist._testing.views import entries_of, pipeline_of
 from aiodatadist.context_caching import CcStatus, ContextCache, EmsInvalidArgument, MemoryPool, open_pool
 from aiodatadist.testing.pools import MIB, PoolContract, content, fetch, soon, store
@@ -193,6 +193,41 @@ async def test_an_old_value_that_is_played_again_counts_as_absent_if_an_age_is_s
         now -= 3 * DAY
         await overwrite(inner, NAME, old)
         assert await fetch(pool, [NAME], [SIZE]) == [GetStatus.EXPIRED], "of a member whose clock is days ahead"
+
+
+class Restless(str):
+    """A part of a name. While a value is proved to have it, another writer of the pool's memory changes the value."""
+
+    then: Callable[[], object] = staticmethod(lambda: None)
+
+    def encode(self, *options: str) -> bytes:
+        self.then()
+        return super().encode(*options)
+
+
+class Shared(Foreign):
+    """A pool whose memory others write while values are read. ``lent`` are the values of the last call."""
+
+    lent: list[Any]
+
+    async def get_many(self, keys: Sequence[PoolKey], sizes: Sequence[int], *, deadline: float) -> Any:
+        self.lent = await super().get_many(keys, sizes, deadline=deadline)
+        return self.lent
+
+
+async def test_a_header_that_changes_while_it_is_read_makes_no_value_young(tmp_path: Path) -> None:
+    """The time that is compared is the time that the tag proves."""
+    now = 1000 * DAY
+    async with await MemoryPool.open(16 * MIB) as inner:
+        shared = Shared(inner)
+        pool = await SealedPool.open(shared, key_file(tmp_path, OLD), seal_seconds=DAY, clock=lambda: now)
+        await store(pool, [NAME], [content(1, SIZE)])
+        true = await raw(inner, NAME, SIZE + HEADER)
+        now += 2 * DAY
+        await overwrite(inner, NAME, true[:16] + int(now).to_bytes(8, "little") + true[24:])
+        restless = Restless(NAME[1])
+        restless.then = lambda: writable(shared.lent[0].address, HEADER).__setitem__(slice(HEADER), true[:HEADER])
+        assert await fetch(pool, [NAME._replace(**{NAME._fields[1]: restless})], [SIZE]) == [GetStatus.FORGED]
 
 
 # ---- the context cache over it ----

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import addressof, c_char
+from ctypes import addressof, c_char, memmove
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -216,8 +216,12 @@ class SealedPool(KVPool):
 
     def _opened(self, known: Sequence[SealKey], name: PoolKey, value: Value) -> Value | GetStatus:
         opened = OpenedValue(value, is_private=self.capabilities.private_values)
-        with value.view() as view, writable(opened.address, opened.nbytes) as into:
-            fault = self._seals.open(known, name, view, into)
+        with value.view() as view:
+            header = bytes(view[:HEADER])
+        if not self.capabilities.private_values:
+            memmove(opened.address, value.address + HEADER, opened.nbytes)  # lets other threads run, unlike a slice
+        with writable(opened.address, opened.nbytes) as payload:
+            fault = self._seals.open(known, name, header, payload)
         if fault is None:
             return opened
         opened.release()

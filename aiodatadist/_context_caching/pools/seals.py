@@ -85,21 +85,23 @@ class Seals:
             sealing.finalize()
         view[_PROVED.size : HEADER] = sealing.tag
 
-    def open(self, keys: Sequence[SealKey], name: PoolKey, view: memoryview, into: memoryview) -> GetStatus | None:
-        """Decrypt a value; return why it must not be used, or None if it may. ``into`` may be the value itself.
+    def open(self, keys: Sequence[SealKey], name: PoolKey, header: bytes, payload: memoryview) -> GetStatus | None:
+        """Decrypt a value in place; return why it must not be used, or None if it may.
 
-        If it must not be used, the contents of ``into`` are undefined.
+        If it must not be used, the contents of ``payload`` are undefined.
+
+        Args:
+            header: a copy of the value's first ``HEADER`` bytes.
+            payload: the bytes behind it, in memory that nobody else writes. Otherwise they could change after they were
+                proved.
         """
-        magic, key_id, at, nonce = _PROVED.unpack_from(view)
+        magic, key_id, at, nonce = _PROVED.unpack_from(header)
         key = next((each for each in keys if each.id == key_id), None)
         if magic != MAGIC or key is None:
             return GetStatus.FORGED
-        with view[HEADER:] as payload:
-            opening = self._cipher(
-                self._aes(key.secret), self._gcm(nonce, bytes(view[_PROVED.size : HEADER]))
-            ).decryptor()
-            opening.authenticate_additional_data(_proved(view, name, len(payload)))
-            opening.update_into(payload, into)
+        opening = self._cipher(self._aes(key.secret), self._gcm(nonce, header[_PROVED.size :])).decryptor()
+        opening.authenticate_additional_data(_proved(header, name, len(payload)))
+        opening.update_into(payload, payload)
         try:
             opening.finalize()
         except self._invalid_tag:
@@ -108,7 +110,7 @@ class Seals:
         return GetStatus.EXPIRED if is_old else None
 
 
-def _proved(view: memoryview, name: PoolKey, nbytes: int) -> bytes:
+def _proved(view: memoryview | bytes, name: PoolKey, nbytes: int) -> bytes:
     """Return what the tag proves beside the value: the header, the value's length, and its name."""
     parts = [part.encode() for part in name]
     return bytes(view[: _PROVED.size]) + _LENGTHS.pack(nbytes, *map(len, parts)) + b"".join(parts)
