@@ -30,7 +30,7 @@ from aiodatadist._cache import digester
 from aiodatadist._cluster.engine import Engine
 from aiodatadist._link.transfers import checksums, transfers
 from aiodatadist._link.transfers import responder as responding
-from aiodatadist._link.transfers.responder import Responder
+from aiodatadist._link.transfers.asked_checksums import AskedChecksums
 from aiodatadist._wire.messages import Digest, Digests, Hello, Pulled
 from aiodatadist.testing import (
     Cluster,
@@ -472,10 +472,10 @@ async def test_a_peer_that_knows_no_checksums_is_linked_and_not_asked_for_them(n
 
 @pytest.mark.parametrize("count", [0, 2, 4])
 async def test_a_wrong_number_of_checksums_ends_the_link(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def lie(self: Responder, message: Digest, _: object) -> Digests:
+    async def lie(self: AskedChecksums, message: Digest, _: object) -> Digests:
         return Digests(call=message.call, status=0, checksums=[7] * count)
 
-    monkeypatch.setattr(Responder, "_digests", lie)
+    monkeypatch.setattr(AskedChecksums, "_digests", lie)
     async with way("pull") as w:
         link = inside(w.decoder.datadist).links.find(1)
         with pytest.raises(ProtocolError, match="checksums: it was asked for 3"):

@@ -235,7 +235,7 @@ REACTIONS: dict[type, Callable[[Reactions, Any], object]] = {
     Owned: lambda here, message: here.on_owned(message),
     Claim: lambda here, message: here.on_claim(message),
     Claimed: lambda here, message: here.on_answer(message),
-    Digest: lambda here, message: here.responder.digest(message),
+    Digest: lambda here, message: here.responder.checksums.ask(message),
     Digests: lambda here, message: here.on_answer(message),
     Unclaim: lambda here, message: here.on_unclaim(message),
     Grant: lambda here, message: here.session.catalogue.learn(message.cache, access=message.access),

@@ -7,12 +7,20 @@ from typing import Literal
 from aiodatadist._config.trust import BOTH_ENDS
 from aiodatadist._values.foreign import printable
 from aiodatadist._wire.messages import MAX_REASON, Refuse
-from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
+from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMException, LLMStatusCode, ProtocolError
 
 
 def reason_of(error: Exception) -> str:
     """Return only the error's message. Its status travels separately, and its hint is for a caller here."""
     return printable(error.args[0] if error.args else error, MAX_REASON)
+
+
+def status_of(error: LLMException) -> int:
+    """Return the status for an answer.
+
+    A broken protocol becomes a failed link: its own status would tell the peer's caller that an argument was wrong.
+    """
+    return int(LLMStatusCode.LLM_LINK_FAILED if isinstance(error, ProtocolError) else error.status_code)
 
 
 def refusal(error: LinkError) -> Refuse:

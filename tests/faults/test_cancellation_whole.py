@@ -34,6 +34,7 @@ from aiodatadist._cache.table import Entry
 from aiodatadist._link import Link
 from aiodatadist._link.data.channels import Channels
 from aiodatadist._link.reactions import Reactions
+from aiodatadist._link.transfers.asked_checksums import AskedChecksums
 from aiodatadist._link.transfers.pull_requests import PullRequests
 from aiodatadist._link.transfers.requester import Requester
 from aiodatadist._link.transfers.responder import Responder
@@ -407,7 +408,7 @@ async def test_any_number_of_cancelled_renewals_leave_the_link_usable(monkeypatc
     [
         (True, CALLER),
         (True, Spot(Requester, "_arrange")),
-        (True, Spot(Responder, "_digests")),
+        (True, Spot(AskedChecksums, "_digests")),
         (True, Spot(Digester, "digests")),
         (False, Spot(PullRequests, "_compare")),
         (False, Spot(Responder, "_write")),

@@ -11,7 +11,7 @@ import pytest
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, Quotas, TransferPriority
 from aiodatadist._link.session import Session
-from aiodatadist._wire.messages import MAX_NOTE, Grant, Ping, Revoke
+from aiodatadist._wire.messages import MAX_NOTE, Digest, Digests, Found, Grant, KeyName, Lookup, Ping, Revoke
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, open_cluster
 from tests.test_requests_in_line import HeldSums
 
@@ -133,6 +133,27 @@ async def test_requests_beyond_the_limit_wait_in_line_and_all_are_answered(monke
             await task
         await pull(BlocksCacheKey(1), cache, [0], [2])
         assert owner.datadist.figures().budget_waits == {"requests": 3}
+
+
+async def test_questions_for_checksums_take_no_turn_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"enable_remote_cache_accessible": False, "sync_kv_timeout": 60_000}
+    async with linked_pair(BLOCKS, quotas=Quotas(requests=1), **options) as (owner, peer, theirs, cache):
+        await peer.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [0], [1])
+        sums, asking = HeldSums(owner, monkeypatch), session(peer, 1)
+        await asking.questions.ask(
+            lambda call: Lookup(call=call, name=KeyName(kind="id", id=theirs.cache_id, model_id=0)), Found
+        )
+
+        def question(call: int) -> Digest:
+            where = {"first_tensor": 0, "tensors": 1, "offset": 0, "step": 64, "nbytes": 64, "tail": 64}
+            return Digest(call=call, cache_id=theirs.cache_id, indexes=[0], seconds=60, **where)
+
+        with asking.questions.open(question, Digests, checksums=1) as asked:
+            await sums.have_begun(1)
+            await peer.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [0], [2])
+            assert not asked.answered.is_set(), "nor does a request wait for them"
+            sums.go_on()
+            await asking.questions.persist(asked, question)
 
 
 async def test_critical_requests_beyond_the_limit_are_served_as_normal_ones(monkeypatch: pytest.MonkeyPatch) -> None:

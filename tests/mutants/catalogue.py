@@ -314,7 +314,7 @@ MUTANTS = (
     Mutant(
         "digest-bounds-skipped",
         "a question for checksums reads no memory beyond the cache",
-        "aiodatadist/_link/transfers/responder.py",
+        "aiodatadist/_link/transfers/asked_checksums.py",
         "    if end > limit:\n",
         "    if end > 2**64:\n",
         ("tests/test_checksums.py::test_nothing_outside_of_a_cache_is_summed",),
@@ -1911,7 +1911,7 @@ MUTANTS = (
         "who-may-not-read-reads",
         "an owner moves no byte for a peer that may not read",
         "aiodatadist/_link/transfers/responder.py",
-        "        self._check_reader(entry)\n        if name.kind",
+        "        check_reader(self._session, entry)\n        if name.kind",
         "        if name.kind",
         (POLICY,),
     ),
@@ -1926,7 +1926,7 @@ MUTANTS = (
     Mutant(
         "checksums-tell-slots-of-others",
         "no checksum tells the bytes of a slot for another cluster",
-        "aiodatadist/_link/transfers/responder.py",
+        "aiodatadist/_link/transfers/asked_checksums.py",
         "            if not self._session.host.one_sided:  #",
         "            if False:  #",
         ("tests/hostile/test_readers.py",),

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-import anyio
 from anyio.lowlevel import checkpoint
 
 from aiodatadist._cache.names import WHOLE_CACHE, Name
 from aiodatadist._cache.plan import plan
-from aiodatadist._concurrency.fair_queue import FairQueue
 from aiodatadist._concurrency.scope import Scope
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._device import StreamTransfer, TransferReport, TransferState, give_way
 from aiodatadist._link.control.served_requests import CriticalRequests, ServedRequests
 from aiodatadist._link.lifecycle import LinkState
+from aiodatadist._link.transfers.asked_checksums import AskedChecksums, check_key, check_reader
 from aiodatadist._link.transfers.requests_in_line import RequestInLine, RequestLines, selection_of
 from aiodatadist._transport import Access
-from aiodatadist._values.grid import Side
 from aiodatadist._values.peer_budget import Budget
 from aiodatadist._values.selection import Selection
 from aiodatadist._values.transfer_priority import TransferPriority
-from aiodatadist._wire.messages import MAX_INDEXES, Digest, Digests, Found, Lookup, OtherPulled, Pull, Pulled
-from aiodatadist._wire.reasons import reason_of
+from aiodatadist._wire.messages import MAX_INDEXES, Digests, Found, Lookup, OtherPulled, Pull, Pulled
+from aiodatadist._wire.reasons import reason_of, status_of
 from aiodatadist.errors import (
     CacheNotFound,
     FeatureNotEnabled,
@@ -49,8 +46,6 @@ MAX_SERVED = 4096
 """The most requests of one peer that are under way."""
 MAX_ASKED_EARLY = 4096
 """The most questions of one peer for caches that are being revoked. Each keeps a message."""
-MAX_DIGESTED = 64
-"""The most questions of one peer for checksums. Each may name as many blocks as a request, and costs memory and CPU time."""
 _ERRORS: dict[LLMStatusCode, type[LLMException]] = {
     LLMStatusCode.LLM_KV_CACHE_NOT_EXIST: CacheNotFound,
     LLMStatusCode.LLM_PARAM_INVALID: ParamInvalid,
@@ -78,6 +73,9 @@ class Responder:
     A request goes on the stream in the call that brings it, and its answer is posted in the call that ends the transfer. It
     gets a task only if it must wait for something else: a channel, a key that others pull at the same time, the turn of a v1
     cluster, checksums. Few requests have a task at a time. The others stand in line.
+
+    Attributes:
+        checksums: the peer's questions for checksums.
     """
 
     def __init__(self, running: RunningTransfers, shortcuts: Shortcuts) -> None:
@@ -94,9 +92,7 @@ class Responder:
         self._ended: list[OtherPulled] | None = None  # those of one message
         self._waiting_blocks = 0  # numbers in the requests that have a task, or stand in line
         self._critical = CriticalRequests(lambda: session.share.critical)
-        self._digested = 0
-        self._summing = 0  # bytes that are being summed, for all questions
-        self._to_sum = FairQueue()
+        self.checksums: AskedChecksums = AskedChecksums(session)
 
     def find(self, message: Lookup) -> None:
         """Tell the peer where a cache of this end is. If the cache is being revoked, wait until that has ended."""
@@ -358,6 +354,8 @@ class Responder:
         if running is not None:
             running.cancel()
             return
+        if self.checksums.stop(call):
+            return
         waiting = self._in_line.remove(call)
         if waiting is not None:
             self._drop(waiting.blocks, waiting.target)
@@ -402,110 +400,12 @@ class Responder:
             if transfer.is_cancelled:
                 raise TransferError("the request was stopped: its destination was revoked")
             if message.checksum:
-                sums = await self._sum(entry, grid.remote_side, message.seconds)
+                sums = await self.checksums.of(entry, grid.remote_side, message.seconds)
         finally:
             entry.release()
         if message.offsets is None:
             self._registry.consumed(entry, name, slot, selection.layers.of_source(entry))
         return _report(message.call, transfer, sums)
-
-    # ---- checksums ----
-
-    def digest(self, message: Digest) -> None:
-        """Answer a question for checksums, once if it comes twice.
-
-        This works also while the link is being ended, because the peer's transfers end first.
-        """
-        if self._digested >= MAX_DIGESTED:
-            raise ProtocolError(f"{MAX_DIGESTED} questions for checksums are under way")
-        if message.call not in self._under_way:
-            self._session.spawn(self._sum_up(message))
-
-    def _take(self, nbytes: int) -> bool | None:
-        """Count bytes that are summed up from now on, and return True.
-
-        Return None if there is no room for them beside earlier questions of this peer. A question that is alone always has
-        room.
-        """
-        limit = self._quotas.checksum_caches * self._session.peer_leases.held_bytes
-        if self._summing and self._summing + nbytes > limit:
-            return None
-        self._summing += nbytes
-        return True
-
-    def _sum_up(self, message: Digest) -> Callable[[], Coroutine[Any, Any, None]]:
-        scope = self._under_way[message.call] = Scope()
-        self._digested += 1
-        # before the task runs: the peer's next message may release the cache
-        entry = self._session.peer_leases.held(message.cache_id)
-
-        async def run() -> None:
-            answer: Digests | None = None
-            try:
-                with scope:
-                    answer = await self._digests(message, entry)
-            finally:
-                self._under_way.pop(message.call, None)
-                self._digested -= 1
-            self._session.post(answer or _undigested(message.call, TransferError("the question was stopped")))
-
-        return run
-
-    async def _digests(self, message: Digest, entry: Entry | None) -> Digests:
-        try:
-            if entry is None:
-                raise CacheNotFound(f"cache {message.cache_id} was never announced, or has been revoked")
-            self._check_reader(entry)  # checksums of single bytes would tell what they are
-            side = _side(message, entry)
-            if not self._session.host.one_sided:  # otherwise the peer can read the slots itself
-                self._check_key(entry, not entry.slots_of_others(self._session.cluster_id))
-            entry.lease()
-            try:
-                sums = await self._sum_in_turn(message, entry, side)
-            finally:
-                entry.release()
-        except LLMException as error:
-            return _undigested(message.call, error)
-        return Digests(call=message.call, status=int(LLMStatusCode.LLM_SUCCESS), checksums=sums)
-
-    async def _sum_in_turn(self, message: Digest, entry: Entry, side: Side) -> list[int]:
-        """Compute checksums, as :meth:`_sum` does, when earlier questions of this peer leave room for the bytes."""
-        nbytes = message.tensors * ((len(message.indexes) - 1) * message.nbytes + message.tail)
-        deadline = anyio.current_time() + message.seconds
-        try:
-            await self._to_sum.take(partial(self._take, nbytes), deadline)
-        except TimeoutError as error:
-            raise _not_summed(message.seconds) from error
-        try:
-            return await self._sum(entry, side, deadline - anyio.current_time())
-        finally:
-            self._summing -= nbytes
-            self._to_sum.call()
-
-    async def _sum(self, entry: Entry, side: Side, seconds: float) -> list[int]:
-        """Return the checksums of a cache that the caller has leased.
-
-        Raises LLMException if it cannot be read, and TransferTimeout if that takes longer than ``seconds``.
-        """
-        with anyio.move_on_after(seconds):
-            return (await self._session.host.digester.digests(entry, side, self._session.cluster_id)).tolist()
-        raise _not_summed(seconds)
-
-    def _check_reader(self, entry: Entry) -> None:
-        """Raise ParamInvalid if the peer may not read a cache."""
-        session = self._session
-        if not session.may_read(entry):
-            session.lacks_right("read", f"its request for cache {entry.cache_id} is refused")
-            raise ParamInvalid(
-                f"cluster {session.cluster_id} may not read cache {entry.cache_id}",
-                hint="its owner's policy.json, or the cache's readers, must allow it",
-            )
-
-    def _check_key(self, entry: Entry, is_for_peer: bool) -> None:
-        """Raise ParamInvalid if what the peer asks for has a key for another cluster."""
-        if not is_for_peer:
-            self._session.lacks_right("read", f"its request for a key of cache {entry.cache_id} is refused")
-            raise ParamInvalid("the key is for another cluster", hint="its owner bound it with for_cluster")
 
     def _find(self, message: Pull) -> tuple[Entry, Name, int]:
         name = Name(message.name.kind, message.name.id, message.name.model_id)
@@ -513,51 +413,17 @@ class Responder:
         if found is None:
             raise CacheNotFound(f"there is no cache or slot with the name {tuple(name)}")
         entry, slot = found
-        self._check_reader(entry)
+        check_reader(self._session, entry)
         if name.kind == "id":
             slot = message.slot
-        self._check_key(entry, entry.is_for(self._session.cluster_id, name, slot))
+        check_key(self._session, entry, entry.is_for(self._session.cluster_id, name, slot))
         if slot >= (1 if entry.blocks else entry.pieces):
             raise CacheNotFound(f"cache {entry.cache_id} has no batch index {slot}")
         return entry, name, slot
 
 
-def _side(message: Digest, entry: Entry) -> Side:
-    """Return where the pieces of a question are. Raises ParamInvalid if one of them is not in the cache."""
-    first, stop = message.first_tensor, message.first_tensor + message.tensors
-    if stop > len(entry.addresses):
-        raise ParamInvalid(f"tensors {first} to {stop - 1}: cache {entry.cache_id} has {len(entry.addresses)}")
-    if message.tail > message.nbytes:
-        raise ParamInvalid(f"tail is {message.tail}: must be at most {message.nbytes}, the bytes of a piece")
-    *others, last = message.indexes
-    ends = [last * message.step + message.tail]
-    if others:
-        ends.append(max(others) * message.step + message.nbytes)
-    end, limit = message.offset + max(ends), entry.pieces * entry.stride
-    if end > limit:
-        raise ParamInvalid(f"a piece ends at byte {end}: a tensor of cache {entry.cache_id} has {limit}")
-    starts = array("Q", [address + message.offset for address in entry.addresses[first:stop]])
-    return Side(starts, array("Q", message.indexes), message.step, message.nbytes, message.tail)
-
-
-def _not_summed(seconds: float) -> TransferTimeout:
-    return TransferTimeout(f"the checksums were not computed within {seconds:g} s")
-
-
-def _undigested(call: int, error: LLMException) -> Digests:
-    return Digests(call=call, status=_status(error), reason=reason_of(error))
-
-
 def _refusal(call: int, error: LLMException, stopped: bool = False) -> Pulled:
-    return Pulled(call=call, status=_status(error), reason=reason_of(error), stopped=stopped)
-
-
-def _status(error: LLMException) -> int:
-    """Return the status for an answer.
-
-    A broken protocol becomes a failed link: its own status would tell the peer's caller that an argument was wrong.
-    """
-    return int(LLMStatusCode.LLM_LINK_FAILED if isinstance(error, ProtocolError) else error.status_code)
+    return Pulled(call=call, status=status_of(error), reason=reason_of(error), stopped=stopped)
 
 
 def _unknown(message: Pull) -> Pulled:
