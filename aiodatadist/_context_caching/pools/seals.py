@@ -92,8 +92,7 @@ class Seals:
 
         Args:
             header: a copy of the value's first ``HEADER`` bytes.
-            payload: the bytes behind it, in memory that nobody else writes. Otherwise they could change after they were
-                proved.
+            payload: the bytes behind it, in memory that no other writer of the pool reaches.
         """
         magic, key_id, at, nonce = _PROVED.unpack_from(header)
         key = next((each for each in keys if each.id == key_id), None)
