@@ -145,7 +145,7 @@ async def test_questions_for_checksums_take_no_turn_of_requests(monkeypatch: pyt
         )
 
         def question(call: int) -> Digest:
-            where = {"first_tensor": 0, "tensors": 1, "offset": 0, "step": 64, "nbytes": 64, "tail": 64}
+            where: dict[str, Any] = {"first_tensor": 0, "tensors": 1, "offset": 0, "step": 64, "nbytes": 64, "tail": 64}
             return Digest(call=call, cache_id=theirs.cache_id, indexes=[0], seconds=60, **where)
 
         with asking.questions.open(question, Digests, checksums=1) as asked:
