@@ -228,7 +228,7 @@ static void cancel_running(ring *r)
 {
     program *p = &r->running->program;
     p->cancelled_ns = p->cancelled_ns ? p->cancelled_ns : ring_now_ns();
-    /* relaxed: the program only has to see it by its next window; what it is told comes with the lock */
+    /* relaxed: the program need only see it by its next window; what it is told comes with the lock */
     atomic_store_explicit(&p->cancelled, true, memory_order_relaxed);
 }
 

@@ -252,7 +252,7 @@ TEST(test_a_forked_child_gets_an_error_not_a_hang)
     }
     waitpid(child, &status, 0);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    CHECK_OK(aclrtGetDeviceCount(&count));                  /* the parent goes on */
+    CHECK_OK(aclrtGetDeviceCount(&count));                  /* the parent continues */
     CHECK_OK(aclrtResetDevice(0));
 }
 

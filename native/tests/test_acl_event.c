@@ -121,7 +121,7 @@ TEST(test_a_record_that_was_dropped_never_completes)
     CHECK_ERR(aclrtSynchronizeStreamWithTimeout(other, 1), ACL_ERROR_RT_STREAM_SYNC_TIMEOUT);
     CHECK_OK(aclrtStreamAbort(other));
     CHECK_OK(aclrtSynchronizeStream(other));
-    CHECK_OK(aclrtRecordEvent(event, stream));              /* recorded anew it is as good as ever */
+    CHECK_OK(aclrtRecordEvent(event, stream));              /* recorded again it is as good as ever */
     CHECK_OK(aclrtSynchronizeEvent(event));
     CHECK_OK(aclrtDestroyEvent(event));
 }

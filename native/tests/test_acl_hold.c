@@ -1,4 +1,4 @@
-/* Holds: a task or a call stands still where the test wants it, and goes on when the test says so. */
+/* Holds: a task or a call stands still where the test wants it, and continues when the test says so. */
 #include <poll.h>
 #include <string.h>
 #include <sys/eventfd.h>

@@ -50,7 +50,7 @@ __attribute__((noinline, no_sanitize_thread)) static char peek(const volatile ch
     return *at;
 }
 
-/* After abort and synchronize not one byte may land any more. */
+/* After abort and synchronize not one byte may land any longer. */
 static void aborted(uint32_t rank, int other, bool private_memory)
 {
     HcclComm comm = new_one_sided("aborted", rank);

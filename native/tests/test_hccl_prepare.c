@@ -107,7 +107,7 @@ TEST(test_destroying_ends_a_blocked_prepare)
 
 /* ---- called off ---- */
 
-/* Called off before or while it waits; for good. The other rank then meets a communicator made anew. */
+/* Called off before or while it waits; for good. The other rank then meets a new communicator. */
 static void called_off(uint32_t rank, int other, uint32_t early)
 {
     HcclComm comm = new_one_sided("called off", rank);

@@ -1,5 +1,5 @@
-/* A peer that is stopped in the middle of a put. When HcclCommDestroy has succeeded, no byte of the peer's lands any more,
- * however long afterwards it goes on; until then it says HCCL_E_AGAIN, and softnpu_comm_awaited says when to try again.   */
+/* A peer that is stopped in the middle of a put. When HcclCommDestroy has succeeded, no byte of the peer's lands any longer,
+ * however long afterwards it continues; until then it says HCCL_E_AGAIN, and softnpu_comm_awaited says when to try again.   */
 #include "hccl_pair.h"
 
 enum { BYTES = 8 << 20, ROUNDS = 6, MOST_ROUNDS = 300 };
@@ -155,7 +155,7 @@ TEST(test_a_stopped_peer_lets_go_when_it_is_killed)
     run_mortals(killed);
 }
 
-/* A get that goes on after the owner left does not succeed: what it read may have another use by now. */
+/* A get that continues after the owner left does not succeed: what it read may have another use by now. */
 static void stopped_reader(uint32_t rank, int other)
 {
     char token = 0;
@@ -191,7 +191,7 @@ TEST(test_a_stopped_reader_does_not_take_other_bytes_for_its_own)
     run_pair(stopped_reader);
 }
 
-/* Not waited for: everything that the communicator had is given back, and the peer finds out when it goes on. */
+/* Not waited for: everything that the communicator had is given back, and the peer finds out when it continues. */
 static void abandoned(uint32_t rank, int other)
 {
     int caught = 0, before = open_descriptors();

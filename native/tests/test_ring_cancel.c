@@ -72,7 +72,7 @@ TEST(test_cancelled_program_is_aborted_when_the_device_does_not_let_go)
     CHECK_EQ(done.origin, RING_NO_LIBRARY);
     CHECK(done.finished_ns - done.started_ns >= GRACE_MS * 1000000ll);
     CHECK_EQ(fake_calls(ABORT), 1);
-    CHECK_EQ(fake_waiting(), 0);                            /* nothing can land any more */
+    CHECK_EQ(fake_waiting(), 0);                            /* nothing can land any longer */
     CHECK_EQ(fake.landed[1], 100);
     fake_let_all();
     script_copy(&next, 2, 3, 100);

@@ -87,7 +87,7 @@ static uint64_t full_of_ranges;
 static void check_windows(uint64_t window, uint32_t grids)
 {
     uint64_t in_window = 0, ranges = 0, unproven = 0, cuts = 0, tensors = 3 * grids;
-    bool fence = false;                                     /* has to come next */
+    bool fence = false;                                     /* must come next */
     for (uint64_t i = 0; i < fake.logged; i++) {
         const fake_piece *p = &fake.log[i], *next = &fake.log[i + 1];
         CHECK_EQ(p->call == RECORD, fence);                 /* the first piece behind a full window */

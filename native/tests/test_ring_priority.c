@@ -84,7 +84,7 @@ TEST(test_the_most_urgent_goes_first_and_equals_in_order)
         script_copy(&s[id], id, 1, 10);
         CHECK_EQ(submit_as(r, priority[id], id, &s[id], PATIENCE_MS), RING_QUEUED);
         if (id == 1)
-            fake_reached(SYNC_STREAM, 1);                   /* all of it is issued: it does not give way any more */
+            fake_reached(SYNC_STREAM, 1);                   /* all of it is issued: it no longer gives way */
     }
     fake_let_all();
     for (int i = 0; i < 6; i++)

@@ -50,7 +50,7 @@ static void goes_on(uint32_t rank, int other)
 {
     roce_end end = open_end(rank, other);
     if (rank == 0) {
-        softnpu_fault("HcclBatchGet:delay=2000");       /* it has to run still when the memory is cleared */
+        softnpu_fault("HcclBatchGet:delay=2000");       /* it must still run when the memory is cleared */
         CHECK_OK(get(&end, end.free, 0, 0, LENT));
         CHECK_OK(aclrtStreamAbort(end.free));
         CHECK_OK(aclrtSynchronizeStream(end.free));

@@ -229,7 +229,7 @@ typedef struct soft_fence {
     pthread_mutex_t lock;
     atomic_int state;
     int64_t at_ns;                                          /* when it was done */
-    int fd;                                                 /* readable from then on; made by the first who has to wait */
+    int fd;                                                 /* readable from then on; made by the first that must wait */
     soft_shared_event *shared;                              /* of an IPC event: the truth is there, a reference */
     uint64_t number;                                        /* which record of it */
 } soft_fence;

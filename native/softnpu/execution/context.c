@@ -9,7 +9,7 @@ static void destroy(soft_object *object)
     free(object);                                           /* its first member */
 }
 
-/* From here on no stream is made in it. True for the one caller who has to do the rest. */
+/* From here on no stream is made in it. True for the one caller that must do the rest. */
 static bool start_closing(soft_context *context)
 {
     soft_device *device = context->device;

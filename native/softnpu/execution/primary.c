@@ -27,7 +27,7 @@ static aclError reset_device(soft_device *device, bool force)
         ended = device->primary;
         device->primary = NULL;
     }
-    pthread_mutex_unlock(&device->set_lock);                /* not held while waiting for work: others may set the device anew */
+    pthread_mutex_unlock(&device->set_lock);                /* not held while waiting for work: others may set the device again */
     if (!was_set)
         return soft_error(ACL_ERROR_RT_CONTEXT_NULL, "device %d is not set: there was an aclrtResetDevice for every aclrtSetDevice", device->id);
     if (ended)

@@ -9,7 +9,7 @@
  * An abort drops what is queued and asks the running task to stop; it does not wait. Until that task has stopped,
  * `running` stays set: work submitted after the abort runs after it, and a synchronize that begins after the abort
  * returns when it has stopped. A synchronize that was waiting during the abort also returns only then (with 107023).
- * So either way, once it returned, nothing of the aborted work can write any more.                                  */
+ * So either way, once it returned, nothing of the aborted work can write any longer.                                  */
 #include "runtime.h"
 #include <stdio.h>
 #include <sys/eventfd.h>

@@ -2,7 +2,7 @@
  *
  *     new ---> published ---> closed ---> destroyed
  *
- * closed: HcclCommDestroy has begun, links are hung up, nothing starts any more. destroyed: it has succeeded, the handle is
+ * closed: HcclCommDestroy has begun, links are hung up, nothing starts any longer. destroyed: it has succeeded, the handle is
  * gone, and memory and sockets go with the last reference.                                                               */
 #include <errno.h>
 #include <stdlib.h>

@@ -64,7 +64,7 @@ typedef struct work {                                   /* a task's pieces, as i
     pthread_mutex_t lock;
     uint64_t left;                                      /* bytes that are in no piece yet */
     uint32_t copy;                                      /* the next piece starts in this one, */
-    uint64_t done;                                      /* behind so many bytes of it */
+    uint64_t done;                                      /* behind this many bytes of it */
     fault first;
 } work;
 

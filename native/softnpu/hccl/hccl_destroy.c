@@ -1,6 +1,6 @@
 /* The end of a communicator. HcclCommDestroy promises what a NIC does when its queue pairs are torn down: no byte of a peer
  * lands here after it. Where it cannot promise that yet, because a peer was stopped in the middle of a piece, it says E_AGAIN:
- * the communicator is closed and does nothing any more, but is not gone until the peer came out, hung up or ended. A file
+ * the communicator is closed and does nothing any longer, but exists until the peer came out, hung up or ended. A file
  * descriptor (softnpu_comm_awaited) becomes readable then.                                                               */
 #include <errno.h>
 #include <poll.h>
@@ -21,7 +21,7 @@
 #define SYS_pidfd_open 434
 #endif
 
-/* The link is half closed: the peer sees that we left, and we go on seeing when it does. */
+/* The link is half closed: the peer sees that we left, and we still see when it leaves. */
 static void hang_up(hccl_comm *comm)
 {
     for (uint32_t rank = 0; rank < comm->size; rank++) {
@@ -38,7 +38,7 @@ static void hang_up(hccl_comm *comm)
 }
 
 /* -1 where the kernel has none. Exact since Linux 6.5; before it, a child of the peer's may keep the link open after a death
- * whose number was given to another process since, which then has to end, too.                                           */
+ * whose number was given to another process since, which must then end, too.                                           */
 static int process_of(const hccl_peer *peer)
 {
     int fd;

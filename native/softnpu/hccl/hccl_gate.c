@@ -1,6 +1,6 @@
 /* The gate of a link: a page that both ends share. An end that puts into the other's memory is inside while it copies a piece,
  * and goes in only while the gate is open. So the end that shuts it knows at once whether the other may still write. That
- * is so where the other was stopped (SIGSTOP) in the middle of a piece: it will finish that piece when it goes on.
+ * is so where the other was stopped (SIGSTOP) in the middle of a piece: it will finish that piece when it continues.
  *
  *     writer   writing++, then looks at `shut`          owner   shut = 1, then looks at `writing`
  *

@@ -92,7 +92,7 @@ const char *HcclGetErrorString(HcclResult code)
     return (unsigned)code < sizeof texts / sizeof *texts ? texts[code] : "unknown HCCL error";
 }
 
-/* A suspended communicator refuses new transfers. What was submitted before goes on. */
+/* A suspended communicator refuses new transfers. What was submitted before continues. */
 static HcclResult set_suspended(const char *function, HcclComm handle, bool suspended)
 {
     hccl_comm *comm;

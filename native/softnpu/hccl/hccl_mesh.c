@@ -2,7 +2,7 @@
  * and says hello; the lower answers, and adds the ends of two channels if the communicator has them.
  * No rank waits for a higher one before all lower ones have answered it, so there is no circle to deadlock in.
  * A connection that ends before its hello was answered is no error (the other side may have given up a moment ago
- * and be about to try again): the higher rank goes on trying until its deadline.                                         */
+ * and be about to try again): the higher rank keeps trying until its deadline.                                         */
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
@@ -23,7 +23,7 @@ static bool is_linked(hccl_comm *comm, uint32_t rank)
     return hccl_socket_alive(comm->peers[rank].link);   /* only set-up changes links, and we are it */
 }
 
-/* The ranks that this call has to find, one bit each. A rank that was found is not looked for again, even if it is lost at
+/* The ranks that this call must find, one bit each. A rank that was found is not looked for again, even if it is lost at
  * once: then the next message to it fails, which is sooner than waiting for it to come back.                               */
 static uint64_t find_missing(hccl_comm *comm, int64_t only)
 {
@@ -46,7 +46,7 @@ static void close_channels(const int channels[2])
             close(channels[i]);
 }
 
-/* Under the lock. A link that hung up may be replaced once no task looks at it any more. */
+/* Under the lock. A link that hung up may be replaced once no task looks at it any longer. */
 static bool replaceable(const hccl_comm *comm, uint32_t rank)
 {
     return comm->peers[rank].link < 0 || comm->tasks == 0;

@@ -145,7 +145,7 @@ static HcclResult post_items(const batch_call *call, hccl_comm *comm, hccl_posti
     return code;
 }
 
-/* Which byte `flip` means has to be known before the first item is posted. */
+/* The byte that `flip` means must be known before the first item is posted. */
 static soft_exec_fault placed(const batch_call *call)
 {
     soft_exec_fault fault = call->fault;

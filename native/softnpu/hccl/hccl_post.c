@@ -17,7 +17,7 @@ static HcclResult post(hccl_posting *posting, const hccl_request *request)
                            "answered in time (HCCL_CONNECT_TIMEOUT)", posting->function, HCCL_QUEUE_ROOM, posting->rank);
 }
 
-/* What of the call's fault strikes a request of so many bytes; the rest is left for those behind it. */
+/* The part of the call's fault that hits a request of this size. The rest is left for the requests behind it. */
 static soft_exec_fault part_of_fault(hccl_posting *posting, uint64_t bytes)
 {
     soft_exec_fault mine = posting->fault;

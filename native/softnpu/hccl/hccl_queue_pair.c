@@ -23,7 +23,7 @@ static hccl_request *request_at(hccl_queue_pair *pair, uint64_t number)
 }
 
 /* Locked. The first failure is the connection's: what is in the queue, and what comes, is answered without being done. No fence
- * sets the flag any more, and nothing else wakes a stream that waits for it: a request's error is seen by HCCL's heartbeat thread
+ * sets the flag any longer, and nothing else wakes a stream that waits for it: a request's error is seen by HCCL's heartbeat thread
  * alone. [src transport_roce_mem.cc:606-620, heartbeat.cc:1636] */
 static void fail(hccl_queue_pair *pair, aclError code, const char *text)
 {

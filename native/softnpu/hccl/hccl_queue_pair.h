@@ -62,7 +62,7 @@ hccl_flag_state hccl_flag_await(soft_task *task, int flag);
 /* ---- hccl_request.c ---- */
 aclError hccl_request_run(hccl_queue_pair *pair, const hccl_request *request);
 
-/* ---- hccl_doorbell.c: takes a reference of its own for each task ---- */
+/* ---- hccl_doorbell.c: takes its own reference for each task ---- */
 HcclResult hccl_doorbell_submit(hccl_queue_pair *pair, const char *function, soft_stream *stream);
 
 /* ---- hccl_post.c ---- */

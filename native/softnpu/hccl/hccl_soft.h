@@ -10,7 +10,7 @@
  *   hccl_message.c    framed messages with file descriptors          hccl_copy.c       BatchPut/Get: the task
  *   hccl_mesh.c       every rank finds every other                   hccl_channel.c    one send or receive, step by step
  *   hccl_info.c       getters, error texts, groups                   hccl_sendrecv.c   Send, Recv, Barrier
- *   hccl_init_all.c   the one in which no ranks meet              hccl_destroy.c    the end, once no peer can write any more
+ *   hccl_init_all.c   the one in which no ranks meet              hccl_destroy.c    the end, once no peer can write any longer
  *   hccl_unfold.c     batches that are unfolded on the device   hccl_gate.c       who is in the middle of writing
  *
  * hccl_queue_pair.h declares what differs between two servers (SOFTNPU_STRICT=roce), hccl_strict_*.c refuses what HCCL refuses.
@@ -130,7 +130,7 @@ typedef struct hccl_remotes { hccl_remote *item; size_t count, capacity; } hccl_
 
 /* ---- hccl_gate.c: side 0 is the lower rank of a link, side 1 the higher ---- */
 typedef struct hccl_gate {
-    atomic_uint shut;                                   /* by either end: no writer goes in any more */
+    atomic_uint shut;                                   /* by either end: no writer goes in any longer */
     atomic_uint writing[2];                             /* pieces that a side is copying into the other's memory */
 } hccl_gate;
 int        hccl_gate_new(void);                         /* a file descriptor for both ends to map, or -1 */
@@ -169,7 +169,7 @@ typedef struct hccl_comm {
     struct hccl_adapter_port *port;                     /* that it listens on (SOFTNPU_STRICT), or NULL */
     bool world;                                         /* made from a rank table: SOFTNPU_STRICT allows one of a device */
     bool setting_up;                                    /* a thread is inside Prepare or ExchangeMemDesc */
-    bool called_off;                                    /* by softnpu_comm_cancel: no set-up call waits for a peer any more */
+    bool called_off;                                    /* by softnpu_comm_cancel: no set-up call waits for a peer any longer */
     int cancel;                                         /* that thread's eventfd */
     int watch;                                          /* an epoll of what says that peers let go; -1: no peer is waited for */
     uint32_t tasks;                                     /* queued or running */
@@ -236,7 +236,7 @@ void         hccl_remotes_clear(hccl_remotes *remotes);
 HcclResult   hccl_swap(hccl_comm *comm, const hccl_wait *wait, uint32_t rank, const hccl_regions *mine, uint16_t purpose);
 
 /* ---- hccl_flip.c: what the fault `flip` does ---- */
-uint64_t hccl_flip_place(int64_t at, uint64_t bytes);    /* of so many bytes that a call moved, at least 1 */
+uint64_t hccl_flip_place(int64_t at, uint64_t bytes);    /* among the bytes that a call moved, at least 1 */
 aclError hccl_flip(void *address, pid_t pid);            /* the byte at an address of a process arrives wrong */
 
 /* ---- hccl_copy.c ---- */
