@@ -93,9 +93,8 @@ class LLMException(RuntimeError):
         hint: str | None = None,
     ) -> None:
         super().__init__(*args)
-        self._status_code = (
-            status_code or self.default_status
-        )  # LLM_SUCCESS, which a peer may claim, counts as not given
+        # A peer may claim LLM_SUCCESS for its error: it counts as not given.
+        self._status_code = status_code or self.default_status
         self.peer = peer
         self.operation = operation
         self.hint = hint

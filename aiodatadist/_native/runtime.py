@@ -142,9 +142,8 @@ def completion_error(completion: Any) -> LLMException:
     if completion.origin == ring.RING_WORK:
         what = f"waiting for {what}, or for other work in the same device context,"
     error = make(what, completion.code, words)
-    if isinstance(
-        error, ParamInvalid
-    ):  # the device's complaint, not the caller's mistake: something may have been moved
+    # A complaint of the device's is not the caller's mistake: bytes may have been moved.
+    if isinstance(error, ParamInvalid):
         return TransferError(*error.args, status_code=error.status_code)
     return error
 

@@ -225,9 +225,8 @@ class Scan:
         return value.values()
 
     def _elements(self, value: list[Any] | tuple[Any, ...]) -> Iterable[object] | None:
-        self._spend(
-            2 + len(value) * 3 // 2
-        )  # a comma and half a digit for each, besides the digits that its bits give below
+        # a comma and half a digit for each number, besides the digits that its bits give below
+        self._spend(2 + len(value) * 3 // 2)
         try:
             bits = sum(map(int.bit_length, value))  # takes a fifth of the time of a look at each type
         except TypeError:

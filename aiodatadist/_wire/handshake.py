@@ -232,10 +232,8 @@ class Handshake:
     def _compare(self, theirs: Hello) -> None:
         """Raise IncompatiblePeer if the options of the two ends do not fit together."""
         mine = self._hello
-        us, them = (
-            f"cluster {mine.cluster_id}",
-            f"cluster {theirs.cluster_id}",
-        )  # worded to be true at both ends, because the peer gets the text, too
+        # ids instead of "this end" and "the peer": the peer gets the text, too, and it must be true there
+        us, them = f"cluster {mine.cluster_id}", f"cluster {theirs.cluster_id}"
         for what, a, b in (
             ("runtime", mine.endpoint.runtime, theirs.endpoint.runtime),
             ("transport", mine.endpoint.transport, theirs.endpoint.transport),

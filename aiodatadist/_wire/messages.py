@@ -86,9 +86,10 @@ Checksums = Annotated[list[UInt32], Field(max_length=MAX_INDEXES), FailFast()]
 
 
 class _Message(BaseModel):
+    # no protected namespaces, because model_id is one of the fields
     model_config: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
-    )  # model_id is one of the fields
+    )
 
     since: ClassVar[int] = 0
     """The minor version that introduced such messages."""

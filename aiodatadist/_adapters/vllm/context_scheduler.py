@@ -116,9 +116,8 @@ class ContextScheduler:
         for done in self._computed.completed(scheduled):
             known = self._requests[done.request_id]
             hashes = hashes_of(known.request, done.first, done.first + len(done.blocks))
-            self._computed.take_back(
-                done.request_id, done.first + len(hashes)
-            )  # a token becomes known one step later, or never
+            # Blocks without a hash come again: a token becomes known one step later, or never.
+            self._computed.take_back(done.request_id, done.first + len(hashes))
             if hashes:
                 self._orders.saves.append(Blocks(done.request_id, hashes, done.blocks[: len(hashes)]))
                 known.has_saves = True

@@ -61,9 +61,8 @@ async def _run(job: ContextJob, pool: KVPool | str, number: int) -> ContextRun:
         hashes = block_hashes(prompt)
         chunks = [(block * BLOCK, BLOCK) for block in table[: len(hashes)]]
         started = perf_counter()
-        usable = (
-            min(await cache.match_prefix(hashes), (len(prompt) - 1) // BLOCK) if hashes else 0
-        )  # one token is computed
+        # one token at least is computed, because it gives the first one of the answer
+        usable = min(await cache.match_prefix(hashes), (len(prompt) - 1) // BLOCK) if hashes else 0
         if usable:
             usable = (await cache.load(hashes[:usable], chunks=[chunks[:usable]])).success
         loaded = perf_counter()

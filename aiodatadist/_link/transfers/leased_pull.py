@@ -282,6 +282,7 @@ class LeasedPull(RemoteOperation):
         call = 0
         if self._question is not None:
             call = self._question.number
+            # An answer that comes in this tick must start nothing: the caller may use the destination for something else.
             session.questions.close(self._question)
         # A refused claim has nothing to end. If none was made, a cancelled pull still tells the owner that it may free the
         # blocks.
