@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from aiodatadist._config.trust import BOTH_ENDS
 from aiodatadist._values.foreign import printable
 from aiodatadist._wire.messages import MAX_REASON, Refuse
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMException, LLMStatusCode, ProtocolError
+
+_DECIDED: Final = "the proof was right: the peer's policy.json decides what this cluster may do"
+"""The hint for a peer that refuses a cluster although it has proved its key or certificate."""
 
 
 def reason_of(error: Exception) -> str:
@@ -45,13 +48,13 @@ def refused(message: Refuse, is_proved: bool, versions: str = "", hint: str = BO
 
     Args:
         versions: appended to the peer's reason.
-        hint: the hint if the peer refuses because of the key.
+        hint: the hint if the peer refuses because of the key, before it is proved.
     """
     peer = "the peer" if is_proved else "an unproved peer"
     error = {"": LinkError, "key": AuthError, "unfit": IncompatiblePeer}[message.kind](
         f"{peer} refused: {printable(message.reason)}{versions}",
         status_code=LLMStatusCode.of(message.status),
-        hint=hint if message.kind == "key" else None,
+        hint=None if message.kind != "key" else _DECIDED if is_proved else hint,
     )
     error.is_proved = is_proved
     return error

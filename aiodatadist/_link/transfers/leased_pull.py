@@ -246,14 +246,21 @@ class LeasedPull(RemoteOperation):
         who, lease = f"cluster {self._session.cluster_id}", self._kept.lease
         if self._why:
             words = f"{who} refused the claim of lease {lease}: {self._why}"
-            hint = "the ticket was changed on its way, or is another request's"
-            if self._why == Refusal.ANOTHER_PROMPT and not self._kept.digests.prompt:
-                hint = "the lease has a prompt_digest, and this pull has none"
-            return LeaseMismatch(words, hint=hint)
+            return LeaseMismatch(words, hint=self._hint())
         hint = "it expired, another pull has or had it, its owner took it back, or too many claims came before their leases"
         ended = CacheNotFound(f"{who} keeps no blocks as {lease}", hint=hint)
         ended.retryable = False  # a lease that has ended does not begin again
         return ended
+
+    def _hint(self) -> str:
+        """Return what the caller should look at after a refusal for this reason."""
+        if self._why == Refusal.NO_RIGHT:
+            return "the owner's policy.json must have a rule with 'claim' for this cluster"
+        if self._why == Refusal.ANOTHER_CLUSTER:
+            return "the owner made the lease with for_cluster=, for another one than this"
+        if self._why == Refusal.ANOTHER_PROMPT and not self._kept.digests.prompt:
+            return "the lease has a prompt_digest, and this pull has none"
+        return "the ticket was changed on its way, or is another request's"
 
     def _fail(self, error: LLMException) -> None:
         if self._is_kept:
