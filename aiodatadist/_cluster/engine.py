@@ -543,7 +543,7 @@ class _Desk:
         if certificates is None:
             what = "has keys" if self._listener.protocol == PROTOCOL else "has no credential"
             raise AuthError(
-                f"the client proves a certificate, this end {what}: both must have the same", hint=ring.hint
+                f"the client proves a certificate, the listener {what}: both must have the same", hint=ring.hint
             )
         return certificates
 
@@ -553,7 +553,7 @@ class _Desk:
         ring = self._engine.key_ring
         await ring.look()
         if ring.for_client(ring.certificates) is not None:
-            raise AuthError("this end proves a certificate: the client must begin TLS", hint=ring.hint)
+            raise AuthError("the listener proves a certificate: the client must begin TLS", hint=ring.hint)
         keys = ring.for_client(self._listener.keys)
         return KeyProof("server", keys, hint=ring.hint) if keys else None
 

@@ -47,7 +47,10 @@ MAKE_FOLDER: Final = (
     "make a folder of mode 0700 with a file 'keys' of mode 0600, and a line in it: a name, a space, and 32 random bytes in "
     "hexadecimal (SECURITY.md has the commands)"
 )
-BOTH_ENDS: Final = "both ends need the same key: the same folder LLMConfig(trust=...), or the same auth_key"
+BOTH_ENDS: Final = (
+    "both ends need the same key (the same folder LLMConfig(trust=...), or the same auth_key), or both need certificates "
+    "of an authority in the other end's ca.crt"
+)
 
 
 class Key(NamedTuple):
@@ -173,9 +176,7 @@ class UserKey(Credential):
 
     @property
     def hint(self) -> str:
-        return (
-            f"{BOTH_ENDS}. Without these, both must be processes of one user and use one file: here it is {self._path}"
-        )
+        return f"{BOTH_ENDS}. Without these, both must be processes of one user and use one file: this end has {self._path}"
 
 
 def state_of(status: os.stat_result) -> tuple[int, ...]:
@@ -245,7 +246,7 @@ class AuthKeyFile(AuthKey):
 
     @property
     def hint(self) -> str:
-        return f"{BOTH_ENDS}; here it is that of {self.path}"
+        return f"{BOTH_ENDS}; this end has the key of {self.path}"
 
 
 class GivenContexts(Credential):
@@ -382,7 +383,7 @@ class TrustFolder(Credential):
 
     @property
     def hint(self) -> str:
-        return f"{BOTH_ENDS}; here it is {self.path}"
+        return f"{BOTH_ENDS}; this end has the folder {self.path}"
 
 
 def keys_of(content: bytes, path: Path) -> tuple[Key, ...]:

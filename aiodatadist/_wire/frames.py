@@ -210,7 +210,7 @@ class Decoder:
             counter = opener.counter_of(frame) if len(frame) >= HEAD.size + TRAILER else None
             if counter is None:
                 raise ProtocolError(
-                    "a message has a wrong seal: it was changed or added on its way, or its sender does not have the key"
+                    "a message has a wrong seal: its sender does not have the key, or it was changed or added on its way"
                 )
             if not opener.accept(counter):
                 return None
@@ -242,7 +242,7 @@ class Decoder:
 
 def _of_another_kind(version: int, ours: int) -> ProtocolError:
     if (version, ours) == (VERSION, SEALED_VERSION):
-        return ProtocolError("a message has no seal: it was added on its way, or its sender does not have the key")
+        return ProtocolError("a message has no seal: its sender does not have the key, or it was added on its way")
     if (version, ours) == (SEALED_VERSION, VERSION):
         return ProtocolError("the peer sent a sealed message before there was a key for it")
     return ProtocolError(f"the peer's frames have version {version}, ours {ours}")

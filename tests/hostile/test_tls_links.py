@@ -375,12 +375,13 @@ async def test_an_end_that_proves_something_else_is_refused_and_both_know_why(
         error = await link(decoder, prompt)
         assert isinstance(error, AuthError)
         why = (
-            f"the client proves a certificate, this end has {'keys' if other is KEYS else 'no credential'}"
+            f"the client proves a certificate, the listener has {'keys' if other is KEYS else 'no credential'}"
             if side == "client"
-            else "this end proves a certificate: the client must begin TLS"
+            else "the listener proves a certificate: the client must begin TLS"
         )
         assert f"an unproved peer refused: {why}" in str(error)
         assert why in caplog.text
+        assert "ca.crt" in (error.hint or ""), "a key alone mends nothing"
         assert not error.is_proved
 
 
@@ -390,7 +391,7 @@ async def test_a_stranger_that_speaks_without_tls_is_told_how_to_and_nothing_els
             await stream.send(encode(Refuse(status=1, reason="x")))
             (said,) = Decoder().feed(await stream.receive())
             assert isinstance(said, Refuse)
-            assert said.reason == "this end proves a certificate: the client must begin TLS"
+            assert said.reason == "the listener proves a certificate: the client must begin TLS"
             with pytest.raises(anyio.EndOfStream):
                 await stream.receive()
         for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\0\x05hello", b"\0" * 64):
