@@ -171,6 +171,7 @@ class CacheRegistry:
 
     def _make(self, pool: _Pool, desc: CacheDesc, blocks: bool, naming: Naming) -> Cache | None:
         """Return a new cache, or None if there is no room; then nothing was taken."""
+        # again: a key may have been bound while this call waited for room
         names = naming()
         addresses = pool.pages.take_all(desc.size, desc.num_tensors)
         if addresses is None:

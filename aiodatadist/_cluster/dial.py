@@ -95,6 +95,7 @@ async def dial(
                 waits_for(f"{host_port(address, port)} accepted the connection, but did not link")
                 return connection, address
         except OSError as error:  # TimeoutError is an OSError, too
+            # The limit is this process's, so no other address would do better.
             if error.errno in {errno.EMFILE, errno.ENFILE}:
                 raise LinkError(what + explained(error)) from error
             refusals.append((address, error))

@@ -345,6 +345,7 @@ class Engine:
             told = "cluster %d: a client was not linked: %s: %s", self.cluster_id, client.who, error
             self.totals.incidents.add(Incident.CLIENT_REFUSED, logger, *told)
         except Exception:
+            # logged, because raised it would end the engine's task group with all links
             words = "cluster %d: a client was not linked: %s"
             incidents = self.totals.incidents
             incidents.add(

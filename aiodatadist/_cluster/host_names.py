@@ -148,6 +148,7 @@ class HostNames:
         look_up = self._asked[host]
         look_up.askers += 1
         try:
+            # not awaited itself: cancelling one asker would cancel the answer for all
             await asyncio.wait([look_up.answer])
         finally:
             look_up.askers -= 1

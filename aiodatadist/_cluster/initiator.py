@@ -256,6 +256,7 @@ class LinkInitiator:
             else:
                 attempt.error = error
         except Exception as error:
+            # for the caller alone: raised in this task, it would end the engine's task group with all links
             logger.debug("cluster %d: cluster %d was not linked", self._engine.cluster_id, cluster_id, exc_info=True)
             attempt.error = LinkError(f"cluster {cluster_id} was not linked: {printable(repr(error))}")
             attempt.error.__cause__ = error

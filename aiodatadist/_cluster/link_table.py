@@ -175,6 +175,7 @@ class LinkTable:
             is_linked &= (
                 existing.life.is_mutual
                 and existing.session.instance == peer.instance
+                # both ends count their links: a peer that has had more since has lost this one
                 and existing.peer_links >= peer.links
             )
         if is_linked or (cluster_id == self._engine.cluster_id and self.is_to_itself):

@@ -69,6 +69,7 @@ class Memory:
         block = self._views() if self._views is not None else None
         if block is None:
             block = (ctypes.c_char * self.nbytes).from_address(self.address)
+            # weak, so that the memory can be freed once no array uses it
             self._views = weakref.ref(block)
         return memoryview(block).cast("B")
 

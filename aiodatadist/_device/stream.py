@@ -293,6 +293,7 @@ class Stream:
             raise ParamInvalid(f"{self.name} is closed")
         timeout_ms = max(1, round(timeout * 1000))
         transfer = StreamTransfer(self, next(self._numbers), program, clean, timeout_ms, priority)
+        # behind those that wait: transfers of one priority run in the order of their submission
         if self._holds or self._backlog[priority]:
             self._put_back(transfer, last=True)
         else:

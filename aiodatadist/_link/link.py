@@ -311,6 +311,7 @@ class Link:
         """End this half at once, without waiting for the peer. It is told, but may not receive the message."""
         if self.session.failure is None:
             self._wire.post(Disconnect(reason=str(failure.args[0])))
+            # The connection is aborted below, which drops what the kernel has not got.
             self._wire.hurry()
             self.session.end(Event.CLOSE, failure)
         self.transfers.running.stop()

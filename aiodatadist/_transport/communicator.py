@@ -178,6 +178,7 @@ class Communicator:
             finally:
                 turn.give()
         self.handle = made[0]
+        # call_off() found no handle while the communicator was being made
         if self._is_called_off:
             self._end_waiting()
 
@@ -226,6 +227,7 @@ class Communicator:
                 and must not be freed, until the process ends.
             LLMException: if HCCL refused.
         """
+        # taken away first: call_off(), in another thread, must not find a handle that is being destroyed
         handle, self.handle = self.handle, None
         if handle is None:
             return

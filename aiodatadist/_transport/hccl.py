@@ -259,6 +259,7 @@ class HcclTransport(Transport):
             try:
                 comm.make(rank_table(offer.endpoints), offer.rank, config)
                 for region, handle in handles.items():
+                    # HCCL shows what is bound. Only softnpu can bind a region without showing it.
                     if self._runtime.is_soft or offer.reach.is_used(region):
                         channel.bind(region, handle, offer.reach.access(region))
                 comm.prepare(deadline - time.monotonic())

@@ -195,6 +195,7 @@ class BlockLease:
             return
         takers = self._takers or claim.takers
         is_kept = self._closed is None and claim.takers == takers and self._taken + len(self._claims) < takers
+        # An older peer cannot be told of a shorter limit, and would use what it reads after that.
         is_kept &= claim.is_limited or claim.seconds <= self._pull_seconds
         if is_kept:
             claim.seconds = min(claim.seconds, self._pull_seconds)

@@ -412,5 +412,6 @@ class Connection(anyio.abc.ByteStream):
 
     async def aclose(self) -> None:
         """Close the connection at once. Bytes that are still buffered are dropped."""
+        # not close(), which waits until the peer has read everything, or for ever
         self._writer.transport.abort()
         await anyio.lowlevel.checkpoint()

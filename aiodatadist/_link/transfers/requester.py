@@ -202,6 +202,7 @@ class Requester:
             CacheNotFound: if the peer has no such cache.
         """
         session, name = self.session, name_of(key)
+        # Asked again if the peer has revoked the cache since it sent its answer.
         while (known := session.catalogue.find(key)) is None:
             found = await session.questions.ask(lambda call: _lookup(call, name), Found, name)
             if not isinstance(found, Found) or found.cache is None:
