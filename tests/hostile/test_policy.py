@@ -170,7 +170,7 @@ async def test_nothing_is_claimed_or_released_without_the_right(tmp_path: Path, 
     async with ends_of(tmp_path, without("claim"), **mode) as ends:
         lease = ends.owner.datadist.cache_manager.lease_blocks(ends.theirs, [3, 4], 60)
         manager = ends.peer.datadist.cache_manager
-        with pytest.raises(LeaseMismatch, match="no right to claim .*policy.json must have a rule with 'claim'"):
+        with pytest.raises(LeaseMismatch, match=r"no right to claim .*policy\.json must have a rule with 'claim'"):
             await manager.pull_leased(lease.ticket(), ends.mine, [0, 1])
         link = inside(ends.peer.datadist).links.peek(1)
         assert link is not None

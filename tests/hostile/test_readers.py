@@ -162,7 +162,7 @@ async def test_a_lease_for_one_cluster_is_claimed_and_released_by_no_other(one_s
         mine, theirs = await one.blocks(DESC, 1), await other.blocks(DESC, 1)
         lease = owner.datadist.cache_manager.lease_blocks(cache, [3, 4], 60, for_cluster=2)
         ticket = lease.ticket()
-        with pytest.raises(LeaseMismatch, match="another cluster .*made the lease with for_cluster="):
+        with pytest.raises(LeaseMismatch, match=r"another cluster .*made the lease with for_cluster="):
             await other.datadist.cache_manager.pull_leased(ticket, theirs, [0, 1])
         await other.datadist.cache_manager.release_lease(ticket)
         assert lease.ended is None
