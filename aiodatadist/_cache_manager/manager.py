@@ -582,12 +582,14 @@ class CacheManager(Caches):
 
         Raises:
             NotLinked, PeerLost, LinkClosed: if there is no link, or it ended before the peer answered.
-            ParamInvalid: if this cache is being watched already, or takes no part in transfers with peers.
+            ParamInvalid: if this cache is being watched already, takes no part in transfers with peers, or is none that
+                the peer may write into.
         """
         tensors = layers_of(None, None, tensor_num_per_layer).tensors_per_layer
         entry = self._local(cache, "cache")
         link = self._engine.links.find(checks.integer(cluster_id, "cluster_id", checks.UINT64))
         link.session.check_ready()
+        link.session.check_writer(entry, "it has no layers to report")
         receiver = link.session.layer_events.watch(entry.cache_id, len(entry.addresses), tensors)
         try:
             await link.session.announce(receiver)

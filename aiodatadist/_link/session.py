@@ -36,6 +36,7 @@ from aiodatadist.errors import (
     LinkTimeout,
     LLMException,
     NotLinked,
+    ParamInvalid,
     PeerLost,
 )
 
@@ -162,6 +163,14 @@ class Session:
         """Return True if the peer may write into a cache of this end."""
         is_open = self.rights.private or not entry.is_private
         return self.rights.write and is_open and entry.audience.may_write(self.cluster_id)
+
+    def check_writer(self, entry: Entry, why: str) -> None:
+        """Raise ParamInvalid if the peer may not write into a cache of this end. ``why`` says why it must."""
+        if not self.may_write(entry):
+            raise ParamInvalid(
+                f"cluster {self.cluster_id} may not write into cache {entry.cache_id}: {why}",
+                hint="policy.json here, or the cache's writers, must allow it",
+            )
 
     def may_be_critical(self) -> bool:
         """Return True if the peer may make critical requests. If not, count and log that it made one."""

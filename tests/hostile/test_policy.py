@@ -95,6 +95,14 @@ async def test_a_peer_with_every_right_but_write_and_claim_reads(tmp_path: Path,
         assert ends.missing == 0
 
 
+async def test_no_layers_are_awaited_of_a_peer_that_may_not_write(tmp_path: Path) -> None:
+    """It could say that they have landed, and old bytes would be used as the new ones."""
+    async with ends_of(tmp_path, without("write")) as ends:
+        with pytest.raises(ParamInvalid, match="cluster 2 may not write into cache 1: it has no layers to report"):
+            async with ends.owner.datadist.cache_manager.receive_layers(2, ends.theirs):
+                pass
+
+
 async def test_a_peer_that_no_rule_fits_is_not_linked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with ends_of(tmp_path, None) as ends:
         error = await ends.link()

@@ -214,12 +214,7 @@ class PullRequests:
             request.finish(TransferState.CANCELLED)
             return
         spec = request.spec
-        if not self._session.may_write(spec.entry):
-            raise ParamInvalid(
-                f"cluster {self._session.cluster_id} may not write into cache {spec.entry.cache_id}: in request/response "
-                "mode the owner delivers what is pulled",
-                hint="policy.json here, or the cache's writers, must allow it",
-            )
+        self._session.check_writer(spec.entry, "in request/response mode the owner delivers what is pulled")
         self._session.channels.check_reaches(spec.entry, "this cluster, which the peer is asked to fill,")
         request.stage = Stage.WAITING
         request.alarm = self._alarms.set(asyncio.get_running_loop().time() + request.seconds, request)
