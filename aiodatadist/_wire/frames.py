@@ -138,6 +138,11 @@ class Decoder:
         *_, length = HEAD.unpack_from(self._buffer)
         return HEAD.size + int(length) - len(self._buffer)
 
+    @property
+    def is_within(self) -> bool:
+        """True if a message has begun whose rest has not come."""
+        return bool(self._buffer)
+
     def feed(self, data: bytes | memoryview) -> list[Message | Unknown]:
         """Return the messages that are complete with ``data``.
 

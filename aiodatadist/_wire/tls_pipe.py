@@ -24,6 +24,8 @@ from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, ProtocolE
 
 FIRST_BYTE: Final = b"\x16"
 """The first byte of a client that begins TLS. A message begins with ``K``."""
+_HEAD: Final = 5
+"""Bytes of the head of a record. The last two are the length of the rest."""
 RECORD: Final = 1 << 14
 """The most bytes of messages in one record of TLS."""
 MAX_HANDSHAKE: Final = 16 << 10
@@ -47,6 +49,7 @@ class TlsPipe:
     :meth:`outgoing` returns after each call of these two, also if it raised: then it has the alert for the peer.
 
     Attributes:
+        records: the number of heads of records that have come.
         names: the names in the peer's certificate, once the handshake is complete.
         expires: the time at which that certificate expires, in seconds since the epoch.
         is_proved: True once the peer has proved that it has the certificate.
@@ -64,9 +67,31 @@ class TlsPipe:
         self.is_over = False
         self._shaken = 0
         self._plain: Decoder | None = None
+        self.records = 0
+        self._head = b""
+        self._missing = 0
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = own.server if side == "server" else own.client
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=side == "server")
+
+    @property
+    def is_within(self) -> bool:
+        """True if a record has begun whose rest has not come. OpenSSL does not tell."""
+        return bool(self._head or self._missing)
+
+    def _take(self, data: bytes) -> None:
+        self._incoming.write(data)
+        while data:
+            if self._missing:
+                step = min(self._missing, len(data))
+                self._missing -= step
+            else:
+                step = min(_HEAD - len(self._head), len(data))
+                self._head += data[:step]
+                if len(self._head) == _HEAD:
+                    self._missing, self._head = int.from_bytes(self._head[3:]), b""
+                    self.records += 1
+            data = data[step:]
 
     def shake(self, data: bytes = b"") -> bool:
         """Continue the handshake with bytes of the socket; return True if it is complete.
@@ -86,7 +111,7 @@ class TlsPipe:
         self._shaken += len(data)
         if self._plain is not None:
             return self._hear_plain(self._plain, data)
-        self._incoming.write(data)
+        self._take(data)
         if self._shaken > MAX_HANDSHAKE:
             raise ProtocolError(
                 f"the peer's handshake has more than {MAX_HANDSHAKE} bytes: must have at most that many"
@@ -122,7 +147,7 @@ class TlsPipe:
         """
         if self.is_over:
             return b""
-        self._incoming.write(data)
+        self._take(data)
         records: list[bytes] = []
         try:
             while not self.is_over and (self._incoming.pending or self._tls.pending()):

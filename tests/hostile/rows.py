@@ -25,7 +25,7 @@ from aiodatadist._cluster import half_links, key_ring, link_table, pending_clien
 from aiodatadist._config.trust import NETWORK_BYTES, SECRET_BYTES
 from aiodatadist._context_caching.pools import seals
 from aiodatadist._link.control import peer_share
-from aiodatadist._link.control.wire import UNVERIFIED_BODY
+from aiodatadist._link.control.wire import UNVERIFIED_BODY, WHOLE_SECONDS
 from aiodatadist._values import foreign, peer_budget
 from aiodatadist._wire import seals as frame_seals
 from aiodatadist._wire.messages import Welcome
@@ -156,13 +156,14 @@ ROWS: Final = (
     ),
     Row(
         "T8",
-        _hostile("sealed_links", "key_handshakes", "tls_ends"),
+        _hostile("sealed_links", "key_handshakes", "tls_ends", "changed_lengths"),
         (
             Figure(
                 f"seals of {8 * frame_seals.SEAL_BYTES} bits, a window of {frame_seals.WINDOW} messages",
                 f"封印 {8 * frame_seals.SEAL_BYTES} 位，窗口为 {frame_seals.WINDOW} 条消息",
             ),
             Figure(f"{len(EACH)} kinds of messages, each way", f"{len(EACH)} 种消息，每个方向"),
+            Figure(f"{WHOLE_SECONDS:g} s for the rest of a message", f"一条消息的其余部分 {WHOLE_SECONDS:g} s"),
         ),
     ),
     Row(

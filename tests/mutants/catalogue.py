@@ -28,6 +28,7 @@ SEALED_VALUES = "tests/hostile/test_sealed_values.py"
 DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
 TLS_PIPE = "tests/unit/wire/test_tls_pipe.py"
 TRUST, ROTATED_KEYS = "tests/hostile/test_trust.py", "tests/hostile/test_rotated_keys.py"
+LENGTHS = "tests/hostile/test_changed_lengths.py"
 KEY_PROOF, SEALS = "tests/unit/wire/test_key_proof.py", "tests/unit/wire/test_seals.py"
 HANDSHAKES, SEALED_LINKS = "tests/hostile/test_key_handshakes.py", "tests/hostile/test_sealed_links.py"
 CHANNELS, ANSWERS, WITHDRAWN = (f"tests/hostile/test_{name}.py" for name in ("channels", "answers", "withdrawn_caches"))
@@ -678,6 +679,22 @@ MUTANTS = (
         '        if self._ready:\n            raise ProtocolError("a message without a seal',
         '        if False:\n            raise ProtocolError("a message without a seal',
         (f"{HANDSHAKES}::test_nothing_unsealed_counts_behind_a_welcome",),
+    ),
+    Mutant(
+        "message-without-an-end",
+        "a message whose length was changed on its way does not keep a link mute",
+        "aiodatadist/_link/control/wire.py",
+        "self._rest() if self._decoder.is_within else",
+        "self._rest() if False else",
+        (f"{LENGTHS}::test_a_message_that_is_said_to_be_longer_ends_the_link",),
+    ),
+    Mutant(
+        "record-without-an-end",
+        "a record of TLS whose length was changed on its way does not keep a link mute",
+        "aiodatadist/_link/control/connection.py",
+        "elif self.pipe is not None and self.pipe.is_within and self._alarm is None:",
+        "elif False:",
+        (f"{LENGTHS}::test_a_message_that_is_said_to_be_longer_ends_the_link",),
     ),
     Mutant(
         "choice-of-key-not-confirmed",

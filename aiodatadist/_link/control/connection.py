@@ -21,7 +21,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from aiodatadist._concurrency import forks
-from aiodatadist._link.control.wire import GONE, RECEIVE, UNVERIFIED_BODY, Wire
+from aiodatadist._link.control.wire import GONE, LAST_LOOK, RECEIVE, UNVERIFIED_BODY, WHOLE_SECONDS, Wire, no_end
 from aiodatadist._wire.frames import Decoder, Unknown, encode
 from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL, SEALED_MINOR, Message
 from aiodatadist._wire.reasons import discreet, refusal
@@ -184,6 +184,7 @@ class _Reader(asyncio.StreamReader):
     def __init__(self) -> None:
         super().__init__()
         self._generation = forks.generation
+        self._alarm: asyncio.TimerHandle | None = None
         # asyncio changes this buffer in place, and has no public question for how much is in it.
         self._has_unread: Callable[[], int] = self._buffer.__len__  # type: ignore[attr-defined]
 
@@ -193,6 +194,30 @@ class _Reader(asyncio.StreamReader):
         if data and (self.hear is None or self._has_unread() or not self.hear(bytes(data))):
             super().feed_data(data)
         if self.pipe is not None and (self.wrong is not None or self.pipe.is_over):
+            self.feed_eof()
+        elif self.pipe is not None and self.pipe.is_within and self._alarm is None:
+            self._wait_for_end_of(self.pipe, WHOLE_SECONDS)
+
+    def feed_eof(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        super().feed_eof()
+
+    def _wait_for_end_of(self, pipe: TlsPipe, seconds: float, is_last_look: bool = False) -> None:
+        loop = asyncio.get_running_loop()
+        self._alarm = loop.call_later(seconds, self._is_time, pipe, pipe.records, is_last_look)
+
+    def _is_time(self, pipe: TlsPipe, records: int, was_last_look: bool) -> None:
+        """End the connection if the rest of a record has not come, although this end reads."""
+        self._alarm = None
+        if not pipe.is_within:
+            return
+        if pipe.records != records or self._has_unread():
+            self._wait_for_end_of(pipe, WHOLE_SECONDS)
+        elif not was_last_look:
+            self._wait_for_end_of(pipe, LAST_LOOK, is_last_look=True)
+        else:
+            self.wrong = no_end()
             self.feed_eof()
 
     def begin_tls(self, pipe: TlsPipe, unread: bytes) -> None:

@@ -30,10 +30,26 @@ GATHER_SECONDS = 5e-5
 """Seconds after a message was sent at once in which others are gathered. A call of the kernel costs a fifth of that."""
 MAX_BACKLOG = 4 << 20
 """Bytes that may wait for a peer that does not read. If more wait, this end stops reading from the peer."""
+WHOLE_SECONDS = 20.0
+"""Seconds of waiting in which the rest of a message must come.
+
+Without a limit, one bit of a length that was changed on its way would keep a link mute that has heartbeats: all that its
+peer says would count as the rest of that message. The largest message takes this long at 16 KiB/s.
+"""
+LAST_LOOK = 0.2
+"""Further seconds for it: a busy event loop first reads what came in the meantime."""
 
 _NOTHING = memoryview(b"")
 
 GONE = "the peer's process is gone, or its connection broke"
+
+
+def no_end() -> ProtocolError:
+    """Return the error for a message whose rest does not come."""
+    return ProtocolError(
+        f"the end of a message did not come within {WHOLE_SECONDS:g} s: its length was changed on its way, or the peer "
+        "stopped within it"
+    )
 
 
 class Wire:
@@ -79,6 +95,7 @@ class Wire:
         self._may_be_buffered = False
         self._posts_many = False
         self._unread = _NOTHING
+        self._rest_seconds = WHOLE_SECONDS
 
     @property
     def peer_minor(self) -> int:
@@ -262,14 +279,16 @@ class Wire:
             if self._unread:
                 piece, self._unread = self._unread[:PIECE], self._unread[PIECE:] or _NOTHING
                 began = perf_counter()
-                self._ready.extend(self._decoder.feed(piece))
+                if messages := self._decoder.feed(piece):
+                    self._rest_seconds = WHOLE_SECONDS
+                    self._ready.extend(messages)
                 if inflow is not None:
                     inflow.worked(perf_counter() - began)
                 continue
             self._ready.extend(self._decoder.feed(b""))  # raises what is wrong with bytes behind an earlier message
             self._is_waiting = True
             try:
-                data = await self.stream.receive(RECEIVE)
+                data = await (self._rest() if self._decoder.is_within else self.stream.receive(RECEIVE))
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
                 raise PeerLost(GONE) from error
             finally:
@@ -282,6 +301,16 @@ class Wire:
         if inflow is not None:
             inflow.heard()
         return self._ready.popleft()
+
+    async def _rest(self) -> bytes:
+        """Receive more of a message that has begun. Raises ProtocolError if its end has not come in time."""
+        began = anyio.current_time()
+        for seconds in (max(self._rest_seconds, 0.0), LAST_LOOK):
+            with anyio.move_on_after(seconds):
+                data = await self.stream.receive(RECEIVE)
+                self._rest_seconds -= anyio.current_time() - began
+                return data
+        raise no_end()
 
     def react_at_once(self, react: Callable[[Message | Unknown], bool] | None) -> None:
         """Set a function that reacts to a message in the call that brings it, two turns of the loop sooner.
