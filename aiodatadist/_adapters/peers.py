@@ -107,7 +107,7 @@ class Peers:
         address = _as_address(host)
         if address is None:
             name = host.lower().rstrip(".")
-            # A resolver takes "127.1" and "0x7f000001" for addresses, so what is no name matches no rule, "*" included.
+            # A resolver takes "127.1" and "0x7f000001" for addresses. So only names match a rule, even "*".
             return [rule for rule, pattern in self._names if is_host_name(name) and pattern.fullmatch(name)]
         return [rule for rule, network in self._networks if address in network]
 

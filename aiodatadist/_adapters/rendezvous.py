@@ -96,7 +96,7 @@ class RendezvousServer:
 
     Raises:
         OSError: if it cannot listen there.
-        ParamInvalid: if ``host`` is neither an address nor a name, the keys cannot be used, or ``host`` is no loopback
+        ParamInvalid: if ``host`` is neither an address nor a name, the keys cannot be used, or ``host`` is not a loopback
             address and they are too weak for that.
     """
 
@@ -250,7 +250,7 @@ async def is_answering(address: PeerAddress) -> bool:
 
 
 def _why_no_place(host: str, rule: Callable[[str], str]) -> str:
-    """Return the rule that keeps a member with these keys from a host, or an empty text. ``localhost`` is no address."""
+    """Return the rule that keeps a member with these keys from a host, or an empty text. ``localhost`` is not an address."""
     return "" if is_loopback(host) else rule(host)
 
 
@@ -310,7 +310,7 @@ async def register(host: str, port: int, worker: Registered, credential: Credent
         LinkTimeout, ProtocolError: if no rendezvous answers there.
         AuthError: if the rendezvous has another key, or only one of the two ends has one.
         LinkError: if the rendezvous refuses the rank; the message says why.
-        ParamInvalid: if ``host`` is neither an address nor a name, the keys cannot be used, or ``host`` is no loopback
+        ParamInvalid: if ``host`` is neither an address nor a name, the keys cannot be used, or ``host`` is not a loopback
             address and they are too weak for that.
     """
     greeted = await _tell(host, port, Greet(at=clock(), nonce=secrets.token_hex(16)), credential, Greeted)

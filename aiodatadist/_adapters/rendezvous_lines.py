@@ -135,7 +135,7 @@ def read(key: bytes | None, line: bytes, kind: TypeAdapter[Any], limit: int, que
 
     Raises:
         Unsealed: if its seal is not of this key; it was not parsed.
-        Unreadable: if it is no such line.
+        Unreadable: if it is another line.
     """
     _, content = opened(() if key is None else (key,), line, question)
     return parsed(content, kind, limit)

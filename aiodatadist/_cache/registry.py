@@ -490,7 +490,7 @@ class CacheRegistry:
         """Keep the memory, because the cluster is finalized before the peer let go.
 
         A pool's pages go with the pool, and no other memory is in their place while the peer copies there. The caller's
-        memory is kept alive: until the peer let go of the device, or for as long as the process if it does not hold it.
+        memory is kept alive: until the peer has let go of the device, or as long as the process lives if it does not hold it.
         """
         writes.abandon()
         for entry in entries:

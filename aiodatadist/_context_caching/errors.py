@@ -1,6 +1,6 @@
 """Errors of ContextCaching: EMS's exception with EMS's codes, and a class for each code to catch by type.
 
-A missing value is no error: the cache may lose anything at any time, and a miss is a result.
+A missing value is not an error: the cache may lose anything at any time, and a miss is a result.
 """
 
 from __future__ import annotations

@@ -465,7 +465,7 @@ class LLMModel:
         self._v1_engine.want_role(LLMRole.DECODER, "pull_blocks")
         checks.instance(llm_req, "llm_req", LLMReq)
         if not self._layout.has_paged_attention:
-            raise ParamInvalid("pull_blocks without paged attention: use pull_kv and merge_kv")
+            raise ParamInvalid("pull_blocks needs paged attention: use pull_kv and merge_kv instead")
         key = BlocksCacheKey(llm_req.prompt_cluster_id, self._model_id)
         with self._calls.open("pull_blocks"):
             await self._manager.pull_blocks(key, self._shared(), prompt_blocks, decoder_blocks)

@@ -168,7 +168,7 @@ def decode(text: Any) -> str:
 
 
 class _Symbols:
-    """Functions by name, each looked up at its first call, so that a missing one is no error at load time."""
+    """Functions by name, each looked up at its first call, so that a missing one is not an error at load time."""
 
     def __init__(self, paths: Mapping[str, Any]) -> None:
         self._libraries = paths

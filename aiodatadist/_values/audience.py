@@ -24,7 +24,7 @@ class Audience(NamedTuple):
 
     @classmethod
     def of(cls, readers: Collection[int] | None, writers: Collection[int] | None) -> Self:
-        """Return an audience of these clusters. Raises TypeError or ValueError if one of them is no cluster id."""
+        """Return an audience of these clusters. Raises TypeError or ValueError if one of them is not a cluster id."""
         return cls(_ids(readers, "readers"), _ids(writers, "writers"))
 
     @property

@@ -42,7 +42,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
-            raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
+            raise ValueError(f"heads is {self.heads}: must be a multiple of kv_heads, {self.kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
 

@@ -111,7 +111,7 @@ async def test_a_failed_pull_leaves_nothing_staged() -> None:
         (lambda m: m.prompt.pull_kv(request(10)), "pull_kv is for LLMRole.DECODER"),
         (lambda m: m.prompt.merge_kv(request(10), 0), "merge_kv is for LLMRole.DECODER"),
         (lambda m: m.prompt.pull_blocks(request(10), [0], [0]), "pull_blocks is for LLMRole.DECODER"),
-        (lambda m: m.decoder.pull_blocks(request(10), [0], [0]), "without paged attention"),
+        (lambda m: m.decoder.pull_blocks(request(10), [0], [0]), "needs paged attention"),
         (lambda m: m.decoder.preload_prompt_prefix(request(1, 0, 5), []), "is for LLMRole.PROMPT"),
         (lambda m: m.decoder.release_prompt_prefix(request(1, 0, 5)), "is for LLMRole.PROMPT"),
         (lambda m: m.prompt.preload_prompt_prefix(request(1), []), "prefix_id is 18446744073709551615"),

@@ -13,7 +13,7 @@ class AioDataDistKVBootstrapServer(BaseKVBootstrapServer):  # type: ignore[misc]
 
     Raises:
         OSError: if it cannot listen there.
-        ParamInvalid: if the keys of the settings cannot be used, or ``host`` is no loopback address and there are none.
+        ParamInvalid: if the keys of the settings cannot be used, or there are none and ``host`` is not a loopback address.
         ValueError: if a setting is wrong.
     """
 

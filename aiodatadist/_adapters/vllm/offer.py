@@ -150,9 +150,9 @@ class Offers:
         self._own = frozenset(cluster_ids)
 
     def params_of(self, request: Any) -> dict[str, Any]:
-        """Return the parameters of one of vLLM's requests; empty if it has none, or something else, which is refused.
+        """Return the parameters of one of vLLM's requests; empty if it has none.
 
-        They are of any type if a client sends them in ``vllm_xargs``. They are refused once: from then on the request
+        A client can send values of any type in ``vllm_xargs``. Wrong ones are refused once: from then on the request
         has none.
         """
         params = request.kv_transfer_params

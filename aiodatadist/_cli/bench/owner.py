@@ -1,4 +1,4 @@
-"""The end that has a cache, and answers."""
+"""The owner: the end that has a cache, and answers the initiator."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def parse(url: str, schemes: tuple[str, ...], port: int, ours: frozenset[str], *
         others: if true, other options belong to another library and stay in the URL; otherwise they are refused.
 
     Raises:
-        TypeError, ValueError: if it is no such URL, or an option is unknown or occurs twice.
+        TypeError, ValueError: if it is not such a URL, or an option is unknown or occurs twice.
     """
     if not isinstance(url, str):
         raise TypeError(f"url is {url!r} of type {type(url).__name__}: must be a str")

@@ -134,7 +134,7 @@ class Node:
                     raise ConnectionResetError("this pool is closed")
                 return await self._talk(self._account.connection(self.host, self.port), requests)
             except (OSError, UnicodeError, OverflowError) as error:
-                # the last two are raised for a host that is no address
+                # the last two are raised for a host that is not an address
                 self.is_down = True
                 raise NodeDown(printable(f"redis at {self.name}: {error}")) from error
 
