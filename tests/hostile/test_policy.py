@@ -94,8 +94,9 @@ async def test_a_peer_with_every_right_but_write_and_claim_reads(tmp_path: Path,
         verify(ends.peer.memory(ends.mine), ends.mine, moved(DESC, {0: 3}))
         assert ends.missing == 0
 
+
+async def test_no_layers_are_awaited_of_a_peer_that_may_not_write(tmp_path: Path) -> None:
     """Refuse to wait: the peer could say that layers have landed, and old bytes would be used as the new ones."""
-    """It could say that they have landed, and old bytes would be used as the new ones."""
     async with ends_of(tmp_path, without("write")) as ends:
         with pytest.raises(ParamInvalid, match="cluster 2 may not write into cache 1: it has no layers to report"):
             async with ends.owner.datadist.cache_manager.receive_layers(2, ends.theirs):
