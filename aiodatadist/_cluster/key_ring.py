@@ -17,7 +17,7 @@ from typing import TypeVar
 import anyio
 
 from aiodatadist._concurrency.blocking_calls import started_in_thread
-from aiodatadist._config.certificates import Certificates
+from aiodatadist._config.certificates import Certificates, moment
 from aiodatadist._config.policy import Policy
 from aiodatadist._config.trust import Credential, Key
 from aiodatadist._counting import Incident, Incidents
@@ -275,8 +275,8 @@ class KeyRing:
         if not found or self._used in (None, found):
             return
         if isinstance(found, Certificates):
-            words = "%s: new links prove the certificate %s, which expires in %d s"
-            told = self._owner, printable(found.name), found.expires - time.time()
+            words = "%s: new links prove the certificate %s, which expires on %s"
+            told = self._owner, printable(found.name), moment(found.expires)
             self._incidents.add(Incident.KEYS_CHANGED, logger, words, *told, level=logging.INFO)
         else:
             self._tell_change_of_keys(found)

@@ -249,8 +249,13 @@ def _try_out(chain: bytes, own: str, paths: Mapping[str, Path]) -> Mapping[str, 
         raise ParamInvalid(f"{where} cannot be used: {_reason(error)}") from None
 
 
+def moment(at: float) -> str:
+    """Return a time in seconds since the epoch as texts show it."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def _expired(where: str, at: float | None = None) -> ParamInvalid:
-    since = "" if at is None else f" on {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    since = "" if at is None else f" on {moment(at)}"
     return ParamInvalid(f"{where} expired{since}: must be valid", hint="put a new one, and its key, into the folder")
 
 

@@ -21,7 +21,7 @@ from aiodatadist._blocking.config import KEY_FILE
 from aiodatadist._cli.doctor.finding import Finding, Mark
 from aiodatadist._cli.doctor.pools import sealing_findings
 from aiodatadist._cli.kit.numbers import quantity
-from aiodatadist._config.certificates import AUTHORITY, CERTIFICATE, Certificates
+from aiodatadist._config.certificates import AUTHORITY, CERTIFICATE, Certificates, moment
 from aiodatadist._config.certificates import KEY as TLS_KEY
 from aiodatadist._config.policy import POLICY, Policy
 from aiodatadist._config.secret_files import read_key
@@ -290,7 +290,7 @@ def _of_certificates(certificates: Certificates, folder: Path, now: float) -> Fi
     key = folder / TLS_KEY
     value = f"certificate {printable(certificates.name)} of {folder / CERTIFICATE} ({TLS_KEY} has {_mode(key)})"
     meaning = (
-        f"from {VARIABLE}; for {printable(clusters)}; it expires in {int(left)} s; clusters with "
+        f"from {VARIABLE}; for {printable(clusters)}; it expires on {moment(certificates.expires)}; clusters with "
         f"certificates of an authority in {AUTHORITY} link, on any machine"
     )
     if left > lifetime / 10:
