@@ -217,7 +217,7 @@ def _lookup(call: int, name: Name) -> Lookup:
 def _not_offered(session: Session, key: Key) -> CacheNotFound:
     return CacheNotFound(
         f"cluster {session.cluster_id} offers no cache for {key}",
-        hint="has it been made there? Host memory is only for peers with remote_accessible=True",
+        hint="has it been made there, may this cluster read it? Host memory is only for peers with remote_accessible=True",
     )
 
 
