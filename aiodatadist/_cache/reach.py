@@ -28,10 +28,8 @@ class PeerReach(Reach):
             if entry.pool is not None:
                 continue
             is_open = rights.private or not entry.is_private
-            may = _access(
-                is_open and rights.read and entry.audience.may_read(cluster_id),
-                is_open and rights.write and entry.audience.may_write(cluster_id),
-            )
+            reads, writes = entry.audience.lets(cluster_id)
+            may = _access(is_open and rights.read and reads, is_open and rights.write and writes)
             is_destination = entry.may_receive and not entry.remote_accessible
             shown = may if entry.remote_accessible else Access.NONE if one_sided else may & Access.WRITE
             is_unused = not may and not (is_destination and one_sided)

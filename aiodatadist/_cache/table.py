@@ -250,8 +250,8 @@ class Entry:
     # ---- what others see ----
 
     def message(self) -> CacheEntry:
-        """Return the message that announces it to a peer."""
-        return CacheEntry(
+        """Return the message that announces it to a peer, which checks it: nothing here is a peer's."""
+        return CacheEntry.model_construct(
             cache_id=self.cache_id,
             blocks=self.blocks,
             placement=1 if self.placement is Placement.DEVICE else 0,

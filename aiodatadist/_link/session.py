@@ -154,19 +154,21 @@ class Session:
         """Return True if the peer's version numbers notifications and revocations, so that this end may do so, too."""
         return self.peer_minor >= 1
 
-    def may_read(self, entry: Entry) -> bool:
-        """Return True if the peer may read a cache of this end: by itself, or in request/response mode by asking for it."""
-        is_open = self.rights.private or not (entry.is_private and self.host.one_sided)
-        return self.rights.read and is_open and entry.audience.may_read(self.cluster_id)
+    def may_use(self, entry: Entry) -> tuple[bool, bool]:
+        """Return whether the peer may read a cache of this end, and whether it may write into it.
 
-    def may_write(self, entry: Entry) -> bool:
-        """Return True if the peer may write into a cache of this end."""
-        is_open = self.rights.private or not entry.is_private
-        return self.rights.write and is_open and entry.audience.may_write(self.cluster_id)
+        A peer reads by itself, or in request/response mode by asking for it. Then private memory is not opened for it.
+        """
+        rights = self.rights
+        reads, writes = entry.audience.lets(self.cluster_id)
+        is_open = rights.private or not entry.is_private
+        can_ask = is_open or not self.host.one_sided
+        return rights.read and can_ask and reads, rights.write and is_open and writes
 
     def check_writer(self, entry: Entry, why: str) -> None:
         """Raise ParamInvalid if the peer may not write into a cache of this end. ``why`` says why it must."""
-        if not self.may_write(entry):
+        _, may_write = self.may_use(entry)
+        if not may_write:
             raise ParamInvalid(
                 f"cluster {self.cluster_id} may not write into cache {entry.cache_id}: {why}",
                 hint="policy.json here, or the cache's writers, must allow it",
@@ -180,7 +182,8 @@ class Session:
 
     def access_to(self, entry: Entry) -> Access:
         """Return what the peer may do with a cache of this end."""
-        return _ACCESS[self.may_read(entry)][self.may_write(entry)]
+        reads, writes = self.may_use(entry)
+        return _ACCESS[reads][writes]
 
     def lacks_right(self, right: RightName, what: str) -> None:
         """Count, and log, that the peer asked for something without the right to it."""

@@ -31,13 +31,10 @@ class Audience(NamedTuple):
     def is_every_cluster(self) -> bool:
         return self.readers is None and self.writers is None
 
-    def may_read(self, cluster_id: int) -> bool:
-        """Return True if the cluster is among the readers."""
-        return self.readers is None or cluster_id in self.readers
-
-    def may_write(self, cluster_id: int) -> bool:
-        """Return True if the cluster is among the writers."""
-        return self.writers is None or cluster_id in self.writers
+    def lets(self, cluster_id: int) -> tuple[bool, bool]:
+        """Return whether the cluster is among the readers, and whether it is among the writers."""
+        readers, writers = self
+        return readers is None or cluster_id in readers, writers is None or cluster_id in writers
 
 
 EVERY_CLUSTER: Final = Audience()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, Final, overload
+from operator import attrgetter
+from typing import Any, Final, TypeVar, overload
 
 from aiodatadist._values import checks
 from aiodatadist.errors import LLMStatusCode, ParamInvalid
 
 UNSET: Final = 2**64 - 1
 """A request or prefix id that names nothing."""
+
+T = TypeVar("T")
 
 
 class LLMRole(IntEnum):
@@ -225,6 +228,14 @@ class CacheDesc:
         return f"CacheDesc({self._num_tensors}, {list(self._shape)}, {self._data_type.name}, {self._placement})"
 
 
+def _reads_slots(kind: type[T]) -> type[T]:
+    """Let each property that returns the slot of its name read it in C, because each transfer reads several of them."""
+    for name, value in list(vars(kind).items()):
+        if isinstance(value, property) and f"_{name}" in vars(kind):
+            setattr(kind, name, property(attrgetter(f"_{name}"), doc=value.__doc__))
+    return kind
+
+
 class CacheHome:
     """The owner of caches: one cluster, from ``init`` to ``finalize``."""
 
@@ -234,6 +245,7 @@ class CacheHome:
         self.cluster_id: int = cluster_id
 
 
+@_reads_slots
 class Cache:
     """A cache that this cluster holds. Made by a cache manager; dropping the object frees nothing.
 
@@ -346,6 +358,7 @@ def _bind(call: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict
     return given
 
 
+@_reads_slots
 class CacheKey(_Key):
     """The name of one batch slot: ``CacheKey(cluster_id, req_id, model_id=0, prefix_id=2**64-1, for_cluster=None)``.
 
@@ -417,6 +430,7 @@ class CacheKey(_Key):
         return self._req_id == UNSET and self._prefix_id == UNSET
 
 
+@_reads_slots
 class CacheKeyByIdAndIndex(_Key):
     """The name of one batch slot by the owner's cache id."""
 
@@ -443,6 +457,7 @@ class CacheKeyByIdAndIndex(_Key):
         return self._batch_index
 
 
+@_reads_slots
 class BlocksCacheKey(_Key):
     """The name of a whole blocks cache: ``BlocksCacheKey(cluster_id, model_id=0)``. One per model id and cluster."""
 

@@ -169,7 +169,7 @@ class Decoder:
         return messages
 
     def peek(self, data: bytes) -> Message | Unknown | None:
-        """Return the message if ``data`` is exactly one small message, and no incomplete one came before; None otherwise.
+        """Return the message if ``data`` is exactly one small message, which is due, and no incomplete one came before.
 
         The message is not consumed: :meth:`feed` would return it, too, or raise what is wrong with it. If it need not be
         fed, call :meth:`consume`.
@@ -184,7 +184,7 @@ class Decoder:
                 message = _parse(data[HEAD.size :], self.minor, self.protocol)
             else:
                 counter = opener.counter_of(data) if len(data) >= HEAD.size + TRAILER else None
-                if counter is None or not opener.is_new(counter):
+                if counter is None or counter != opener.due:
                     return None
                 self._peeked = counter
                 message = _content(data[HEAD.size : -TRAILER], self.minor, self.protocol)

@@ -39,13 +39,14 @@ class Opener:
     """Checks the seals of what the peer sends.
 
     Attributes:
+        due: the counter that comes next, unless a message is missing or repeated.
         on_repeated: called for each message that must be ignored. Its counter was accepted before, or is too old to tell.
     """
 
     def __init__(self, key: bytes) -> None:
         self._keyed = blake2b(key=key, digest_size=SEAL_BYTES)
-        self._highest = -1
-        self._missing: set[int] = set()  # below the highest, within the window, and not accepted yet
+        self.due: int = 0
+        self._missing: set[int] = set()  # below the one that is due, within the window, and not accepted yet
         self.on_repeated: Callable[[], object] = lambda: None
 
     def counter_of(self, data: bytes) -> int | None:
@@ -56,25 +57,21 @@ class Opener:
             return None
         return int(COUNTER.unpack_from(data, len(data) - TRAILER)[0])
 
-    def is_new(self, counter: int) -> bool:
-        """Return True if a counter has not been accepted yet, and is not too old to tell."""
-        return counter > self._highest or counter in self._missing
-
     def accept(self, counter: int) -> bool:
         """Accept a message with this counter. Return False if it must be ignored."""
-        if counter == self._highest + 1:  # nothing is missing between the two, so the window needs no work
-            self._highest = counter
+        if counter == self.due:  # nothing is missing between the two, so the window needs no work
+            self.due = counter + 1
             if self._missing:
                 self._missing.discard(counter - WINDOW)
             return True
-        if not self.is_new(counter):
+        if counter in self._missing:
+            self._missing.remove(counter)
+            return True
+        if counter < self.due:
             self.on_repeated()
             return False
-        if counter < self._highest:
-            self._missing.discard(counter)
-            return True
         oldest = counter - WINDOW + 1
         self._missing = {each for each in self._missing if each >= oldest}
-        self._missing.update(range(max(self._highest + 1, oldest), counter))
-        self._highest = counter
+        self._missing.update(range(max(self.due, oldest), counter))
+        self.due = counter + 1
         return True

@@ -309,3 +309,31 @@ def test_status_answers_one_question() -> None:
     assert Status(LLMStatusCode.LLM_SUCCESS).is_ok()
     assert not Status(LLMStatusCode.LLM_TIMEOUT).is_ok()
     assert Status(LLMStatusCode.LLM_TIMEOUT).status_code is LLMStatusCode.LLM_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (BlocksCacheKey(1, 2), {"cluster_id": 1, "prompt_cluster_id": 1, "model_id": 2}),
+        (CacheKeyByIdAndIndex(1, 2, 3), {"cluster_id": 1, "cache_id": 2, "batch_index": 3}),
+        (
+            CacheKey(1, 2, 3, 4, for_cluster=5),
+            {"cluster_id": 1, "prompt_cluster_id": 1, "req_id": 2, "model_id": 3, "prefix_id": 4, "for_cluster": 5},
+        ),
+        (
+            Cache(1, CacheDesc(1, [2, 2], FP16), [7], True),
+            {"cache_id": 1, "tensor_addrs": [7], "is_blocks_cache": True},
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_are_read_and_never_written(values: object, names: dict[str, object]) -> None:
+    assert {name: getattr(values, name) for name in names} == names
+    for name, value in names.items():
+        with pytest.raises(AttributeError):
+            setattr(values, name, value)
+        assert isinstance(getattr(type(values), name), property)
+
+
+def test_descriptions_of_properties_remain() -> None:
+    assert Cache.cache_id.__doc__ == "The id, with which a peer may name the cache; -1 if it has none."

@@ -65,27 +65,25 @@ class Window:
 class Floor:
     """The peers that were heard last, of all peers of a cluster.
 
-    Args:
+    Attributes:
         clock: returns the time in seconds.
+        last: the peer that was heard last.
+        at: when it was heard.
+        other_at: when another peer was heard last.
     """
 
-    __slots__ = ("_at", "_clock", "_last", "_other_at")
+    __slots__ = ("at", "clock", "last", "other_at")
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._last: object = None
-        self._at = self._other_at = -math.inf
-
-    def heard(self, peer: object) -> None:
-        """Note that a peer was heard."""
-        if peer is not self._last:
-            self._last, self._other_at = peer, self._at
-        self._at = self._clock()
+        self.clock: Callable[[], float] = clock
+        self.last: object = None
+        self.at: float = -math.inf
+        self.other_at: float = -math.inf
 
     def has_others(self, peer: object) -> bool:
         """Return True if another peer was heard a moment ago."""
-        at = self._other_at if peer is self._last else self._at
-        return self._clock() - at <= ACTIVE_SECONDS
+        at = self.other_at if peer is self.last else self.at
+        return self.clock() - at <= ACTIVE_SECONDS
 
 
 class Inflow:
@@ -120,7 +118,10 @@ class Inflow:
         """Count a message, and its bytes unless they have been counted as received."""
         self._frames.left -= 1
         self._bytes.left -= nbytes
-        self._floor.heard(self)
+        floor = self._floor
+        if floor.last is not self:
+            floor.last, floor.other_at = self, floor.at
+        floor.at = floor.clock()
 
     def worked(self, seconds: float) -> None:
         """Count the time that reading the peer's messages has taken."""

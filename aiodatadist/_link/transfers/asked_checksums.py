@@ -130,7 +130,8 @@ class AskedChecksums:
 
 def check_reader(session: Session, entry: Entry) -> None:
     """Raise ParamInvalid if the peer may not read a cache."""
-    if not session.may_read(entry):
+    may_read, _ = session.may_use(entry)
+    if not may_read:
         session.lacks_right("read", f"its request for cache {entry.cache_id} is refused")
         raise ParamInvalid(
             f"cluster {session.cluster_id} may not read cache {entry.cache_id}",
