@@ -130,7 +130,7 @@ class RemoteCache:
             when_left(self)
 
     def when_idle(self, call: Callable[[], object]) -> None:
-        """Call back once no transfer of this end uses it, in a later turn of the loop. For one caller; one uses it now."""
+        """Call back in a later turn of the loop, once no transfer of this end uses it. For one caller, while it is used."""
         self._when_idle = call
 
 

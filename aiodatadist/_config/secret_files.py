@@ -24,7 +24,7 @@ def read_secret(path: Path, name: str, *, readable_by: int = stat.S_IRWXU | stat
         readable_by: mode bits of those who may read it. A group may by default, because Kubernetes mounts Secrets so.
 
     Raises:
-        ParamInvalid: if the file cannot be read, is no regular file, is larger than ``MAX_FILE``, or other users may
+        ParamInvalid: if the file cannot be read, is not a regular file, is larger than ``MAX_FILE``, or other users may
             write or read it.
     """
     try:
@@ -34,7 +34,7 @@ def read_secret(path: Path, name: str, *, readable_by: int = stat.S_IRWXU | stat
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ParamInvalid(f"{name} {str(path)!r} is no regular file: must be one")
+            raise ParamInvalid(f"{name} {str(path)!r} is not a regular file: must be one")
         _check_writers(path, name, status, descriptor)
         if stat.S_IMODE(status.st_mode) & stat.S_IRWXO & ~readable_by:
             raise _wrong_mode(path, name, status, "users outside its group must not be able to read it", "0400")

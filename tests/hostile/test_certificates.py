@@ -68,7 +68,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no certificate": (_gone("tls.crt"), r"the certificate .*tls.crt' cannot be read: No such file"),
     "no key": (_gone("tls.key"), r"the private key .*tls.key' cannot be read: No such file"),
     "no authorities": (_gone("ca.crt"), r"the file of authorities .*ca.crt' cannot be read: No such file"),
-    "a pipe": (_pipe, r"tls.key' is no regular file: must be one"),
+    "a pipe": (_pipe, r"tls.key' is not a regular file: must be one"),
     "a large file": (_content("ca.crt", b"#" * (1 << 17)), r"ca.crt' has more than 65536 bytes"),
     "an empty certificate": (_content("tls.crt", b""), r"tls.crt' and the private key .* cannot be used: .*in PEM"),
     "an empty key": (_content("tls.key", b""), r"the private key .*tls.key' cannot be used: .*in PEM"),

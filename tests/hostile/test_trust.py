@@ -92,7 +92,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         "mode 0604: users outside its group must not be able to read it",
     ),
     "no key file": (_no_file, "keys' cannot be read: No such file or directory"),
-    "a pipe": (_pipe, "keys' is no regular file: must be one"),
+    "a pipe": (_pipe, "keys' is not a regular file: must be one"),
     "a large file": (_large, "has more than 65536 bytes: must have at most that many"),
     "no key": (_lines("# nothing"), "has no key: must have 1 to 16"),
     "too many keys": (

@@ -15,7 +15,7 @@ from aiodatadist._values.foreign import printable
 from aiodatadist.errors import IncompatiblePeer, TransferError
 
 ASK_SECONDS = SECONDS + 1.0
-"""Seconds for a bootstrap server's answer, or the reason why there is none."""
+"""Seconds to wait for a bootstrap server's answer, or for the reason why there is none."""
 _RECEIVERS = count()
 """Numbers in the names of receivers: a room may have several, one after the other or by mistake."""
 

@@ -260,7 +260,7 @@ class Offers:
         """Raise Unreadable if the name is too short to be drawn at random by a router."""
         if len(name) < self._shortest_name:
             raise Unreadable(
-                f"transfer_id has {len(name)} characters: it must have {self._shortest_name} if engines have keys"
+                f"transfer_id has {len(name)} characters: must have at least {self._shortest_name} if engines have keys"
             )
 
     def _refuse(self, kind: Incident, request_id: str, what: str, why: object) -> None:
