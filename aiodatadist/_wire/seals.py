@@ -17,6 +17,7 @@ TRAILER: Final = COUNTER.size + SEAL_BYTES
 """Bytes behind the content of a sealed message."""
 WINDOW: Final = 1024
 """Counters behind the highest one that are still accepted, each once."""
+_MASK: Final = (1 << WINDOW) - 1
 
 
 class Sealer:
@@ -46,7 +47,7 @@ class Opener:
     def __init__(self, key: bytes) -> None:
         self._keyed = blake2b(key=key, digest_size=SEAL_BYTES)
         self.due: int = 0
-        self._missing: set[int] = set()  # below the one that is due, within the window, and not accepted yet
+        self._missing = 0  # bit i: the counter i below the highest, within the window, was not accepted yet
         self.on_repeated: Callable[[], object] = lambda: None
 
     def counter_of(self, data: bytes) -> int | None:
@@ -62,16 +63,16 @@ class Opener:
         if counter == self.due:  # nothing is missing between the two, so the window needs no work
             self.due = counter + 1
             if self._missing:
-                self._missing.discard(counter - WINDOW)
+                self._missing = self._missing << 1 & _MASK
             return True
-        if counter in self._missing:
-            self._missing.remove(counter)
+        ahead = counter - self.due + 1  # of the highest
+        if ahead > 0:
+            skipped = (1 << min(ahead, WINDOW)) - 2
+            self._missing = (self._missing << ahead if ahead < WINDOW else 0) & _MASK | skipped
+            self.due = counter + 1
             return True
-        if counter < self.due:
+        if not self._missing >> -ahead & 1:
             self.on_repeated()
             return False
-        oldest = counter - WINDOW + 1
-        self._missing = {each for each in self._missing if each >= oldest}
-        self._missing.update(range(max(self.due, oldest), counter))
-        self.due = counter + 1
+        self._missing ^= 1 << -ahead
         return True

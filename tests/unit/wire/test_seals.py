@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from hashlib import blake2b
 
 import pytest
@@ -131,3 +132,15 @@ def test_each_counter_is_accepted_once_and_only_within_the_window(counters: list
         if is_new:
             seen.add(counter)
             highest = max(highest, counter)
+
+
+def test_counters_that_are_left_out_cost_no_memory() -> None:
+    """Leave out as many counters as a peer can that makes each message as dear as possible."""
+    opener = Opener(KEY)
+    tracemalloc.start()
+    try:
+        assert all(opener.accept(number * (WINDOW - 1)) for number in range(100))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4096
