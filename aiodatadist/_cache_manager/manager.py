@@ -582,8 +582,8 @@ class CacheManager(Caches):
 
         Raises:
             NotLinked, PeerLost, LinkClosed: if there is no link, or it ended before the peer answered.
-            ParamInvalid: if this cache is being watched already, takes no part in transfers with peers, or is none that
-                the peer may write into.
+            ParamInvalid: if this cache is being watched already, takes no part in transfers with peers, or the peer
+                may not write into it.
         """
         tensors = layers_of(None, None, tensor_num_per_layer).tensors_per_layer
         entry = self._local(cache, "cache")

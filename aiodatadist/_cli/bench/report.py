@@ -23,7 +23,7 @@ SHED = (
     "Avg Post (us)", "Avg Tx (us)", "Loop late P99 (us)", "Max (us)", "P90 (us)", "Avg Lat. (us)", "Transfers/s", "CPU s/GB",
     "memcpy", "P50 (us)",
 )  # fmt: skip
-"""The columns that a narrow terminal goes without, the first first. ``--json`` has them all."""
+"""The columns that are left out on a narrow terminal, in this order. ``--json`` has them all."""
 
 
 class BenchReport(BaseModel):
