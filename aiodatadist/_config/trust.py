@@ -288,6 +288,7 @@ class TrustFolder(Credential):
         self.path: Path = Path(path)
         self._files: tuple[str, ...] = (KEYS,)
         self._held: _Held | None = None
+        self._is_limited = False  # by a policy that was read
 
     @property
     def is_in_file(self) -> bool:
@@ -319,6 +320,7 @@ class TrustFolder(Credential):
             return held
         self._held = None  # also if the new ones cannot be used: then the old ones are not used either
         fresh = self._held = self._read_new()
+        self._is_limited |= fresh.policy is not None
         return fresh
 
     def _has_moved_on(self, held: _Held) -> bool:
@@ -348,6 +350,11 @@ class TrustFolder(Credential):
         """Return the files of the mode that the folder is for. If one is missing, its reader reports that."""
         has_tls = any(os.path.lexists(self.path / name) for name in TLS_FILES)
         has_policy = os.path.lexists(self.path / POLICY)
+        if self._is_limited and not has_policy:  # without one, a link would have all rights, and keep them
+            raise ParamInvalid(
+                f"{str(self.path)!r} has no {POLICY!r} now: must have one as long as a process runs that has read it",
+                hint="replace it by a rename; to lift it, write one that gives all rights, or start again without one",
+            )
         mode = read_policy(self.path / POLICY).mode if has_policy else None
         if mode is None and has_tls and os.path.lexists(self.path / KEYS):
             raise ParamInvalid(

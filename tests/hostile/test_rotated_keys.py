@@ -425,3 +425,18 @@ async def test_figures_show_which_links_still_have_an_old_key(tmp_path: Path) ->
         assert [each.credential for each in other.datadist.statistics().links] == ["new"]
         shown = repr((prompt.datadist.figures(), prompt.datadist.statistics(), inside(prompt.datadist).key_ring.keys()))
         assert not any(secret in shown for line in (OLD, NEW) for secret in line.split()[1:])
+
+
+async def test_between_two_policies_no_peer_has_all_rights(tmp_path: Path) -> None:
+    """Removing the old policy before the new one is written leaves a moment without one: nothing links meanwhile."""
+    ours, theirs = folder_of(tmp_path / "ours", OLD), folder_of(tmp_path / "theirs", OLD)
+    rules = {"version": 1, "clusters": [{"match": {"key": "old"}, "may": ["link", "read"]}]}
+    policy_in(ours, rules)
+    async with open_cluster(1, trust=ours) as owner, open_cluster(2, device_id=1, trust=theirs) as peer:
+        (ours / "policy.json").unlink()
+        error = await link(peer, owner)
+        assert "the keys of this end cannot be used now" in str(error)
+        policy_in(ours, rules)
+        assert await link(peer, owner) is None
+        await owner.datadist.wait_linked(2)
+        assert inside(owner.datadist).links.find(2).session.rights == PeerRights.of(["link", "read"])

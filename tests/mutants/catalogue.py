@@ -1933,6 +1933,14 @@ MUTANTS = (
         (POLICY,),
     ),
     Mutant(
+        "a-removed-policy-gives-all-rights",
+        "no peer gets all rights between two policies",
+        "aiodatadist/_config/trust.py",
+        "        if self._is_limited and not has_policy:",
+        "        if False:",
+        ("tests/hostile/test_rotated_keys.py",),
+    ),
+    Mutant(
         "slot-of-another-is-read-at-its-address",
         "a slot for one cluster is read by no other at an address in it",
         "aiodatadist/_cache/table.py",

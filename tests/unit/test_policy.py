@@ -136,8 +136,10 @@ def test_a_folder_reads_its_policy_again_when_it_has_changed(tmp_path: Path) -> 
     assert policy is not None
     assert policy.rights_of("first", 3) == EVERY_RIGHT
     (folder / "policy.json").unlink()
-    trust.current()
-    assert trust.policy() is None
+    for look in (trust.current, trust.policy):
+        with pytest.raises(ParamInvalid, match=r"has no 'policy.json' now: must have one"):
+            look()
+    assert TrustFolder(str(folder)).policy() is None, "a process that begins without one"
     (folder / "policy.json").symlink_to(tmp_path / "nowhere")
     for look in (trust.current, trust.policy):
         with pytest.raises(ParamInvalid, match=r"policy.json' cannot be read: No such file"):
