@@ -22,8 +22,7 @@ class PeerReach(Reach):
     def __init__(self, entries: Iterable[Entry], cluster_id: int, rights: PeerRights, one_sided: bool) -> None:
         self._pools = _access(rights.read, rights.write)
         self._shows_read = one_sided
-        self._own: dict[Region, Access] = {}
-        self._unused: dict[Region, bool] = {}
+        self._own: dict[Region, tuple[Access, bool]] = {}  # what the peer may do, and True if neither end uses it
         for entry in entries:
             if entry.pool is not None:
                 continue
@@ -34,15 +33,18 @@ class PeerReach(Reach):
             shown = may if entry.remote_accessible else Access.NONE if one_sided else may & Access.WRITE
             is_unused = not may and not (is_destination and one_sided)
             for region in entry.regions():
-                self._own[region] = self._own.get(region, Access.NONE) | shown
-                self._unused[region] = self._unused.get(region, True) and is_unused
+                before, was_unused = self._own.get(region, (shown, True))
+                # a union of flags takes longer than all the rest, and is seldom needed
+                both = shown if before is shown else before | shown
+                self._own[region] = both, was_unused and is_unused
 
     def access(self, region: Region) -> Access:
-        may = self._own.get(region, self._pools)
+        may, _ = self._own.get(region, (self._pools, False))
         return may if self._shows_read else may & Access.WRITE
 
     def is_used(self, region: Region) -> bool:
-        return not self._unused.get(region, not self._pools)
+        _, is_unused = self._own.get(region, (self._pools, not self._pools))
+        return not is_unused
 
 
 def _access(may_read: bool, may_write: bool) -> Access:

@@ -2032,7 +2032,7 @@ MUTANTS = (
         "a-channel-shows-all-caches",
         "a channel shows a peer the caches that it may use, and no other",
         "aiodatadist/_cache/reach.py",
-        "        may = self._own.get(region, self._pools)\n",
+        "        may, _ = self._own.get(region, (self._pools, False))\n",
         "        may = self._pools\n",
         (WILD,),
     ),
