@@ -404,7 +404,7 @@ async def test_names_without_an_answer_take_few_threads_also_when_no_task_waits_
     threads: Threads, is_one_peer: bool
 ) -> None:
     names = host_names.HostNames()
-    limit = peer_budget.SHARE_LOOK_UP_THREADS if is_one_peer else peer_budget.LOOK_UP_THREADS
+    limit = peer_budget.THREADS_OF_LOOK_UP * peer_budget.LOOK_UPS if is_one_peer else peer_budget.LOOK_UP_THREADS
     assert await names.addresses_of("known", share=7) == ["127.0.0.1"]
     threads.begun = 0
     for number in range(limit):

@@ -167,7 +167,7 @@ class HostNames:
             return _Place([self._reserve])
         room = self._rooms.get(share)
         if room is None:
-            room = self._rooms[share] = _Share(self.of_share, 2 * self.of_share)
+            room = self._rooms[share] = _Share(self.of_share, peer_budget.THREADS_OF_LOOK_UP * self.of_share)
         if len(room.line) >= peer_budget.WAITING_LOOK_UPS:
             raise OSError(errno.EAGAIN, f"{peer_budget.WAITING_LOOK_UPS} other names wait to be looked up")
         own = _Place([room], lambda: self._leave(share, room))

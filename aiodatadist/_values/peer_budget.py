@@ -164,8 +164,8 @@ WAITING_LOOK_UPS = 256
 """Names that wait for these, at most: the number of requests that a decode engine begins in one step."""
 ALL_LOOK_UPS = 64
 """Concurrent look-ups for all of these together. Names that are listed literally may have the same number again."""
-SHARE_LOOK_UP_THREADS = 2 * LOOK_UPS
-"""Threads of a share's look-ups, including those for which no task waits any longer.
+THREADS_OF_LOOK_UP = 2
+"""Threads of a share for each of its look-ups, including those for which no task waits any longer.
 
 A question to the name service cannot be taken back. So there is room for the same number of earlier names as of current
 ones.

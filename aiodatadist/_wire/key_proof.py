@@ -41,7 +41,6 @@ Side = Literal["client", "server"]
 
 CONTEXT: Final = b"aiodatadist 5"
 _LINK_NAME: Final = b"aiodatadist 5 link"
-_KEY_BYTES: Final = 32
 _UNSAID: Final = "0" * 64
 """Stands for the confirmation, which cannot cover itself."""
 
