@@ -11,7 +11,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +25,7 @@ from aiodatadist._config.certificates import AUTHORITY, CERTIFICATE, Certificate
 from aiodatadist._config.certificates import KEY as TLS_KEY
 from aiodatadist._config.policy import POLICY, Policy
 from aiodatadist._config.secret_files import read_key
-from aiodatadist._config.trust import KEYS, NETWORK_BYTES, NONE, VARIABLE, TrustFolder, Untrusted, credential_of
+from aiodatadist._config.trust import KEYS, NETWORK_BYTES, NONE, VARIABLE, Key, TrustFolder, Untrusted, credential_of
 from aiodatadist._config.user_key import HINT, key_path, user_key
 from aiodatadist._context_caching.pools.extras import how_to_install
 from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
@@ -237,7 +237,7 @@ def trust_findings() -> Iterator[Finding]:
             meaning = "processes of any user of this machine can link; without the variable, only this user's"
             yield Finding("trust", f"{VARIABLE}={NONE}", "warn", meaning)
         elif isinstance(credential, TrustFolder):
-            yield _of_folder(credential)
+            yield from _of_folder(credential)
         else:
             yield _of_this_user(key_path(os.environ))
     except ParamInvalid as error:
@@ -250,24 +250,43 @@ def trust_findings() -> Iterator[Finding]:
         yield _of_key_file(Path(os.environ[KEY_FILE]))
 
 
-def _of_folder(credential: TrustFolder) -> Finding:
-    """Return the finding for a folder of trust. Raises ParamInvalid if it cannot be used."""
-    proof = credential.proof()
+def _of_folder(credential: TrustFolder) -> Iterator[Finding]:
+    """Yield the findings for a folder of trust and its policy. Raises ParamInvalid if it cannot be used."""
+    proof, policy = credential.proof(), credential.policy()
     if isinstance(proof, Certificates):
-        return _of_certificates(proof, credential.path, time.time())
+        yield _of_certificates(proof, credential.path, time.time())
+    else:
+        yield _of_keys(proof, credential.path)
+    if policy is not None:
+        keys = None if isinstance(proof, Certificates) else {key.name for key in proof}
+        yield _of_policy(policy, credential.path / POLICY, keys)
+
+
+def _of_keys(proof: Iterable[Key], folder: Path) -> Finding:
     first, *others = (key.name for key in proof)
     accepted = f"; {', '.join(others)} is accepted, too" if others else ""
-    value = f"key {first} of {credential.path / KEYS} ({_mode(credential.path / KEYS)})"
-    told = f"{accepted}{_of_policy(credential.policy())}"
-    return Finding("trust", value, "ok", f"from {VARIABLE}; clusters with the same key link, on any machine{told}")
+    value = f"key {first} of {folder / KEYS} ({_mode(folder / KEYS)})"
+    return Finding("trust", value, "ok", f"from {VARIABLE}; clusters with the same key link, on any machine{accepted}")
 
 
-def _of_policy(policy: Policy | None) -> str:
-    """Return what a policy restricts, in words; empty if there is no policy."""
-    if policy is None:
-        return ""
-    private = "" if policy.private_memory else ", and opens no ordinary memory of a process to peers on softnpu"
-    return f"; {POLICY} has {len(policy.clusters)} rules for what peers may do{private}"
+def _of_policy(policy: Policy, path: Path, keys: Collection[str] | None) -> Finding:
+    """Return the finding for a policy. It warns of rules that fit no peer.
+
+    Args:
+        keys: the names of the keys that peers may prove; None if they prove certificates.
+    """
+    count, named = len(policy.clusters), [rule.match.key for rule in policy.clusters]
+    meaning = f"{count} rule{' says' if count == 1 else 's say'} what peers may do"
+    if not policy.private_memory:
+        meaning += "; it opens no ordinary memory of a process to peers on softnpu"
+    others = sum((name is None) is (keys is not None) for name in named)
+    if others:
+        kind = "keys" if keys is None else "certificates"
+        meaning += f"; {others} {'is' if others == 1 else 'are'} for {kind}, which this folder does not prove"
+    absent = [printable(name) for name in named if name is not None and keys is not None and name not in keys]
+    if absent:
+        meaning += f"; {KEYS} has no key {absent[0]}, so its rule fits no peer"
+    return Finding("policy", str(path), "warn" if others or absent else "ok", meaning)
 
 
 def _of_key_file(path: Path) -> Finding:

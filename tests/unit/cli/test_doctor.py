@@ -27,7 +27,7 @@ from aiodatadist._native.runtime import FUNCTIONS, Runtime, open_runtime
 from aiodatadist.errors import RuntimeUnavailable
 from tests import children, vendor_names
 from tests.certificates import DAY, Authority, tls_folder, uri_of
-from tests.keys import HEX, folder_of
+from tests.keys import HEX, folder_of, policy_in
 
 
 def test_this_machine_is_examined_without_a_fatal_finding(capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,6 +246,44 @@ def test_the_keys_of_a_folder_are_named_and_not_shown(home: Path, monkeypatch: p
     (found,) = findings.trust_findings()
     assert (found.mark, found.value) == ("fail", f"AIODATADIST_TRUST={folder}")
     assert "mode 0770: group and others must not be able to write it" in found.meaning
+
+
+def rules(*matches: dict[str, str], **others: object) -> dict[str, object]:
+    return {"version": 1, "clusters": [{"match": match, "may": ["link", "read"]} for match in matches], **others}
+
+
+def test_a_policy_is_counted_and_a_rule_that_fits_no_peer_is_a_warning(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(home / "trust", f"decode {HEX}")
+    monkeypatch.setenv("AIODATADIST_TRUST", str(folder))
+    for names, mark, words in (
+        (["decode"], "ok", "1 rule says what peers may do"),
+        (["decode", "decode"], "ok", "2 rules say what peers may do"),
+        (["decod", "decode"], "warn", "2 rules say what peers may do; keys has no key decod, so its rule fits no peer"),
+    ):
+        policy_in(folder, rules(*({"key": name} for name in names)))
+        _, found = findings.trust_findings()
+        assert (found.name, found.mark, found.value) == ("policy", mark, str(folder / "policy.json"))
+        assert found.meaning == words
+    policy_in(folder, rules({"spiffe": "spiffe://prod/kv/*"}, private_memory=False))
+    _, found = findings.trust_findings()
+    assert found.mark == "warn"
+    assert "; 1 is for certificates, which this folder does not prove" in found.meaning
+    assert "opens no ordinary memory" in found.meaning
+
+
+def test_the_policy_beside_a_certificate_is_shown_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority()
+    folder = tls_folder(home / "trust", authority.issue([uri_of(7)], valid=(-DAY, 9 * DAY)), authority)
+    monkeypatch.setenv("AIODATADIST_TRUST", str(folder))
+    for match, mark, words in (
+        ({"spiffe": "spiffe://prod/kv/*"}, "ok", "1 rule says what peers may do"),
+        ({"key": "decode"}, "warn", "1 rule says what peers may do; 1 is for keys, which this folder does not prove"),
+    ):
+        policy_in(folder, rules(match))
+        _, found = findings.trust_findings()
+        assert (found.name, found.mark, found.meaning) == ("policy", mark, words)
 
 
 def test_a_certificate_is_named_with_its_clusters_and_the_time_that_is_left(
