@@ -7,44 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from aiodatadist._config.secret_files import check_folder, read_secret, unreadable
-from aiodatadist._config.trust import KEYS, NONE, VARIABLE, Credential, Key, is_for_values, keys_of, state_of
+from aiodatadist._config.secret_files import check_folder, read_secret
+from aiodatadist._config.trust import KEYS, NONE, VARIABLE, Key, KeysInFile, is_for_values, keys_of
 
 FILE: Final = "the file of keys for values"
 """The name of such a file in errors."""
 
 
-class SealKeys(Credential):
-    """The keys in a file with lines of ``name secret``, which is read again when it has changed.
+class SealKeys(KeysInFile):
+    """The keys in a file with lines of ``name secret``.
 
     Args:
         is_folder: True if the path is that of a folder of trust. Then only keys with a name for values count.
     """
 
     def __init__(self, path: Path, *, is_folder: bool = False) -> None:
-        self.path: Path = path / KEYS if is_folder else path
+        super().__init__(path / KEYS if is_folder else path, FILE)
         self._folder = path if is_folder else None
-        self._seen: tuple[int, ...] | None = None
-        self._keys: tuple[Key, ...] = ()
-
-    @property
-    def is_in_file(self) -> bool:
-        return True
-
-    @property
-    def may_change(self) -> bool:
-        return True
-
-    def current(self) -> tuple[Key, ...]:
-        try:
-            seen = state_of(self.path.stat())
-        except (OSError, ValueError) as error:
-            raise unreadable(self.path, FILE, error) from error
-        if seen != self._seen:
-            self._keys, self._seen = (), None
-            self._keys = self._read()
-            self._seen = seen
-        return self._keys
 
     def _read(self) -> tuple[Key, ...]:
         if self._folder is not None:

@@ -204,16 +204,18 @@ class AuthKey(Credential):
         return f"needs an auth_key of at least {NETWORK_BYTES} bytes; this one has {size}"
 
 
-class AuthKeyFile(AuthKey):
-    """The key that is the whole content of a file, which is read again when the file has changed.
+class KeysInFile(Credential):
+    """The keys in one file, which are read again when it has changed.
 
     Args:
-        secret: the key that was in the file when the cluster was configured.
+        name: the name of such a file in errors.
+        keys: the keys that are known before the file is read.
     """
 
-    def __init__(self, path: Path, secret: bytes) -> None:
-        super().__init__(secret)
+    def __init__(self, path: Path, name: str, keys: tuple[Key, ...] = ()) -> None:
         self.path: Path = path
+        self._name = name
+        self._keys = keys
         self._seen: tuple[int, ...] | None = None
 
     @property
@@ -226,23 +228,41 @@ class AuthKeyFile(AuthKey):
 
     def current(self) -> tuple[Key, ...]:
         try:
-            state = state_of(self.path.stat())
+            seen = state_of(self.path.stat())
         except (OSError, ValueError) as error:
-            raise unreadable(self.path, KEY_FILE, error) from error
-        if state != self._seen:
-            self._seen = None  # also if the new key cannot be used: then the old one is not used either
-            self._keys = (Key("auth_key", self._read()),)
-            self._seen = state
+            raise unreadable(self.path, self._name, error) from error
+        if seen != self._seen:
+            self._seen = None  # also if the new keys cannot be used: then the old ones are not used either
+            self._keys = self._read()
+            self._seen = seen
         return self._keys
 
-    def _read(self) -> bytes:
+    @abstractmethod
+    def _read(self) -> tuple[Key, ...]:
+        """Return the keys in the file. Raises ParamInvalid if they cannot be used."""
+
+
+class AuthKeyFile(KeysInFile):
+    """The key that is the whole content of a file.
+
+    Args:
+        secret: the key that was in the file when the cluster was configured.
+    """
+
+    def __init__(self, path: Path, secret: bytes) -> None:
+        super().__init__(path, KEY_FILE, AuthKey(secret).current())
+
+    def _why_no_network(self) -> str:
+        return AuthKey(self._keys[0].secret)._why_no_network()
+
+    def _read(self) -> tuple[Key, ...]:
         secret, old = read_key(self.path, KEY_FILE), self._keys[0].secret
         if len(secret) < NETWORK_BYTES <= len(old):  # the addresses were allowed for the old key
             raise ParamInvalid(
                 f"{KEY_FILE} {str(self.path)!r} has a key of {len(secret)} bytes now: must have at least {NETWORK_BYTES}, "
                 "as the key before it"
             )
-        return secret
+        return AuthKey(secret).current()
 
     @property
     def hint(self) -> str:
