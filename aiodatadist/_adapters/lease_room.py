@@ -51,8 +51,8 @@ class LeaseRoom:
         """Count a request's blocks as kept. Return False, and count nothing, if that exceeds a limit.
 
         Args:
-            client: the client that sent the request, if the engine knows it. Unknown clients have no limit of their
-                own.
+            client: the client that sent the request, if the engine knows it. No limit applies to an unknown
+                client alone.
         """
         self.give_back(request)
         numbers, client = tuple(set(blocks)), client[:MAX_CLIENT]

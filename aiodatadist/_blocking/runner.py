@@ -59,7 +59,7 @@ def inside(owner: object) -> str | None:
 
 
 class Runner(ModelRunner):
-    """The engine's runner for a user's. Raises TypeError if a method of the user's is ``async def``."""
+    """The engine's runner for a user's. Raises TypeError if one of the user's methods is ``async def``."""
 
     def __init__(self, inner: ModelRunner, owner: object) -> None:
         for name in METHODS:

@@ -1,7 +1,7 @@
 """Links that this end asks for: from a call, or the relinker's attempt, to a link that both ends have.
 
 Who owns what
-    An :class:`Attempt` is one link that is being made, by a task of the engine's. The caller waits for the attempt to
+    An :class:`Attempt` is one link that is being made, by one of the engine's tasks. The caller waits for the attempt to
     be settled, and ends it if it no longer wants to wait.
 
 Several attempts at one cluster

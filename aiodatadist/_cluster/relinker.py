@@ -2,7 +2,7 @@
 
 Who owns what
     A :class:`_Wanted` stands for a link that ``link_clusters`` made here and that no call has ended since. While it is
-    broken, a task of the engine's tries to make it again. Each has at most one such task, and none while a caller's own
+    broken, one of the engine's tasks tries to make it again. Each has at most one such task, and none while a caller's own
     ``link_clusters`` makes the link.
 
 In which order

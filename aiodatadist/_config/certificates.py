@@ -42,7 +42,7 @@ class Certificates:
     Attributes:
         client: the context for links that this cluster asks for.
         server: the context for links that it is asked for.
-        names: the names in its own certificate; None if it is in a context of the caller's, which does not show it.
+        names: the names in its own certificate; None if it is in the caller's context, which does not show it.
         begins: the time from which its own certificate is valid, in seconds since the epoch.
         expires: the time at which it expires.
         dns: the ids that the policy lists for DNS names, for certificates of peers.

@@ -30,7 +30,7 @@ HINT: Final = (
 def key_path(environment: Mapping[str, str]) -> Path:
     """Return the path of this user's key.
 
-    ``XDG_RUNTIME_DIR`` counts only if it is a folder of this user's: after ``su`` it is another user's.
+    ``XDG_RUNTIME_DIR`` counts only if it is this user's folder: after ``su`` it is another user's.
 
     Raises:
         ParamInvalid: if this user has no folder of these, and no home.

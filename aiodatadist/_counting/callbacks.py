@@ -1,4 +1,4 @@
-"""Code of the caller's that runs in the middle of our own: callbacks, observers, synchronizers, models, pools.
+"""Code of callers that runs in the middle of our own: callbacks, observers, synchronizers, models, pools.
 
 An error in such code ends only the call for which it ran. That includes CancelledError, which would cancel our task,
 StopIteration, which no future can hold, KeyboardInterrupt and SystemExit, which would end the event loop, and

@@ -82,7 +82,7 @@ class Flow:
         self._by_queue[bisect_left(SECONDS, seconds)] += 1
 
     def took(self, seconds: float) -> None:
-        """Count a call that succeeded and moved no bytes of its own."""
+        """Count a call that succeeded and moved no bytes itself."""
         self._seconds += seconds
         self._by_seconds[bisect_left(SECONDS, seconds)] += 1
         self._waited(0.0)

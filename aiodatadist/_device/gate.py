@@ -47,7 +47,7 @@ class Gate:
         return self.notifies[layer - self._layers.start]
 
     def opened(self, layer: int, record: StreamTransfer | None) -> None:
-        """Note that a layer's notify is being recorded, or has been; ``record`` is None on a stream of the caller's."""
+        """Note that a layer's notify is being recorded, or has been; ``record`` is None on the caller's stream."""
         self._shut.discard(layer)
         if record is not None:
             self._records[layer] = record

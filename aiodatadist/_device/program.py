@@ -90,7 +90,7 @@ class Program:
         return self._add(ring.RING_WAIT, ring.RING_EVENT, 0, event, None)
 
     def wait_number(self, event: int) -> Program:
-        """Hold the stream likewise until an event of the caller's, given as a number, is complete."""
+        """Hold the stream likewise until the caller's event, given as a number, is complete."""
         return self.wait(ffi.cast("void *", event))
 
     def wait_gate(self, notify: Handle) -> Program:

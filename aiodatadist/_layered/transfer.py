@@ -26,7 +26,7 @@ from aiodatadist._values.transfer_priority import TransferPriority
 from aiodatadist.errors import InternalError, LinkClosed, LLMException, ParamInvalid, TransferError
 
 Spawn = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
-"""Starts a task of the engine's."""
+"""Starts one of the engine's tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class LayeredTransfer(TransferCompletion):
         return self._marks is None and not isinstance(self._synchronizer, EventLayerSynchronizer)
 
     async def _run(self, scope: Scope, unknown: Sequence[Destination], walks: bool) -> None:
-        """Find destinations, and wait for layers, in a task of the engine's."""
+        """Find destinations, and wait for layers, in one of the engine's tasks."""
         try:
             with scope:
                 async with anyio.create_task_group() as group:

@@ -53,7 +53,7 @@ def _check_devices(mine: Endpoint, peer: Endpoint) -> None:
     if mine.device_ip and mine.device_ip == peer.device_ip:
         raise IncompatiblePeer(
             f"devices {mine.device_id} and {printable(peer.device_id)} both have device_ip {mine.device_ip}: "
-            "in a rank table it is one device's",
+            "in a rank table it must belong to one device",
             hint=f"look with hccn_tool -i N -ip -g, and correct {GIVE}, or /etc/hccn.conf",
         )
 

@@ -1,7 +1,7 @@
 """Observability: metrics for Prometheus, spans for OpenTelemetry, and a dashboard for Grafana.
 
 ``prometheus`` and ``otel`` need the extras of these names, and nothing else in the package imports them. The figures
-and the :class:`Observer` protocol are here, so an observer of the caller's own needs no extra. ``metrics`` lists every
+and the :class:`Observer` protocol are here, so the caller's observer needs no extra. ``metrics`` lists every
 metric, and ``grafana.json`` beside it is the dashboard.
 """
 

@@ -159,7 +159,7 @@ class Names:
         return list(dict.fromkeys(self._shard(pp, tp) for pp, tp in everyone))
 
     def of_key(self, parts: tuple[str, str]) -> PoolKey:
-        """Return the pool's key for a key of the caller's."""
+        """Return the pool's key for the caller's key."""
         return PoolKey(self._own, *parts)
 
     def of_blocks(self, blocks: Iterable[tuple[int, int]], shape: Shape, shard: str | None = None) -> list[PoolKey]:

@@ -117,7 +117,7 @@ class LayerReceiver:
 
 
 class Sender(Protocol):
-    """A layered transfer of this end into a cache of the peer's."""
+    """A layered transfer of this end into a peer's cache."""
 
     def on_watched(self) -> list[LandedLayers]:
         """Report layers from now on, because the peer watches. Return those that have landed."""
@@ -211,7 +211,7 @@ class LayerEvents:
         await self._news.wait()
 
     def on_landed(self, message: Landed) -> None:
-        """Pass an event of the peer's to the receiver of its cache."""
+        """Pass the peer's event to the receiver of its cache."""
         receiver = self._receivers.get(message.cache_id)
         if receiver is not None:
             receiver._take(message)
@@ -229,12 +229,12 @@ class LayerEvents:
     # ---- sending ----
 
     def begin(self, sender: Sender, cache_id: int) -> None:
-        """Note that a transfer into a cache of the peer's begins."""
+        """Note that a transfer into a peer's cache begins."""
         self._active[sender] = cache_id
         self._senders.setdefault(cache_id, {})[sender] = None
 
     def finish(self, sender: Sender) -> None:
-        """Note that a transfer into a cache of the peer's has ended."""
+        """Note that a transfer into a peer's cache has ended."""
         cache_id = self._active.pop(sender, None)
         if cache_id is not None:
             senders = self._senders[cache_id]

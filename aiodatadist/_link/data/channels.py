@@ -145,7 +145,7 @@ class Channels:
         self._changed = Signal()
         self._renewal: _Renewal | None = None
         self._openings: dict[str, _Opening] = {}  # by name of the channel
-        self._turns = anyio.Semaphore(opening)  # of renewals of the peer's
+        self._turns = anyio.Semaphore(opening)  # of the peer's renewals
         self._outdated: deque[tuple[int, int, int]] = deque()  # as _renew_for_peer says
         self._heard: deque[str] = deque(maxlen=2 * MAX_FOLLOWING)
         self._pause, self._failure = 0.0, ""
@@ -489,7 +489,7 @@ class Channels:
             self._retire(link_channel)
 
     def on_broken(self, message: Broken) -> None:
-        """Take a channel out of use on which a transfer of the peer's was stopped half-way."""
+        """Take a channel out of use on which one of the peer's transfers was stopped half-way."""
         link_channel = self._named(message.channel)
         if link_channel is not None and not link_channel.is_broken:  # otherwise this is known
             self._put_out_of_use(link_channel)

@@ -320,7 +320,7 @@ class _Lookups:
 
 
 class _Asked:
-    """A question about a cache of the peer's, and the transfers that share it.
+    """A question about a peer's cache, and the transfers that share it.
 
     Attributes:
         question: the question; None until it is asked.
