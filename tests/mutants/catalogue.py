@@ -1834,6 +1834,14 @@ MUTANTS = (
         (POOL_SERVERS,),
     ),
     Mutant(
+        "keys-known-before-their-policy",
+        "no link is made with keys whose policy is not known yet",
+        "aiodatadist/_cluster/key_ring.py",
+        "        found = self._read_proof()\n",
+        "        found = self._found = self._read_proof()\n",
+        (f"{ROTATED_KEYS}::test_no_key_is_known_before_the_policy_that_came_with_it",),
+    ),
+    Mutant(
         "keys-are-read-once",
         "a key that was removed links no longer",
         "aiodatadist/_config/trust.py",
