@@ -47,9 +47,12 @@ _UNSAID: Final = "0" * 64
 
 @dataclass(frozen=True)
 class SessionKeys:
-    """The keys of one connection. ``to_server`` and ``to_client`` are directions."""
+    """The keys of one connection. ``to_server`` and ``to_client`` are directions.
 
-    confirmation: bytes
+    The first of the five keys is used only for ``confirmation``, with which the server shows in ``welcome`` that it has it.
+    """
+
+    confirmation: str
     frames_to_server: bytes
     frames_to_client: bytes
     beats_to_server: bytes
@@ -81,21 +84,13 @@ def heartbeat_key(secret: bytes) -> Key:
 
 def session_keys(secret: bytes, hello: Hello1, welcome: Welcome) -> SessionKeys:
     """Derive the keys of a connection from a shared key and both first messages, with HKDF-SHA256."""
-    said = _said(hello, welcome)
+    said = encode(hello) + encode(welcome.model_copy(update={"confirmation": _UNSAID}))
     extracted = hmac.digest(bytes.fromhex(hello.nonce + welcome.nonce), secret, "sha256")
     keys: list[bytes] = []
     for number in range(1, 6):
         last = keys[-1] if keys else b""
         keys.append(hmac.digest(extracted, last + CONTEXT + said + bytes([number]), "sha256"))
-    return SessionKeys(*keys)
-
-
-def _said(hello: Hello1, welcome: Welcome) -> bytes:
-    return encode(hello) + encode(welcome.model_copy(update={"confirmation": _UNSAID}))
-
-
-def _confirmation(keys: SessionKeys, hello: Hello1, welcome: Welcome) -> str:
-    return hmac.digest(keys.confirmation, _said(hello, welcome), "sha256").hex()
+    return SessionKeys(hmac.digest(keys[0], said, "sha256").hex(), *keys[1:])
 
 
 class ProofState(Enum):
@@ -190,7 +185,7 @@ class KeyProof:
         welcome = Welcome(protocol=PROTOCOL, nonce=self._make_nonce(), key_name=key.name, confirmation=_UNSAID)
         self.credential, self.keys = key.name, session_keys(key.secret, hello, welcome)
         self.state = ProofState.SEAL
-        return welcome.model_copy(update={"confirmation": _confirmation(self.keys, hello, welcome)})
+        return welcome.model_copy(update={"confirmation": self.keys.confirmation})
 
     def _on_welcome(self, welcome: Welcome) -> None:
         if welcome.protocol != PROTOCOL:
@@ -200,7 +195,7 @@ class KeyProof:
         named = self._known.get(welcome.key_name)
         for key in self._known.values() if named is None else [named]:
             keys = session_keys(key.secret, self._hello, welcome)
-            if hmac.compare_digest(welcome.confirmation, _confirmation(keys, self._hello, welcome)):
+            if hmac.compare_digest(welcome.confirmation, keys.confirmation):
                 self.credential, self.keys, self.state = key.name, keys, ProofState.PROVED
                 return
         names = ", ".join(self._known) if named is None else named.name

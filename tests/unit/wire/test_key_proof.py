@@ -35,13 +35,19 @@ def proved(client: KeyProof, server: KeyProof) -> tuple[SessionKeys, SessionKeys
     return client.keys, server.keys
 
 
-def test_both_ends_derive_the_same_five_keys() -> None:
+def test_both_ends_derive_the_same_keys() -> None:
     client, server = KeyProof("client", [FIRST]), KeyProof("server", [SECOND, FIRST])
     ours, theirs = proved(client, server)
     assert ours == theirs
     assert (client.state, server.state) == (ProofState.PROVED, ProofState.PROVED)
     assert client.credential == server.credential == "first"
-    each = [ours.confirmation, ours.frames_to_server, ours.frames_to_client, ours.beats_to_server, ours.beats_to_client]
+    each = [
+        bytes.fromhex(ours.confirmation),
+        ours.frames_to_server,
+        ours.frames_to_client,
+        ours.beats_to_server,
+        ours.beats_to_client,
+    ]
     assert {len(key) for key in each} == {32}
     assert len(set(each)) == 5
 
@@ -49,13 +55,14 @@ def test_both_ends_derive_the_same_five_keys() -> None:
 def test_the_keys_are_those_of_hkdf_with_sha256() -> None:
     hello1 = Hello1(protocols=[5], nonce="ab" * 32, key_names=["first"])
     welcome = Welcome(protocol=5, nonce="cd" * 32, key_name="first", confirmation="0" * 64)
-    said = b"aiodatadist 5" + encode(hello1) + encode(welcome)
+    both = encode(hello1) + encode(welcome)
     extracted = hmac.new(bytes.fromhex("ab" * 32 + "cd" * 32), FIRST.secret, sha256).digest()
     blocks = [b""]
     for number in range(1, 6):
-        blocks.append(hmac.new(extracted, blocks[-1] + said + bytes([number]), sha256).digest())
+        blocks.append(hmac.new(extracted, blocks[-1] + b"aiodatadist 5" + both + bytes([number]), sha256).digest())
     confirmed = welcome.model_copy(update={"confirmation": "f" * 64})
-    assert session_keys(FIRST.secret, hello1, confirmed) == SessionKeys(*blocks[1:])
+    confirmation = hmac.new(blocks[1], both, sha256).hexdigest()
+    assert session_keys(FIRST.secret, hello1, confirmed) == SessionKeys(confirmation, *blocks[2:])
 
 
 def test_each_end_seals_with_the_key_with_which_the_other_one_checks() -> None:
