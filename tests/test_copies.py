@@ -549,7 +549,7 @@ async def test_the_refusal_says_what_the_memory_is() -> None:
         for placement, wrong in ((HOST, DEVICE), (DEVICE, HOST)):
             addresses, _, _ = await addresses_of(cluster, "pinned memory" if placement is HOST else "device memory")
             desc = CacheDesc(TENSORS, [4, 64], DataType.DT_UINT8, wrong)
-            with pytest.raises(ParamInvalid, match=rf"{addresses[0]:#x} cannot be {wrong}: {placement}"):
+            with pytest.raises(ParamInvalid, match=rf"{addresses[0]:#x} cannot be {wrong}: they are {placement}"):
                 await manager.register_blocks_cache(desc, addresses, remote_accessible=False)
 
 

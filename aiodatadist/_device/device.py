@@ -135,7 +135,7 @@ class Device:
         self.runtime.check("aclrtPointerGetAttributes", self.runtime.acl.aclrtPointerGetAttributes(pointer, attributes))
         known = _PLACES.get(attributes.location.type)
         if known is not placement:
-            what = words if known is None else known
+            what = words if known is None else f"they are {known}"
             raise ParamInvalid(f"{nbytes} bytes at {address:#x} cannot be {placement}: {what}")
 
     def disown(self, ranges: Sequence[tuple[int, int]]) -> None:
