@@ -347,7 +347,7 @@ REFUSALS: dict[str, Refusal] = {
     "an offset at the end": (
         lambda m, c: m.copy_cache(c["slots"], c["slots"], 0, 1, 64),
         ParamInvalid,
-        "offset is 64: .* has 64 bytes",
+        "offset is 64: .* has only 64 bytes",
     ),
     "an offset beyond the smaller slot": (
         lambda m, c: m.copy_cache(c["small slots"], c["slots"], 0, 1, 40, 1),
