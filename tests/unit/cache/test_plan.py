@@ -270,8 +270,8 @@ def test_slot_one_of_two_is_the_second_half_of_each_tensor() -> None:
         (80, 100, 0, 81, "81 bytes from 0 do not fit: a slot of the source cache has 80"),
         (100, 80, 0, 81, "81 bytes from 0 do not fit: a slot of the destination cache has 80"),
         (100, 80, 10, 90, "90 bytes from 10 do not fit: a slot of the destination cache has 80"),
-        (100, 80, 80, 1, "offset is 80: a slot of the destination cache has 80 bytes"),
-        (80, 100, 2**64 - 1, 1, "offset is 18446744073709551615: a slot of the source cache has 80 bytes"),
+        (100, 80, 80, 1, "offset is 80: a slot of the destination cache has only 80 bytes"),
+        (80, 100, 2**64 - 1, 1, "offset is 18446744073709551615: a slot of the source cache has only 80 bytes"),
     ],
 )
 def test_bytes_that_do_not_fit_either_slot_are_refused(
