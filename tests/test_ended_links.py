@@ -14,6 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from aiodatadist import BlocksCacheKey, Cache, CacheDesc, DataType, LLMClusterInfo, LLMStatusCode, NotLinked
+from aiodatadist._link.control import peer_share
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
 
 DESC = CacheDesc(2, [8, 64], DataType.DT_UINT8)
@@ -64,6 +65,7 @@ async def test_after_four_times_the_links_no_more_is_kept(
 ) -> None:
     caplog.set_level(logging.CRITICAL, "aiodatadist")  # else pytest keeps the records, and what they speak of
     monkeypatch.setattr("aiodatadist._counting.totals.MAX_PEERS", REMEMBERED)
+    monkeypatch.setattr(peer_share, "MAX_SHARES", REMEMBERED)
     ids = itertools.count(100)
     async with open_cluster(1) as hub:
         cache = await hub.blocks(DESC)

@@ -142,15 +142,12 @@ async def test_a_peer_whose_connection_broke_is_heard_out(monkeypatch: pytest.Mo
 
 def hold_the_last_word(side: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Keep this end from hearing that the other one is ready. Return an event that is set once this end has said so."""
-    said, times, hear = asyncio.Event(), {"server": 1, "client": 2}[side], LinkHandshake._hear_ready
+    said, hear = asyncio.Event(), LinkHandshake._hear_ready
 
     async def hear_ready(self: LinkHandshake) -> Ready:
-        nonlocal times
         if self._handshake.side == side:
-            times -= 1
-            if not times:
-                said.set()
-                await asyncio.Event().wait()
+            said.set()
+            await asyncio.Event().wait()
         return await hear(self)
 
     monkeypatch.setattr(LinkHandshake, "_hear_ready", hear_ready)

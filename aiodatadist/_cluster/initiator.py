@@ -328,6 +328,8 @@ class LinkInitiator:
             if await self._join(cluster_id, timeout):
                 return None
             self._links.check_not_linked(cluster_id)
+            made = self._engine.totals.generations
+            before = made[cluster_id]
             try:
                 return await self._ask(address, cluster_id, timeout, key, attempt, turn)
             except NotItsTurn as other:
@@ -335,8 +337,13 @@ class LinkInitiator:
                     await other.settled.wait()
             except LinkError as error:
                 is_coming = self._links.coming[cluster_id] or self._joinable(cluster_id) is not None
-                if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK or not is_coming:
+                existing = self._links.peek(cluster_id)
+                # the peer means a link that came meanwhile, and has ended here: it refuses another until it knows
+                has_gone = made[cluster_id] != before and (existing is None or not existing.session.is_ready)
+                if error.status_code is not LLMStatusCode.LLM_ALREADY_LINK or not (is_coming or has_gone):
                     raise
+                if has_gone:
+                    await self._outlast(cluster_id, timeout / 2)
             attempt.asks = ""
 
     def _take_turn(self, attempt: Attempt, peer: Hello) -> None:
