@@ -203,7 +203,8 @@ class PendingClient:
         message = await self._words.hear()  # raises unless its seal is right
         proof.sealed()
         self._proves_itself()
-        return await self._meet(message, lambda *_: Proved(proof.credential, keys.heartbeats))
+        name = proof.credential  # the link keeps what vouches for it, and needs nothing else of the proof
+        return await self._meet(message, lambda *_: Proved(name, keys.heartbeats))
 
     async def _introduce_over_tls(self) -> Introduced:
         pipe = TlsPipe("server", await self._reception.certificates())
