@@ -35,7 +35,7 @@ def digest_of_weights(place: str) -> str | None:
         for file in files:
             made.update(f"{file.name if path.is_dir() else ''} {file.stat().st_size}\0".encode(errors="surrogatepass"))
             with file.open("rb") as opened:
-                for sample in _samples(opened, file.stat().st_size, max(1, SAMPLES // len(files))):
+                for sample in samples(opened, file.stat().st_size, max(1, SAMPLES // len(files))):
                     made.update(sample)
     except (OSError, ValueError, RuntimeError) as error:  # no path of a file, as a name from a hub may be; no such user
         logger.debug("the weights in %s cannot be read: %s", place, error)
@@ -43,7 +43,7 @@ def digest_of_weights(place: str) -> str | None:
     return made.hexdigest()
 
 
-def _samples(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:
+def samples(file: BinaryIO, size: int, count: int) -> Iterator[bytes]:
     """Yield at most ``count`` samples: of each tensor if the file says where they are, otherwise evenly."""
     offsets = _tensors(file, size) or [size * number // count for number in range(count)]
     step = -(-len(offsets) // count)

@@ -112,7 +112,7 @@ def test_samples_are_few_in_however_many_tensors(tmp_path: Path, monkeypatch: py
         write(tmp_path / f"model-{number}.safetensors", TENSORS)
     for each in tmp_path.iterdir():
         with each.open("rb") as file:
-            assert len(list(weights._samples(file, each.stat().st_size, 5))) == 5
+            assert len(list(weights.samples(file, each.stat().st_size, 5))) == 5
     assert weights.digest_of_weights(str(tmp_path)) is not None
 
 

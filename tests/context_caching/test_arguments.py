@@ -54,7 +54,7 @@ V1: list[tuple[dict[str, Any], str]] = [
     ({"slots": []}, "slots is empty"),
     ({"slots": [0, 1, 2, 3, 4, 5, 6, "7"]}, r"slots\[7\] is '7'"),
     ({"slots": [0, 1, 2, 3, 4, 5, 6, 7.5]}, r"slots\[7\] is 7.5"),
-    ({"slots": [0, 1, 2, 3, 4, 5, 6, SLOTS]}, rf"slots\[7\] is {SLOTS}: slots are in \[0, {SLOTS}\)"),
+    ({"slots": [0, 1, 2, 3, 4, 5, 6, SLOTS]}, rf"slots\[7\] is {SLOTS}: must be in \[0, {SLOTS}\)"),
     ({"slots": [0, 1, 2, 3, 4, 5, 6, -1]}, r"slots\[7\] is -1"),
     ({"slots": [0, 1, 2, 3, 4, 5, 6, 2**63]}, "does not fit 64 bits"),
     ({"slots": [0, 1, 2, 3, 4, 5, 6, 2]}, r"slots\[7\] is 2: a slot may occur only once"),
@@ -88,7 +88,7 @@ CHUNKS: list[tuple[Any, str]] = [
     ([[(0, 4), (8, "4")]], r"lengths of chunks\[0\]\[1\] is '4'"),
     ([[(0, 4), (8, -1)]], r"chunks\[0\]\[1\] has the length -1"),
     ([[(0, 4), (-8, 4)]], r"chunks\[0\]\[1\] is \(-8, 4\)"),
-    ([[(0, 4), (SLOTS - 3, 4)]], r"slots are in \[0, 64\)"),
+    ([[(0, 4), (SLOTS - 3, 4)]], r"must be in \[0, 64\)"),
     ([[(0, 4), (3, 4)]], r"chunks\[0\]\[1\] is \(3, 4\): a slot may occur only once"),
 ]
 V0: list[tuple[Any, Any, str]] = [
