@@ -1,4 +1,4 @@
-/* blake2b.c: RFC 7693, sections 2 and 3. A key is a first block of its own; integers are little-endian. */
+/* blake2b.c: RFC 7693, sections 2 and 3. A key takes the first block; integers are little-endian. */
 #pragma GCC visibility push(default)
 #include "blake2b.h"
 #pragma GCC visibility pop

@@ -119,6 +119,6 @@ def tls_folder(path: Path, own: Pair, *authorities: Authority) -> Path:
 
 
 def folder_for(path: Path, cluster_id: int, authority: Authority | None = None) -> Path:
-    """Make the folder of trust of a cluster, with a certificate of its own from the authority."""
+    """Make a cluster's folder of trust, with a certificate from the authority."""
     issuer = authority or Authority()
     return tls_folder(path, issuer.for_cluster(cluster_id), issuer)

@@ -395,7 +395,7 @@ async def test_it_goes_on_where_what_listens_there_cannot_prove_that_it_is_the_p
 
 
 async def test_it_is_given_up_at_once_where_the_peer_proves_that_it_does_not_fit() -> None:
-    """Its hello is sealed. Without a key it proves nothing."""
+    """Give up on a sealed hello only: without a key, a hello proves nothing."""
     key, why = b"a" * 32, "enable_remote_cache_accessible differs: True at cluster 2, False at cluster 1"
     async with waiting_pair(relink=QUICK, auth_key=key) as (prompt, decoder, _, cache, door, changes):
         await prompt.datadist.finalize()

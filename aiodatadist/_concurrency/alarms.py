@@ -67,7 +67,7 @@ class Alarms(Generic[T]):
         if not self._what:
             self._heap.clear()
             self._set_timer()
-        # Dropped alarms stay in the heap until their time, so many of them would fill it.
+        # Dropped alarms stay in the heap until their time: in large numbers they would fill it.
         elif len(self._heap) > 2 * len(self._what) + _FEW:
             self._heap = [item for item in self._heap if item[1] in self._what]
             heapq.heapify(self._heap)

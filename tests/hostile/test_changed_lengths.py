@@ -1,4 +1,4 @@
-"""A length that is changed on its way (T8): the link does not stay mute until so many bytes have come.
+"""A length that is changed on its way (T8): the link does not stay mute until that many bytes have come.
 
 All that the peer says behind it would otherwise count as the rest of one message, while the heartbeats keep the link alive.
 """

@@ -1819,7 +1819,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-nonce-comes-again",
-        "each sealed value has a nonce of its own",
+        "no two sealed values have the same nonce",
         "aiodatadist/_context_caching/pools/seals.py",
         "        nonce = os.urandom(NONCE)\n",
         "        nonce = bytes(NONCE)\n",
@@ -1998,7 +1998,7 @@ MUTANTS = (
     ),
     Mutant(
         "readers-are-ignored",
-        "a cache with readers of its own is read by no other peer",
+        "a cache with readers is read by no other peer",
         "aiodatadist/_values/audience.py",
         "        return readers is None or cluster_id in readers, writers is None or cluster_id in writers\n",
         "        return True, writers is None or cluster_id in writers\n",

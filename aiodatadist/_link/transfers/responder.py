@@ -181,7 +181,7 @@ class Responder:
 
     @property
     def _is_full(self) -> bool:
-        """True if so many requests are served that further ones wait in line."""
+        """True if the limit of served requests is reached: further ones wait in line."""
         return len(self._under_way) >= self._quotas.requests
 
     def _admit(self, message: Pull, selection: Selection, target: RemoteCache) -> None:

@@ -150,7 +150,7 @@ ERRORS = {
     ("client", ProofState.WELCOME, "hello"): AuthError,
     ("server", ProofState.HELLO1, "hello"): AuthError,
 }
-"""What ends a proof in another way than by a ProtocolError."""
+"""Events that end a proof otherwise than by a ProtocolError."""
 
 
 @pytest.mark.parametrize("event", EVENTS)
