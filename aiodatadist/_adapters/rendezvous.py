@@ -136,6 +136,7 @@ class _Life:
 
         async def enter(stack: AsyncExitStack) -> None:
             stack.callback(listener.close)
+            await stack.enter_async_context(self._keys.one_thread())
 
         await self._service.open(enter)
         self._service.group.start_soon(listener.serve, self._serve, self._service.group, self._incidents)

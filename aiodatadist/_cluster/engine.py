@@ -164,6 +164,7 @@ class Engine:
     async def run(self, started: asyncio.Future[None]) -> None:
         """Open everything, serve until stopped, and close. Errors of the opening are raised; later ones are not."""
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.key_ring.one_thread())
             if self._config.listen_ip_info is not None or self.key_ring.are_given:
                 await self.key_ring.check()  # before anything is opened
             self.device = await stack.enter_async_context(await Device.open(self._config.device))

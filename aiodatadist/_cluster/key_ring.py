@@ -1,7 +1,8 @@
 """The keys or certificates of one cluster, or of one server: read when a peer must be proved, and checked for changes.
 
 They are read in a thread, because a file on a network mount may take any time. A reading that hangs delays only the links
-that wait for it, and each by ``READ_SECONDS`` at most: then they use the keys that were read before.
+that wait for it, and each by ``READ_SECONDS`` at most: then they use the keys that were read before. Each key ring has its
+own thread, so it delays no other cluster of the process.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 import anyio
 
-from aiodatadist._concurrency.blocking_calls import started_in_thread
+from aiodatadist._concurrency.blocking_calls import KeptThread, started_in_thread
 from aiodatadist._config.certificates import Certificates, moment
 from aiodatadist._config.policy import Policy
 from aiodatadist._config.trust import Credential, Key
@@ -81,6 +82,7 @@ class KeyRing:
         self._reading: _Reading | None = None
         self._readings = 0
         self._hindrance = ""  # to the last reading, which could not begin or end
+        self._thread: KeptThread | None = None
 
     @property
     def hint(self) -> str:
@@ -97,6 +99,16 @@ class KeyRing:
         self._read()
         if isinstance(self._found, ParamInvalid):
             raise self._found
+
+    @asynccontextmanager
+    async def one_thread(self) -> AsyncIterator[None]:
+        """Read the keys in the same thread inside this context. Outside, each reading starts a thread."""
+        self._thread = KeptThread("aiodatadist keys")
+        try:
+            yield
+        finally:
+            thread, self._thread = self._thread, None
+            await thread.aclose()
 
     async def check(self) -> None:
         """Read the keys or certificates. Raises ParamInvalid if they cannot be used."""
@@ -234,7 +246,8 @@ class KeyRing:
         self._readings += 1
         until = anyio.current_time() + READ_SECONDS
         self._hindrance = ""
-        self._reading = _Reading(self._readings, until, started_in_thread(self._read))
+        start = started_in_thread if self._thread is None else self._thread.start
+        self._reading = _Reading(self._readings, until, start(self._read))
         return self._reading
 
     def _too_late(self) -> str:

@@ -1,10 +1,11 @@
-"""Blocking calls of the vendor's libraries, in separate threads."""
+"""Blocking calls of the vendor's libraries and of the file system, in separate threads."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import logging
+import queue
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
@@ -19,12 +20,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def _start(
-    call: Callable[..., T], args: tuple[Any, ...], threads: Executor | None = None, gives_back: bool = False
-) -> tuple[asyncio.Future[T], concurrent.futures.Future[None] | None]:
-    """Start the call; return its future, and its place in the queue for ``threads``, if they are given."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
+def _settling(future: asyncio.Future[T], call: Callable[..., T], args: tuple[Any, ...] = ()) -> Callable[[], None]:
+    """Return a function that makes the call, on any thread, and settles the future on its loop."""
+    loop = future.get_loop()
 
     def run() -> None:
         try:
@@ -38,6 +36,22 @@ def _start(
         except RuntimeError:  # the loop is closed: no caller waits any longer
             logger.debug("%r ended after its event loop", call)
 
+    return run
+
+
+def _no_thread(error: RuntimeError) -> LLMException:
+    refused = LLMException(f"no thread can be started: {error}", hint="is there a limit on threads or memory?")
+    refused.__cause__ = error
+    return refused
+
+
+def _start(
+    call: Callable[..., T], args: tuple[Any, ...], threads: Executor | None = None, gives_back: bool = False
+) -> tuple[asyncio.Future[T], concurrent.futures.Future[None] | None]:
+    """Start the call; return its future, and its place in the queue for ``threads``, if they are given."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    run = _settling(future, call, args)
     if threads is not None:
         return future, threads.submit(run)
     thread = DaemonThread(run, "aiodatadist call")
@@ -48,9 +62,7 @@ def _start(
             OF_PROCESS.add(Incident.NO_THREADS, logger, words)
             run()
         else:
-            refused = LLMException(f"no thread can be started: {error}", hint="is there a limit on threads or memory?")
-            refused.__cause__ = error
-            future.set_exception(refused)
+            future.set_exception(_no_thread(error))
 
     try:
         begun_by = thread.start_soon(loop, not_begun)
@@ -68,6 +80,59 @@ def started_in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
     if no thread can be started.
     """
     return _start(call, ())[0]
+
+
+class KeptThread:
+    """A thread for short blocking calls of one event loop, one at a time: a new one for each would cost more than the call.
+
+    It starts with the first call. A call that hangs keeps the thread, so calls that must not wait for each other have
+    threads of their own.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._thread: DaemonThread | None = None
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._last: asyncio.Future[Any] | None = None
+
+    def start(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Start a call, and return its future, as :func:`started_in_thread` does. The call before it must have returned."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._last = future
+        self._jobs.put(_settling(future, call))
+        if self._thread is None:
+            self._begin(future)
+        return future
+
+    def _begin(self, first: asyncio.Future[Any]) -> None:
+        def not_begun(error: RuntimeError) -> None:
+            self._thread, self._jobs = None, queue.SimpleQueue()
+            first.set_exception(_no_thread(error))
+
+        self._thread = DaemonThread(self._work, self._name)
+        try:
+            begun_by = self._thread.start_soon(first.get_loop(), not_begun)
+        except RuntimeError as error:
+            not_begun(error)
+        else:
+            first.add_done_callback(lambda _: begun_by.cancel())
+
+    def _work(self) -> None:
+        jobs = self._jobs
+        while (job := jobs.get()) is not None:
+            job()
+
+    async def aclose(self) -> None:
+        """End the thread. If a call hangs in it, do not wait: the thread ends when that call returns."""
+        thread, is_busy = self._thread, self._last is not None and not self._last.done()
+        if thread is None:
+            return
+        ends = None if is_busy else self.start(lambda: None)
+        self._jobs.put(None)
+        self._thread = None
+        if ends is not None:
+            await outlast(ends.done, lambda: asyncio.wait([ends]))
+            thread.join()  # it has nothing left to do
 
 
 async def in_thread(

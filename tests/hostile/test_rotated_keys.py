@@ -6,8 +6,8 @@ import hmac
 import logging
 import os
 import threading
-from collections import Counter
-from collections.abc import AsyncIterator
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -177,25 +177,27 @@ class HeldReadings:
         self.held = threading.Event()
         self.go_on = threading.Event()
         self.threads: set[int] = set()
-        self._is_holding = False
+        self.used: defaultdict[Path, set[threading.Thread]] = defaultdict(set)
+        self._is_held: Callable[[Path], bool] = lambda _: False
         read = TrustFolder.proof
 
         def proof(folder: TrustFolder) -> tuple[Key, ...] | Certificates:
             self.threads.add(threading.get_ident())
-            if self._is_holding:
+            self.used[folder.path].add(threading.current_thread())
+            if self._is_held(folder.path):
                 self.held.set()
                 self.go_on.wait()
             return read(folder)
 
         monkeypatch.setattr(TrustFolder, "proof", proof)
 
-    def hold(self) -> None:
-        """Let readings hang from now on."""
-        self._is_holding = True
+    def hold(self, only: Path | None = None) -> None:
+        """Let readings hang from now on, of all folders or of one."""
+        self._is_held = lambda path: only in {None, path}
 
     def release(self) -> None:
         """Let them go on, and later ones not hang at all."""
-        self._is_holding = False
+        self._is_held = lambda _: False
         self.go_on.set()
 
 
@@ -236,6 +238,41 @@ async def test_keys_that_were_never_read_in_time_are_an_error_of_init(
                 pytest.fail("it is open")
     finally:
         readings.release()
+
+
+async def test_links_are_made_without_a_new_thread_for_each_reading_of_the_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each cluster has its own thread, so that a reading that hangs delays no other cluster."""
+    readings = HeldReadings(monkeypatch)
+    ours, theirs = folder_of(tmp_path / "ours", OLD), folder_of(tmp_path / "theirs", OLD)
+    async with open_cluster(1, trust=ours) as prompt, open_cluster(2, device_id=1, trust=theirs) as decoder:
+        for _ in range(3):
+            assert await link(decoder, prompt) is None
+            await decoder.datadist.unlink_clusters([cluster_info(prompt)], 5000)
+        assert {folder: len(used) for folder, used in readings.used.items()} == {ours: 1, theirs: 1}
+        kept = {thread for used in readings.used.values() for thread in used}
+        assert len(kept) == 2
+    assert not any(thread.is_alive() for thread in kept)
+
+
+async def test_a_reading_that_hangs_delays_no_other_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread ends with the reading, and a cluster does not wait for that when it ends."""
+    readings = HeldReadings(monkeypatch)
+    slow, fast = folder_of(tmp_path / "slow", OLD), folder_of(tmp_path / "fast", OLD)
+    async with open_cluster(1, trust=fast) as prompt, open_cluster(2, device_id=1, trust=fast) as decoder:
+        try:
+            async with open_cluster(3, device_id=2, trust=slow) as hanging, anyio.create_task_group() as group:
+                readings.hold(slow)
+                group.start_soon(inside(hanging.datadist).key_ring.look)
+                assert await in_thread(readings.held.wait)
+                assert await link(decoder, prompt) is None
+                group.cancel_scope.cancel()
+            [thread] = readings.used[slow]
+            assert thread.is_alive()
+        finally:
+            readings.release()
+        await in_thread(thread.join)
 
 
 async def test_many_links_at_a_time_share_a_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1842,6 +1842,22 @@ MUTANTS = (
         (f"{ROTATED_KEYS}::test_no_key_is_known_before_the_policy_that_came_with_it",),
     ),
     Mutant(
+        "each-reading-of-keys-starts-a-thread",
+        "a link starts no thread to look at the keys of its cluster",
+        "aiodatadist/_cluster/key_ring.py",
+        "        start = started_in_thread if self._thread is None else self._thread.start\n",
+        "        start = started_in_thread\n",
+        (f"{ROTATED_KEYS}::test_links_are_made_without_a_new_thread_for_each_reading_of_the_keys",),
+    ),
+    Mutant(
+        "the-end-waits-for-a-hanging-reading-of-keys",
+        "a reading of keys that hangs keeps no cluster from ending",
+        "aiodatadist/_concurrency/blocking_calls.py",
+        "        ends = None if is_busy else self.start(lambda: None)\n",
+        "        ends = self.start(lambda: None)\n",
+        (f"{ROTATED_KEYS}::test_a_reading_that_hangs_delays_no_other_cluster",),
+    ),
+    Mutant(
         "keys-are-read-once",
         "a key that was removed links no longer",
         "aiodatadist/_config/trust.py",

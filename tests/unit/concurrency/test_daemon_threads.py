@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aiodatadist import LLMException
-from aiodatadist._concurrency.blocking_calls import in_thread
+from aiodatadist._concurrency.blocking_calls import KeptThread, in_thread
 from aiodatadist._concurrency.threads import DaemonThread
 
 
@@ -84,3 +84,26 @@ async def test_a_call_whose_thread_does_not_begin_was_not_made(monkeypatch: pyte
     monkeypatch.setattr(threading.Thread, "_bootstrap", lambda _: None)
     with pytest.raises(LLMException, match="no thread can be started: a new thread did not begin"):
         await in_thread(pytest.fail)
+
+
+async def test_a_kept_thread_that_does_not_begin_fails_its_call_and_the_next_call_starts_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = KeptThread("it")
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "_bootstrap", lambda _: None)
+        with pytest.raises(LLMException, match="no thread can be started: a new thread did not begin"):
+            await kept.start(pytest.fail)
+    first, second = [await kept.start(threading.current_thread) for _ in range(2)]
+    assert first is second
+    await kept.aclose()
+    assert not first.is_alive()
+
+
+async def test_a_kept_thread_goes_on_after_a_call_that_raised() -> None:
+    kept = KeptThread("it")
+    with pytest.raises(ZeroDivisionError):
+        await kept.start(lambda: 1 / 0)
+    assert await kept.start(lambda: 7) == 7
+    await kept.aclose()
+    await kept.aclose()
