@@ -7,6 +7,7 @@
 ``sglang``, ``sglang-newest``: SGLang's base classes over pushes.
 ``fuzz``: atheris, with which ``python -m tests.fuzz`` runs.
 ``vllm-0.31``, ``vllm-0.32``, ``vllm-newest``: vLLM engines, which pull from each other and push to each other.
+``machines``: the tests between network namespaces, the long ones included. It fails if it cannot make any.
 
 Each has a virtual environment under ``.cache/venvs``, made when its requirements change, which needs a package index.
 """
@@ -69,6 +70,7 @@ class Lane:
         is_newest: True if each day may bring other versions.
         alone: requirements that are installed without their dependencies.
         has_package: True if the package itself is installed.
+        variables: of the environment, for the tests.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Lane:
     is_newest: bool = False
     alone: tuple[str, ...] = ()
     has_package: bool = True
+    variables: tuple[tuple[str, str], ...] = ()
 
     @property
     def venv(self) -> Path:
@@ -145,6 +148,16 @@ def _sglang(name: str, requirement: str) -> Lane:
     return Lane(name, alone=(requirement,), tests=tests, is_newest=name.endswith("newest"))
 
 
+MACHINES = Lane(
+    "machines",
+    tests=("tests/machines", "tests/faults/test_lossy_network.py", "tests/samples", "-k", "machines or lossy"),
+    variables=(
+        ("AIODATADIST_REQUIRE_MACHINES", "1"),
+        ("AIODATADIST_REQUIRE_ENGINES", "1"),
+        ("AIODATADIST_NIGHTLY", "1"),
+    ),
+)
+
 LANES = {
     lane.name: lane
     for lane in (
@@ -158,6 +171,7 @@ LANES = {
         _sglang("sglang", "sglang==0.5.23"),
         _sglang("sglang-newest", "sglang"),
         Lane("fuzz", extra=("atheris==3.0.0", "xxhash"), tests=("tests/fuzz",)),
+        MACHINES,
     )
 }
 
@@ -253,7 +267,8 @@ def main() -> None:
         *(arguments.tests or lane.tests),
     ]
     # Lanes may run beside each other, and take their ports from different parts of the range.
-    environment = os.environ | {"AIODATADIST_PORTS": f"{sorted(LANES).index(lane.name)}/{len(LANES)}"}
+    place = {"AIODATADIST_PORTS": f"{sorted(LANES).index(lane.name)}/{len(LANES)}"}
+    environment = os.environ | place | dict(lane.variables)
     sys.exit(subprocess.run([str(part) for part in command], check=False, cwd=ROOT, env=environment).returncode)
 
 

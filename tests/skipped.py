@@ -13,6 +13,8 @@ NEEDS = {
     "torch": "torch",
     "ml_dtypes": "ml_dtypes",
     "two npus": "two NPUs",
+    "network namespaces": "network namespaces",
+    "nftables": "nftables",
     "python 3.12": "Python 3.12",
 }
 """A word of the reason, and what was absent; the first one counts."""

@@ -14,6 +14,8 @@ import pytest
 
 from aiodatadist._testing.ports import free_port
 from tests import children
+from tests.machines.needs import need, why_not
+from tests.machines.networks import address, cable, machines
 from tests.profiles import at_night
 
 HERE = Path(__file__).resolve().parent
@@ -27,17 +29,8 @@ LINKS_ITS_OWN_WAY = {
 }  # fmt: skip
 """What the others do, once linked, is the same between two machines as between two processes."""
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-MACHINES = "10.77.0.1 10.77.0.2"
+MACHINES = f"{address(1, 1)} {address(1, 2)}"
 RUN = [sys.executable, "-m", "aiodatadist.blocking", "run"]
-ON_A_MACHINE = """
-import ctypes, os, sys
-namespace = os.open(f"/run/netns/{sys.argv.pop(1)}", os.O_RDONLY)
-assert ctypes.CDLL(None).setns(namespace, 0) == 0
-os.close(namespace)
-from aiodatadist.blocking.__main__ import main
-main()
-"""
-"""What ``RUN`` does, in a network namespace."""
 
 
 def play(sample: str, run: Sequence[Sequence[str]] = (RUN, RUN), **settings: str) -> list[str]:
@@ -92,30 +85,14 @@ def unexpected(words: list[str]) -> list[str]:
 # ---- two machines ----
 
 
-def run_as_root(*command: str) -> None:
-    subprocess.run(["ip", *command], check=True, capture_output=True, timeout=20)
-
-
 @pytest.fixture(scope="module")
-def machines() -> Iterator[list[list[str]]]:
-    """Two network namespaces with a cable between them; what a command that runs a script in each begins with."""
-    names = [f"aiodatadist{os.getpid()}{end}" for end in "ab"]
-    try:
-        for name in names:
-            run_as_root("netns", "add", name)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("network namespaces cannot be made here")
-    try:
-        first, second = names
-        run_as_root("-n", first, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", second)
-        for name, host in zip(names, MACHINES.split(), strict=True):
-            run_as_root("-n", name, "address", "add", f"{host}/24", "dev", "cable")
-            for device in ("lo", "cable"):
-                run_as_root("-n", name, "link", "set", device, "up")
-        yield [[sys.executable, "-c", ON_A_MACHINE, name, "run"] for name in names]
-    finally:
-        for name in names:
-            run_as_root("netns", "delete", name)
+def two_machines() -> Iterator[list[list[str]]]:
+    """Two machines with a cable between them; what a command that runs a script on each begins with."""
+    need(why_not())
+    with machines("a", "b") as (a, b):
+        cable(a, b)
+        inside = [sys.executable, "-m", "tests.machines.inside"]
+        yield [[*inside, each.namespace, "aiodatadist.blocking", "run"] for each in (a, b)]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +103,7 @@ def machines() -> Iterator[list[list[str]]]:
         if s != "connector_sample"  # whose rank table has one machine
     ],
 )
-def test_it_does_so_between_two_machines(sample: str, machines: list[list[str]], tmp_path: Path) -> None:
+def test_it_does_so_between_two_machines(sample: str, two_machines: list[list[str]], tmp_path: Path) -> None:
     if sample.startswith("torch") and find_spec("torch") is None:
         pytest.skip("torch is not installed")
     key = tmp_path / "key"
@@ -136,9 +113,9 @@ def test_it_does_so_between_two_machines(sample: str, machines: list[list[str]],
         settings = {
             "SAMPLE_HOSTS": MACHINES,
             "MASTER_ADDR": MACHINES.split(maxsplit=1)[0],
-            "GLOO_SOCKET_IFNAME": "cable",
+            "GLOO_SOCKET_IFNAME": "net1",
         }
-        words = play(sample, machines, SOFTNPU_RENDEZVOUS=meeting, AIODATADIST_AUTH_KEY_FILE=str(key), **settings)
+        words = play(sample, two_machines, SOFTNPU_RENDEZVOUS=meeting, AIODATADIST_AUTH_KEY_FILE=str(key), **settings)
     assert [line for line in unexpected(words) if f"{line}\n" != TORCH] == []
 
 

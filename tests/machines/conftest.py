@@ -1,0 +1,19 @@
+"""Machines for the tests of this folder, which are skipped, with the reason, if this machine cannot make any."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.machines.needs import missing_nft, need, why_not
+
+
+@pytest.fixture(autouse=True)
+def can_have_machines() -> None:
+    """Skip the test if there can be no machines."""
+    need(why_not())
+
+
+@pytest.fixture
+def nft() -> None:
+    """Skip the test if the kernel cannot be given rules for address translation."""
+    need(missing_nft())
