@@ -27,7 +27,7 @@ from aiodatadist._cluster.link_table import LinkTable
 from aiodatadist._cluster.listen_address import find_listen_address
 from aiodatadist._cluster.listener import Listener
 from aiodatadist._cluster.liveness import FIRST_BEAT_TIMEOUT, Heartbeats
-from aiodatadist._cluster.pending_client import BringsHeartbeats, BringsLink, Introduced, PendingClient
+from aiodatadist._cluster.pending_client import BringsData, BringsHeartbeats, BringsLink, Introduced, PendingClient
 from aiodatadist._cluster.relinker import Relinker
 from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._concurrency.deadlines import Deadlines
@@ -42,8 +42,10 @@ from aiodatadist._counting import Incident, Observer, Totals
 from aiodatadist._device import Device
 from aiodatadist._layered import LayeredTransfer
 from aiodatadist._link import (
+    AwaitedConnections,
     BlockLeases,
     Connection,
+    DataConnections,
     Link,
     LinkRequest,
     Notification,
@@ -56,7 +58,7 @@ from aiodatadist._values.peer_rights import PeerRights
 from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.handshake import Handshake, OwnListener
 from aiodatadist._wire.key_proof import KeyProof, Side
-from aiodatadist._wire.messages import MINOR, PLAIN_PROTOCOL, PROTOCOL, EndpointInfo, Hello, Hello1, Message
+from aiodatadist._wire.messages import MINOR, PLAIN_PROTOCOL, PROTOCOL, AttachData, EndpointInfo, Hello, Hello1, Message
 from aiodatadist._wire.proved import Proved, Vouch
 from aiodatadist.errors import (
     AuthError,
@@ -151,6 +153,8 @@ class Engine:
             totals.budget_waits,
         )
         self._half_links = HalfLinks()
+        self.data_connections: DataConnections = DataConnections()
+        self.expect_data = self.data_connections.expected
         self._owner = owner
         self._config = config
         self._group: anyio.abc.TaskGroup | None = None
@@ -170,6 +174,8 @@ class Engine:
             self.device = await stack.enter_async_context(await Device.open(self._config.device))
             self.transport = await in_thread(self._open_transport)
             stack.push_async_callback(self.transport.aclose)
+            for half_links in (self._half_links, self.initiator.half_links):
+                half_links.allow_for(self.transport.endpoint.streams)
             self.registry = CacheRegistry(
                 self.device, self.transport, self.spawn, self.cluster_id, self.totals.incidents
             )
@@ -320,7 +326,7 @@ class Engine:
         return listener
 
     async def _serve_client(self, sock: socket.socket, listener: Listener) -> None:
-        """Serve a new connection: a cluster that wants a link, or the heartbeats of a link that is being made."""
+        """Serve a new connection: a cluster that wants a link, or heartbeats or bytes of a link that is being made."""
         client = PendingClient(sock, self._clients, _Desk(self, listener, self._heartbeats))
         link: Link | None = None
         try:
@@ -332,6 +338,9 @@ class Engine:
                         link = await self._welcome(client, introduced, listener)
             if client.scope.cancelled_caught:
                 raise client.too_late()
+            if isinstance(introduced, BringsData):
+                client.is_known()
+                introduced.pass_on(socket.socket(fileno=sock.detach()))
             if isinstance(introduced, BringsHeartbeats):  # outside the scope: heartbeats last as long as their link
                 beating = self._heartbeats.accept(introduced.link)
                 client.has_proved()
@@ -533,6 +542,7 @@ class _Desk:
         self._listener = listener
         self._heartbeats = heartbeats
         self.gave_up: Callable[[], LinkError] = engine.gave_up
+        self.awaited: Callable[[AttachData], AwaitedConnections] = engine.data_connections.awaited
 
     @property
     def protocol(self) -> int:

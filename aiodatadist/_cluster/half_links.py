@@ -29,8 +29,10 @@ MAX_HALF_LINKS: Final = 128
 """Links that are being made at a time, in one table; at most a sixteenth of the files that the process may open.
 
 A link needs a connection, three files of the channel and one for heartbeats, so two tables take at most five eighths of
-the files.
+the files. Data connections count as well: of links that have any, fewer are made at a time.
 """
+_FILES: Final = 5
+"""Files of a link that is being made, without data connections."""
 UNDISTURBED_SECONDS: Final = 2.0
 """Seconds that a link has before it gives way.
 
@@ -57,7 +59,8 @@ class HalfLinks:
     """
 
     def __init__(self) -> None:
-        self.limit = min(MAX_HALF_LINKS, max(open_files() // 16, 1))
+        self.limit = 0
+        self.allow_for(0)
         self.displaced = 0
         self._all: dict[_HalfLink, None] = {}  # in the order of their start
         self._line = FairQueue()
@@ -65,6 +68,10 @@ class HalfLinks:
 
     def __len__(self) -> int:
         return len(self._all)
+
+    def allow_for(self, streams: int) -> None:
+        """Set the limit for links with this number of data connections each."""
+        self.limit = min(MAX_HALF_LINKS, max(open_files() * _FILES // (16 * (_FILES + streams)), 1))
 
     @property
     def words(self) -> str:

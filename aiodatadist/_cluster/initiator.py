@@ -83,6 +83,7 @@ class LinkInitiator:
     Attributes:
         met_itself: True if the last attempt found that the peer is this cluster.
         host_names: looks up the names of hosts.
+        half_links: the links that are being made.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class LinkInitiator:
         self._heartbeats = heartbeats
         self._tries = tries
         self.host_names: HostNames = HostNames()
-        self._half_links = HalfLinks()
+        self.half_links: HalfLinks = HalfLinks()
         self._attempts: dict[tuple[int, tuple[str, int]], Attempt] = {}
         self.met_itself: bool = False
 
@@ -401,7 +402,7 @@ class LinkInitiator:
         Args:
             turn: says when the peer may be asked.
         """
-        scope, half_links, room = anyio.CancelScope(), self._half_links, AsyncExitStack()
+        scope, half_links, room = anyio.CancelScope(), self.half_links, AsyncExitStack()
 
         async def take_room() -> None:
             before = attempt.waits_for
@@ -464,7 +465,8 @@ class LinkInitiator:
             if certificates is not None:
                 prove = tls_prover_of(connection, certificates, cluster_id)
             at_once = turn.may_ask_at_once if is_proved else never
-            make = partial(self._engine.make, link, handshake, LinkRequest(connect, attach, prove, at_once))
+            request = LinkRequest(connect, attach, prove, at_once, (host, address[1]))
+            make = partial(self._engine.make, link, handshake, request)
             await self._unless_met_elsewhere(make, looking, address, cluster_id, attempt.patience)
             self._keep(link)
         except LinkError as error:

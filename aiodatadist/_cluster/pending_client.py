@@ -14,12 +14,12 @@ import anyio
 from aiodatadist._cluster.client_slots import ClientSlots
 from aiodatadist._cluster.half_links import HalfLinks
 from aiodatadist._config.certificates import Certificates
-from aiodatadist._link import Connection, FirstWords
+from aiodatadist._link import AwaitedConnections, Connection, FirstWords
 from aiodatadist._values.addresses import host_port
 from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.handshake import Handshake
 from aiodatadist._wire.key_proof import KeyProof, SessionKeys
-from aiodatadist._wire.messages import AttachHeartbeats, Hello, Hello1, Message
+from aiodatadist._wire.messages import AttachData, AttachHeartbeats, Hello, Hello1, Message
 from aiodatadist._wire.proved import Proved, Vouch
 from aiodatadist._wire.tls_pipe import FIRST_BYTE, TlsPipe
 from aiodatadist.errors import LinkError, LinkTimeout, ProtocolError
@@ -59,6 +59,10 @@ class Reception(Protocol):
         """
         ...
 
+    def awaited(self, asked: AttachData) -> AwaitedConnections:
+        """Return the channel for which a data connection comes. Raises LinkError if none waits for it."""
+        ...
+
     def handshake(self, peer: int | None, vouch: Vouch | None) -> Handshake:
         """Return a handshake for a client that says it is the cluster ``peer``; None if it does not say that.
 
@@ -88,7 +92,20 @@ class BringsHeartbeats:
     keys: tuple[bytes, bytes] | None
 
 
-Introduced = BringsLink | BringsHeartbeats
+@dataclass(frozen=True)
+class BringsData:
+    """A client that brings a connection for bytes of a channel that waits for it."""
+
+    channel: AwaitedConnections
+    asked: AttachData
+    answered: AttachData
+
+    def pass_on(self, sock: socket.socket) -> None:
+        """Pass the client's socket to the channel, which owns it from here on."""
+        self.channel.take(sock, self.asked, self.answered)
+
+
+Introduced = BringsLink | BringsHeartbeats | BringsData
 """A client's request."""
 
 
@@ -192,6 +209,8 @@ class PendingClient:
         if await self._words.first_byte() == FIRST_BYTE:
             return await self._introduce_over_tls()
         message = await self._words.hear()
+        if isinstance(message, AttachData):
+            return await self._attach_data(message)
         proof = await self._reception.proof(message if isinstance(message, Hello1) else None)
         if proof is None:
             if isinstance(message, AttachHeartbeats):
@@ -205,6 +224,14 @@ class PendingClient:
         self._proves_itself()
         name = proof.credential  # the link keeps what vouches for it, and needs nothing else of the proof
         return await self._meet(message, lambda *_: Proved(name, keys.heartbeats))
+
+    async def _attach_data(self, asked: AttachData) -> BringsData:
+        """Answer a client that brings a data connection. Its first message is its proof."""
+        channel = self._reception.awaited(asked)
+        answer = channel.answer(asked)
+        self.has_proved()
+        await self._words.say(answer)
+        return BringsData(channel, asked, answer)
 
     async def _introduce_over_tls(self) -> Introduced:
         pipe = TlsPipe("server", await self._reception.certificates())

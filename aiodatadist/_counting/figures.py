@@ -61,7 +61,7 @@ class Figures(Generic[Pool]):
         links: links that exist now, by state.
         links_made: links that were made, by either end.
         links_ended: links that ended, by reason: ``"unlinked"``, ``"connection_lost"``, ``"heartbeats_missed"``,
-            ``"device_error"``, ``"protocol_error"``, ``"other"``.
+            ``"data_connection_lost"``, ``"device_error"``, ``"protocol_error"``, ``"other"``.
         relinking: attempts to re-establish broken links (``relink``). ``running`` counts those that are under way now,
             ``seconds`` sums up how long links were gone before they were ready again.
         relinks_given_up: links that were not re-established in time.

@@ -18,6 +18,7 @@ from aiodatadist._link.control.peer_share import PeerShares
 from aiodatadist._link.control.proving import Prove, agree_on_key, prover_of, tls_prover_of
 from aiodatadist._link.control.wire import Wire
 from aiodatadist._link.data.channels import channel_name
+from aiodatadist._link.data.data_connections import AwaitedConnections, DataConnections
 from aiodatadist._link.data.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist._link.data.statistics import LinkCounters, LinkStatistics
 from aiodatadist._link.host import LinkHost
@@ -33,11 +34,13 @@ __all__ = [
            "AWAIT_LINK",
            "CALLS",
            "DRAIN_TIMEOUT",
+           "AwaitedConnections",
            "AwaitedLink",
            "BlockLease",
            "BlockLeases",
            "Cause",
            "Connection",
+           "DataConnections",
            "FirstWords",
            "KeptBlocks",
            "LayerReceiver",

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from aiodatadist._counting import Totals
     from aiodatadist._link.control.block_leases import BlockLeases
     from aiodatadist._link.control.peer_share import PeerShares
+    from aiodatadist._transport import OpenSockets
     from aiodatadist._values.peer_rights import PeerRights
+    from aiodatadist._wire.data_proof import ChannelKey
     from aiodatadist._wire.proved import Proved
 
 
@@ -69,6 +71,15 @@ class LinkHost(Protocol):
         """A function that raises LLMException if its caller is not on the cluster's event loop.
 
         In a forked child it raises ForkError.
+        """
+        ...
+
+    @property
+    def expect_data(self) -> Callable[[ChannelKey, int, bool], AbstractContextManager[OpenSockets]]:
+        """A function that returns a context inside which the data connections of a channel are accepted.
+
+        Its arguments are the channel's key, the number of connections, and True if their bytes may travel without seals. The
+        context's value waits for the connections.
         """
         ...
 

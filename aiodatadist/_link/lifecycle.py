@@ -49,6 +49,7 @@ class Cause(Enum):
     CONNECTION_LOST = "connection_lost"
     PROTOCOL_ERROR = "protocol_error"
     HEARTBEATS_MISSED = "heartbeats_missed"
+    DATA_CONNECTION_LOST = "data_connection_lost"
     DEVICE_ERROR = "device_error"
     OTHER = "other"
     REFUSED = "refused"

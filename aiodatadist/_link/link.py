@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -15,6 +16,7 @@ from aiodatadist._device import give_way
 from aiodatadist._link.control.notifications import IncomingNotifications
 from aiodatadist._link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS
 from aiodatadist._link.control.wire import Wire
+from aiodatadist._link.data.data_connections import dialling
 from aiodatadist._link.host import LinkHost
 from aiodatadist._link.lifecycle import Cause, End, Event, Lifecycle, LinkState, Reach, Service
 from aiodatadist._link.link_handshake import LinkHandshake, LinkRequest, refuse
@@ -25,6 +27,7 @@ from aiodatadist._link.transfers.checksums import check_peer
 from aiodatadist._link.transfers.transfers import Transfers
 from aiodatadist._transport import StillWritten
 from aiodatadist._values.foreign import printable
+from aiodatadist._wire.data_proof import ChannelKey
 from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.handshake import Handshake
 from aiodatadist._wire.messages import (
@@ -48,7 +51,7 @@ from aiodatadist.errors import (
 if TYPE_CHECKING:
     from aiodatadist._cache.table import Entry
     from aiodatadist._device import Device
-    from aiodatadist._transport import Transport
+    from aiodatadist._transport import OpenSockets, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -145,12 +148,17 @@ class Link:
             LinkError: if there can be no link. The peer has been told if this end refused.
         """
 
+        sockets: OpenSockets | None = None
+        opening = ExitStack()
+
         async def met(peer: Hello) -> None:
+            nonlocal sockets
             self.proved = handshake.proved
             rights = self._host.rights_of(self.proved, peer.cluster_id)
             self.session.meet(handshake.me, peer, rights)
             self.peer_links = peer.links
             await admit(peer)
+            sockets = self._sockets(handshake, request, opening)
 
         def check(peer: Hello) -> None:
             if self._host.transfer_checksum:
@@ -159,10 +167,12 @@ class Link:
         self._wire.speak(handshake.protocol)
         link_handshake = LinkHandshake(handshake, self._wire, self.session.channels, self._transport, check, met)
         try:
-            if request is not None and request.prove is not None:
-                handshake.vouch = await request.prove(self._wire)
-            await link_handshake.converse(request, first)
-            ready = await link_handshake.open(self.heartbeat_token, None if request is None else request.attach)
+            with opening:
+                if request is not None and request.prove is not None:
+                    handshake.vouch = await request.prove(self._wire)
+                await link_handshake.converse(request, first)
+                attach = None if request is None else request.attach
+                ready = await link_handshake.open(self.heartbeat_token, attach, sockets)
         except LinkError as error:
             await self.refuse(error)
             raise
@@ -172,6 +182,20 @@ class Link:
             raise failure from error
         self.session.channels.on_first(ready.epoch)
         self.life.on(Event.AGREE)
+
+    def _sockets(self, handshake: Handshake, request: LinkRequest | None, opening: ExitStack) -> OpenSockets | None:
+        """Return what opens the data connections of the link's channel; None if its transport needs none.
+
+        Args:
+            opening: left when the link is made, or cannot be. Until then the peer's connections are accepted.
+        """
+        agreed = handshake.agreed
+        if agreed is None or not (count := min(agreed[0].endpoint.streams, self._transport.endpoint.streams)):
+            return None
+        key, is_plain = ChannelKey.of(handshake.secret, agreed[1].channel), self.proved is None
+        if request is not None:
+            return dialling(request.address, key, is_plain)
+        return opening.enter_context(self._host.expect_data(key, count, is_plain))
 
     # ---- until it ends ----
 

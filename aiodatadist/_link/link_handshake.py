@@ -13,7 +13,7 @@ from aiodatadist._concurrency.signal import Signal
 from aiodatadist._link.control.proving import Prove
 from aiodatadist._link.control.wire import Wire
 from aiodatadist._link.data.channels import Channels
-from aiodatadist._transport import Endpoint
+from aiodatadist._transport import Endpoint, OpenSockets
 from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.handshake import Handshake
 from aiodatadist._wire.messages import Connect, EndpointInfo, Hello, Message, Ready
@@ -51,12 +51,14 @@ class LinkRequest:
         attach: called with the server's token, to make a connection for heartbeats. Raises LinkError.
         prove: proves both ends, before anything else is said; None if this end has no key.
         may_ask_at_once: called once both ends are proved. Returns True to ask before the peer has said who it is.
+        address: where the peer has accepted this connection. Data connections of the link go there, too.
     """
 
     connect: Connect
     attach: Callable[[str], Awaitable[None]]
     prove: Prove | None
     may_ask_at_once: Callable[[], bool]
+    address: tuple[str, int]
 
 
 class LinkHandshake:
@@ -96,13 +98,16 @@ class LinkHandshake:
             await self._wire.send(*self._handshake.start(request.connect, request.may_ask_at_once()))
         await self._converse(first)
 
-    async def open(self, heartbeat_token: str, attach: Callable[[str], Awaitable[None]] | None) -> Ready:
+    async def open(
+        self, heartbeat_token: str, attach: Callable[[str], Awaitable[None]] | None, sockets: OpenSockets | None
+    ) -> Ready:
         """Open both halves of the channel, and wait for heartbeats. The caller sets the deadline.
 
         Args:
             heartbeat_token: the token that a connection for heartbeats must present to this end; empty if it proves a key.
             attach: called at the client with the server's token, to make such a connection. Raises LinkError. With a key,
                 it is called while the channel opens.
+            sockets: opens the channel's data connections; None if it needs none.
 
         Returns:
             The peer's last message of the handshake.
@@ -115,7 +120,7 @@ class LinkHandshake:
         if agreed is None:
             raise ProtocolError("the two ends have not agreed")
         early = attach if handshake.is_proved else None  # a token would come only with the server's ready
-        await self._open_channel(*agreed, early)
+        await self._open_channel(*agreed, early, sockets)
         if attach is not None and early is None:
             await attach((await self._hear_ready()).heartbeat_token)
         await self._wire.send(*handshake.opened(self._channels.current.mine, heartbeat_token))
@@ -145,7 +150,11 @@ class LinkHandshake:
                 return
 
     async def _open_channel(
-        self, peer: Hello, connect: Connect, attach: Callable[[str], Awaitable[None]] | None
+        self,
+        peer: Hello,
+        connect: Connect,
+        attach: Callable[[str], Awaitable[None]] | None,
+        sockets: OpenSockets | None,
     ) -> None:
         """Open our half, and attach heartbeats meanwhile. Stop waiting if the peer says that it cannot open its half."""
         theirs, mine = (
@@ -181,7 +190,7 @@ class LinkHandshake:
             if attach is not None:
                 group.start_soon(bring_heartbeats, attach)
             try:
-                await self._channels.open(connect.channel, rank, ends, connect.timeout)
+                await self._channels.open(connect.channel, rank, ends, connect.timeout, sockets)
                 if attach is not None:
                     await attached.wait()
             except LinkError as error:

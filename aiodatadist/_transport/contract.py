@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
@@ -12,6 +12,8 @@ from aiodatadist._values.descriptors import Placement
 from aiodatadist.errors import LinkError
 
 if TYPE_CHECKING:
+    import socket
+
     from aiodatadist._device import Device, Layering, Program
     from aiodatadist._values.grid import Grid
 
@@ -63,6 +65,7 @@ class Endpoint:
         process: the process id on its machine.
         super_device_id, super_pod_id: for super-pod hardware, otherwise empty.
         device_port, host_ip, backup_device_ip: further fields of the rank table, if they were given.
+        streams: the most data connections that this end uses for one channel; 0 if its channels need none.
     """
 
     transport: str
@@ -77,6 +80,27 @@ class Endpoint:
     device_port: str = ""
     host_ip: str = ""
     backup_device_ip: str = ""
+    streams: int = 0
+
+
+class DataConnection(NamedTuple):
+    """A connected socket for bytes of a channel. Both ends have proved to each other that they are the ends of its link.
+
+    Attributes:
+        sock: the non-blocking socket, which belongs to the channel from here on. Nothing of the channel's was read from it.
+        seals: the keys of this connection, 32 bytes each: one for what this end sends, and one for what the peer sends. None
+            if the bytes travel without seals.
+    """
+
+    sock: socket.socket
+    seals: tuple[bytes, bytes] | None
+
+
+OpenSockets = Callable[[int, float], Awaitable[list[DataConnection]]]
+"""Returns this number of data connections within this number of seconds, in the same order at both ends.
+
+Raises LinkTimeout if they have not come by then, or LinkError. Those that came are then closed. Call it once for a channel.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +111,20 @@ class ChannelOffer:
         name: unique among all channels; at most 127 characters.
         rank: this end's, 0 or 1. ``endpoints[rank]`` is this end's.
         reach: what this end shows of its memory. Each end has its own, and the peer does not see it.
+        sockets: opens the channel's data connections, at most the smaller number of the two endpoints' ``streams``; None if
+            that is 0.
     """
 
     name: str
     rank: int
     endpoints: tuple[Endpoint, Endpoint]
     reach: Reach = EVERYTHING
+    sockets: OpenSockets | None = None
+
+    @property
+    def streams(self) -> int:
+        """The number of data connections that both ends can use."""
+        return min(end.streams for end in self.endpoints)
 
     @property
     def peer_rank(self) -> int:

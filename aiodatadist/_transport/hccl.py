@@ -102,7 +102,7 @@ class HcclTransport(Transport):
     def _describe(self, resource: str | None) -> Endpoint:
         """Return this device's endpoint. Blocks if the machine must be asked for the address of an NPU's network card."""
         found = describe(self._runtime, self.device.index, resource)
-        return Endpoint(self.name, self._runtime.name, host_identity(), process=os.getpid(), **found)
+        return Endpoint(self.name, self._runtime.name, host_identity(), process=os.getpid(), streams=0, **found)
 
     @property
     def endpoint(self) -> Endpoint:

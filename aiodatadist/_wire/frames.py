@@ -22,6 +22,7 @@ from aiodatadist._wire.messages import (
     PLAIN_PROTOCOL,
     PROTOCOL,
     SEALED_MINOR,
+    AttachData,
     Hello,
     Hello1,
     Message,
@@ -200,10 +201,10 @@ class Decoder:
             self.opener.accept(self._peeked)
 
     def meet(self, message: Message | Unknown) -> None:
-        """Learn the peer's version from its hello. Has no effect on other messages."""
+        """Learn the peer's version from its hello, or that it has a message which no older version knows."""
         if isinstance(message, Hello):
             self.minor = message.minor
-        elif isinstance(message, (Hello1, Welcome)):
+        elif isinstance(message, (Hello1, Welcome, AttachData)):
             self.minor = SEALED_MINOR
 
     def _opened(self, frame: bytes) -> Message | Unknown | None:

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from aiodatadist._config.trust import BOTH_ENDS
+from aiodatadist._wire.data_proof import said_secret
 from aiodatadist._wire.frames import Unknown, check_version
 from aiodatadist._wire.key_proof import Side, other_proof
 from aiodatadist._wire.messages import (
@@ -118,6 +119,15 @@ class Handshake:
     def protocol(self) -> int:
         """The major version that this end speaks."""
         return self._hello.protocol
+
+    @property
+    def secret(self) -> bytes:
+        """The secret of the link, which only its two ends know; without a proof, those that hear this connection."""
+        if self.proved is not None:
+            return self.proved.heartbeats.secret
+        if self.peer is None:
+            raise ProtocolError("the two ends have not agreed")
+        return said_secret(self.peer, self._hello)
 
     @property
     def agreed(self) -> tuple[Hello, Connect] | None:

@@ -55,6 +55,8 @@ MAX_INDEXES = 16384
 """Blocks that one request names; a caller that wants more makes several."""
 MAX_TAKERS = 4096
 """Peers that share kept blocks."""
+MAX_STREAMS = 32
+"""Data connections of one channel."""
 MAX_NOTE = 64 << 10
 """The largest notification, in bytes."""
 
@@ -122,6 +124,7 @@ class EndpointInfo(_Message):
     device_port: Text = ""
     host_ip: Text = ""
     backup_device_ip: Text = ""
+    streams: Annotated[int, Field(ge=0, le=MAX_STREAMS)] = 0
 
 
 KeyLabel = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
@@ -266,6 +269,25 @@ class AttachHeartbeats(_Message):
 
     type: Literal["attach_heartbeats"] = "attach_heartbeats"
     token: Hex
+
+
+class AttachData(_Message):
+    """The first message of a connection that then carries bytes of one channel, and the server's answer to it.
+
+    ``channel`` is a hash of the channel's key, which is in no message. The receiver reads this message, and not a byte more.
+    See ``data_proof``.
+    """
+
+    since: ClassVar[int] = 2
+
+    type: Literal["attach_data"] = "attach_data"
+    channel: Hex
+    index: Annotated[int, Field(ge=0, lt=MAX_STREAMS)]
+    """The number of the connection among those of the channel."""
+    plain: bool = False
+    """True if the sender lets the bytes travel without seals. They do if both ends say so."""
+    nonce: Hex
+    proof: Hex
 
 
 class Refuse(_Message):
@@ -690,7 +712,7 @@ class Unsupported(_Message):
 
 
 Message = (
-    Hello1 | Welcome | Hello | Connect | Accept | Ready | Refuse | Disconnect | Bye | AttachHeartbeats
+    Hello1 | Welcome | Hello | Connect | Accept | Ready | Refuse | Disconnect | Bye | AttachHeartbeats | AttachData
     | Lookup | Found | Grant | Revoke | Revoked | Pull | Stop | Pulled | Note | Taken | Ping | Pong
     | Renew | Renewed | Retire | Broken | Outdated | Watch | Landed | Own | Owned
     | Claim | Claimed | Unclaim | Unsupported | Digest | Digests

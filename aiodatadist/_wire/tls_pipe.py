@@ -15,6 +15,7 @@ from typing import Final
 from aiodatadist._config.certificate_names import CertificateNames
 from aiodatadist._config.certificates import Certificates, alt_names, validity
 from aiodatadist._values.foreign import printable
+from aiodatadist._wire.data_proof import said_secret
 from aiodatadist._wire.frames import MAGIC, Decoder
 from aiodatadist._wire.key_proof import Side, heartbeat_key
 from aiodatadist._wire.messages import Hello, Refuse
@@ -180,14 +181,14 @@ class TlsPipe:
 
         Raises IncompatiblePeer if its certificate is for another cluster.
         """
-        cluster_id, nonces = peer.cluster_id, sorted((peer.nonce, own.nonce))
+        cluster_id = peer.cluster_id
         name = self.names.name_for(cluster_id)
         if name is None:
             raise IncompatiblePeer(
                 f"its certificate is for {printable(self.names.clusters())}, it says {cluster_id}",
                 hint=f"its certificate must have the URI spiffe://DOMAIN/.../cluster/{cluster_id}",
             )
-        return Proved(printable(name), heartbeat_key(bytes.fromhex("".join(nonces))), self.expires)
+        return Proved(printable(name), heartbeat_key(said_secret(peer, own)), self.expires)
 
     def _reason(self, error: ssl.SSLError) -> LinkError:
         """Return the link's error for an error of OpenSSL's."""

@@ -188,7 +188,7 @@ ROWS: Final = (
     ),
     Row(
         "T11",
-        _hostile("strangers"),
+        _hostile("strangers", "data_connections"),
         (
             Figure(
                 f"{peer_budget.UNPROVED_OF_ONE} connections of an address, {peer_budget.UNPROVED} in all, "

@@ -361,3 +361,20 @@ def test_half_made_links_take_a_sixteenth_of_the_files(monkeypatch: pytest.Monke
     for files, limit in ((1024, 64), (40, 2), (10, 1), (10**6, 128), (resource.RLIM_INFINITY, 128)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=files: (soft, soft))
         assert HalfLinks().limit == limit
+
+
+def test_data_connections_count_as_files_of_a_half_made_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half_links, "MAX_HALF_LINKS", 128)
+    for files, streams, limit in (
+        (1024, 0, 64),
+        (1024, 5, 32),
+        (1024, 32, 8),
+        (1024, 1, 53),
+        (40, 32, 1),
+        (10**6, 32, 128),
+    ):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=files: (soft, soft))
+        made = HalfLinks()
+        made.allow_for(streams)
+        assert made.limit == limit
+        assert 2 * made.limit * (5 + streams) <= max(files * 5 / 8, 2 * (5 + streams))

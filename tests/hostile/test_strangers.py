@@ -23,7 +23,7 @@ from aiodatadist._cluster.pending_client import CLIENT_TIMEOUT
 from aiodatadist._config.trust import Key
 from aiodatadist._testing.views import clients_of
 from aiodatadist._wire.frames import Decoder, Unknown, encode
-from aiodatadist._wire.key_proof import KeyProof
+from aiodatadist._wire.key_proof import KeyProof, SessionKeys
 from aiodatadist._wire.messages import MINOR, PROTOCOL, Hello, Hello1, Message, Refuse, Welcome
 from aiodatadist._wire.seals import Opener, Sealer
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
@@ -67,12 +67,12 @@ class Client:
             self._heard = self._decoder.feed(await self._stream.receive())
         return self._heard.pop(0)
 
-    async def prove(self, key: bytes) -> None:
-        """Prove a key to a server, and seal everything from then on."""
+    async def prove(self, key: bytes) -> SessionKeys:
+        """Prove a key to a server, seal everything from then on, and return the keys of the connection."""
         proof = KeyProof("client", (Key("auth_key", key),))
         await self.say(proof.start())
         proof.receive(await self.hear())
-        self._seal(proof)
+        return self._seal(proof)
 
     @property
     def is_sealed(self) -> bool:
@@ -91,14 +91,18 @@ class Client:
         await self._stream.send(encode(answer) + behind)
         self._seal(proof)
 
+    async def leave(self) -> None:
+        await self._stream.aclose()
+
     def accept_any_seal(self) -> None:
         """Read what is sealed without the key for it."""
         self._decoder.open_with(AnySeal(b""))
 
-    def _seal(self, proof: KeyProof) -> None:
+    def _seal(self, proof: KeyProof) -> SessionKeys:
         assert proof.keys is not None
         self._sealer, opener = proof.keys.frames(proof.side)
         self._decoder.open_with(opener)
+        return proof.keys
 
 
 def port_of(cluster: Cluster) -> int:

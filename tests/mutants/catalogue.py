@@ -29,6 +29,7 @@ DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent
 TLS_PIPE = "tests/unit/wire/test_tls_pipe.py"
 TRUST, ROTATED_KEYS = "tests/hostile/test_trust.py", "tests/hostile/test_rotated_keys.py"
 LENGTHS = "tests/hostile/test_changed_lengths.py"
+DATA = "tests/hostile/test_data_connections.py"
 KEY_PROOF, SEALS = "tests/unit/wire/test_key_proof.py", "tests/unit/wire/test_seals.py"
 HANDSHAKES, SEALED_LINKS = "tests/hostile/test_key_handshakes.py", "tests/hostile/test_sealed_links.py"
 CHANNELS, ANSWERS, WITHDRAWN = (f"tests/hostile/test_{name}.py" for name in ("channels", "answers", "withdrawn_caches"))
@@ -728,6 +729,38 @@ MUTANTS = (
         "        link = self._expected.pop(name, None)\n",
         "        link = self._expected.pop(next(iter(self._expected), name), None)\n",
         ("tests/unit/test_heartbeats.py",),
+    ),
+    Mutant(
+        "proof-of-data-not-compared",
+        "only the two ends of a link open its data connections",
+        "aiodatadist/_wire/data_proof.py",
+        "        if not (hmac.compare_digest(said.proof, right) and is_answer):\n",
+        "        if not is_answer:\n",
+        (f"{DATA}::test_one_without_the_proof_is_refused_and_takes_no_place",),
+    ),
+    Mutant(
+        "data-connection-comes-twice",
+        "each data connection of a channel comes once, so a recorded message is worthless",
+        "aiodatadist/_link/data/data_connections.py",
+        "        if asked.index in self._came:\n",
+        "        if False:\n",
+        (f"{DATA}::test_each_index_comes_once",),
+    ),
+    Mutant(
+        "data-connection-comes-late",
+        "no data connection comes once the channel has all of them, or will never be open",
+        "aiodatadist/_link/data/data_connections.py",
+        "                self._awaited.pop(key.name, None)\n",
+        "                pass\n",
+        (f"{DATA}::test_a_late_one_is_refused",),
+    ),
+    Mutant(
+        "data-connection-reads-ahead",
+        "what comes behind the message of a data connection stays in its socket",
+        "aiodatadist/_link/control/connection.py",
+        "            messages = self._decoder.feed(await self._receive(self._decoder.wanting))\n",
+        "            messages = self._decoder.feed(await self._receive(RECEIVE))\n",
+        (f"{DATA}::test_bytes_behind_the_message_stay_in_the_socket",),
     ),
     # ---- leases of blocks ----
     Mutant(

@@ -20,4 +20,4 @@ def endpoint_of(bench: Bench) -> Endpoint:
     """
     runtime = bench.calls.runtime
     found = describe(runtime, bench.device, str(bench.options.get("resource", "")))
-    return Endpoint("hccl", runtime.name, "", process=os.getpid(), **found)
+    return Endpoint("hccl", runtime.name, "", process=os.getpid(), streams=0, **found)

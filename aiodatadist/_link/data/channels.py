@@ -17,7 +17,7 @@ from aiodatadist._concurrency.signal import Signal
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._link.control.questions import PendingQuestions
 from aiodatadist._link.data.link_channel import LinkChannel
-from aiodatadist._transport import EVERYTHING, Channel, ChannelOffer, Endpoint, Reach, StillWritten
+from aiodatadist._transport import EVERYTHING, Channel, ChannelOffer, Endpoint, OpenSockets, Reach, StillWritten
 from aiodatadist._values import peer_budget
 from aiodatadist._values.descriptors import Placement
 from aiodatadist._values.foreign import printable
@@ -153,8 +153,18 @@ class Channels:
 
     # ---- the first one ----
 
-    async def open(self, name: str, rank: int, ends: tuple[Endpoint, Endpoint], seconds: float) -> None:
+    async def open(
+        self,
+        name: str,
+        rank: int,
+        ends: tuple[Endpoint, Endpoint],
+        seconds: float,
+        sockets: OpenSockets | None = None,
+    ) -> None:
         """Open the first channel, together with the peer. The epoch that it reaches at the peer is not known yet.
+
+        Args:
+            sockets: opens its data connections, if it needs any. Channels that do are never replaced.
 
         Raises:
             LinkTimeout: if the peer did not come in time.
@@ -163,7 +173,7 @@ class Channels:
         self._rank, self._ends = rank, ends
         epoch = self._transport.epoch
         channel = await self._transport.open_channel(
-            ChannelOffer(name, rank, ends, self.shows()), min(seconds, MAX_OPEN_SECONDS)
+            ChannelOffer(name, rank, ends, self.shows(), sockets), min(seconds, MAX_OPEN_SECONDS)
         )
         self._current = LinkChannel(name, channel, epoch, 0)
         self.has_one_queue = channel.has_one_queue

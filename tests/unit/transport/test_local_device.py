@@ -103,7 +103,7 @@ def test_any_text_is_one_device_or_param_invalid(text: str) -> None:
         found = parse_resource(text)
     except ParamInvalid:
         return
-    Endpoint("hccl", "soft", "host", process=1, **found)
+    Endpoint("hccl", "soft", "host", process=1, streams=0, **found)
 
 
 def test_another_devices_description_and_one_without_its_super_pod_are_refused() -> None:
@@ -152,7 +152,7 @@ async def test_a_device_is_found_without_being_described() -> None:
         found = describe(device.runtime, device.index)
         assert found["device_id"] == "5"
         assert found["server_id"]
-        Endpoint("hccl", "ascend", "host", process=1, **found)
+        Endpoint("hccl", "ascend", "host", process=1, streams=0, **found)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from aiodatadist._wire.key_proof import heartbeat_key
 from aiodatadist._wire.messages import (
+    MAX_STREAMS,
     MAX_TENSORS,
     MINOR,
     PLAIN_PROTOCOL,
     PROTOCOL,
     Accept,
+    AttachData,
     AttachHeartbeats,
     Broken,
     Bye,
@@ -147,6 +149,7 @@ EACH: list[Message] = [
     Disconnect(reason="enough"),
     Bye(),
     AttachHeartbeats(token="0" * 64),
+    AttachData(channel="0" * 64, index=31, nonce="1" * 64, proof="2" * 64),
     Lookup(call=1, name=KeyName(kind="prefix", id=7, model_id=1)),
     Found(call=1, cache=entry(), slot=1),
     Grant(cache=entry()),
@@ -190,7 +193,10 @@ channels = st.text(string.ascii_letters + string.punctuation, min_size=1, max_si
 seconds = st.floats(0, 10 * 86400, exclude_min=True)
 statuses = st.integers(-1, 2**32 - 1)
 figures = st.floats(0, 1e9)
-endpoints = st.builds(EndpointInfo, **{**dict.fromkeys(EndpointInfo.model_fields, names), "process": uint32})
+endpoints = st.builds(
+    EndpointInfo,
+    **{**dict.fromkeys(EndpointInfo.model_fields, names), "process": uint32, "streams": st.integers(0, MAX_STREAMS)},
+)
 roles = st.sampled_from([1, 2, 3])
 hellos = st.builds(
     Hello,
@@ -246,6 +252,14 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Disconnect, reason=names),
     st.just(Bye()),
     st.builds(AttachHeartbeats, token=hexes),
+    st.builds(
+        AttachData,
+        channel=hexes,
+        index=st.integers(0, MAX_STREAMS - 1),
+        plain=st.booleans(),
+        nonce=hexes,
+        proof=hexes,
+    ),
     st.builds(Lookup, call=ids, name=key_names),
     st.builds(Found, call=ids, cache=st.none() | entries(), slot=uint32),
     st.builds(Grant, cache=entries()),

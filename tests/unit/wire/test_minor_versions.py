@@ -68,12 +68,13 @@ NEWER: list[dict[str, str]] = [
     {
         "claim": "blocks_digest prompt_digest", "claimed": "why", "unclaim": "blocks_digest prompt_digest",
         "pull": "also", "pulled": "also", "landed": "tensors", "found": "access", "grant": "access",
+        "attach_data": "",
     },
 ]  # fmt: skip
 """What each minor version added, from the first: new fields of older messages, and new messages."""
 PARTS: dict[type[BaseModel], str] = {
     EndpointInfo: "transport runtime host server_id device_id device_ip process super_device_id super_pod_id device_port "
-    "host_ip backup_device_ip",
+    "host_ip backup_device_ip streams",
     KeyName: "kind id model_id",
     CacheEntry: "cache_id blocks placement data_type pieces stride addresses epoch",
     PartNumbers: "nbytes src dst",
@@ -132,7 +133,7 @@ FULL = [
 def test_a_peer_of_version_4_0_hears_only_what_it_knows(message: Message) -> None:
     assert {each.type for each in FULL} == set(KINDS)
     if message.type not in FIRST:
-        words = rf"{message.type!r} messages came with version 4\.1, the peer has 4\.0"
+        words = rf"{message.type!r} messages came with version 4\.{message.since}, the peer has 4\.0"
         with pytest.raises(ProtocolError, match=words):
             encode(message, 0)
         return
