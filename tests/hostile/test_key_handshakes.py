@@ -18,6 +18,7 @@ from aiodatadist._wire.frames import HEAD, MAGIC, SEALED_VERSION, Decoder, Unkno
 from aiodatadist._wire.messages import (
     PLAIN_PROTOCOL,
     PROTOCOL,
+    AttachData,
     AttachHeartbeats,
     Connect,
     Hello1,
@@ -46,6 +47,7 @@ FIRST_WORDS: dict[str, bytes] = {
     "a hello of another version": encode(hello(9, protocol=9)),
     "a connect": encode(Connect(channel="c", timeout=5)),
     "heartbeats": encode(AttachHeartbeats(token="0" * 64)),
+    "a data connection": encode(AttachData(channel="0" * 64, index=0, nonce="a" * 64, proof="0" * 64)),
     "a ready": encode(Ready(epoch=1)),
     "no frame": b"GET / HTTP/1.1\r\n\r\n",
     "half a frame": encode(hello(9))[:-5],
