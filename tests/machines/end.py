@@ -1,0 +1,176 @@
+"""A cluster on a machine, as a program: it obeys orders, a line each, and answers each with a line.
+
+Its argument is JSON: ``cluster_id``, and the ``options`` of :class:`LLMConfig`. An order is ``[METHOD, ARGUMENTS]`` for a
+method of :class:`End`, and an answer ``{"value": ...}``, or ``{"error": CLASS, "text": WORDS}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import threading
+from typing import Any
+
+import anyio
+
+from aiodatadist import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    DataType,
+    LinkPhase,
+    TransferWithCacheKeyConfig,
+)
+from aiodatadist.testing import Cluster, open_cluster, verify
+
+LAYERS, BLOCKS, BLOCK = 2, 16, 4096
+
+
+class Immediate:
+    """A synchronizer for layers that are computed already."""
+
+    async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
+        return True
+
+
+class End:
+    """A cluster with a cache of blocks, each stamped with its own pattern. Its public methods are orders."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._datadist = cluster.datadist
+        self._manager = cluster.datadist.cache_manager
+        self._changes = cluster.datadist.link_changes()
+        self._notes = cluster.datadist.notifications()
+        self._cache: Cache | None = None
+
+    # ---- links ----
+
+    async def link(self, peer: int, host: str, port: int, timeout: float = 30.0) -> None:
+        """Link to a peer that listens."""
+        await self._datadist.link_to(peer, (host, port), timeout=timeout)
+
+    async def unlink(self, peer: int) -> None:
+        """End the link to a peer."""
+        await self._datadist.unlink_from(peer, timeout=30.0)
+
+    async def wait_linked(self, peer: int) -> None:
+        """Wait until there is a link to the peer."""
+        await self._datadist.wait_linked(peer)
+
+    async def ping(self, peer: int) -> None:
+        """Exchange a message with a peer."""
+        await self._datadist.check_link_status(peer)
+
+    async def closed(self, peer: int) -> str:
+        """Wait until the link has ended, and return the reason."""
+        return await self._datadist.wait_link_closed(peer)
+
+    async def until(self, phase: str) -> list[list[Any]]:
+        """Wait for a change to this phase; return all up to it, each as peer, phase, and class and words of the reason."""
+        told = []
+        async for change in self._changes:
+            reason = change.reason
+            words = ["", ""] if reason is None else [type(reason).__name__, str(reason)]
+            told.append([change.cluster_id, change.state.name, *words])
+            if change.state is LinkPhase[phase]:
+                break
+        return told
+
+    async def notify(self, peer: int, text: str) -> None:
+        """Send a notification."""
+        await self._datadist.notify(peer, text.encode())
+
+    async def note(self) -> list[Any]:
+        """Wait for a notification; return its sender and its text."""
+        note = await anext(self._notes)
+        return [note.cluster_id, note.payload.decode()]
+
+    async def held(self) -> list[int]:
+        """Return how many descriptors and threads this process has."""
+        return [len(os.listdir("/proc/self/fd")), threading.active_count()]  # noqa: PTH208
+
+    # ---- blocks ----
+
+    async def cache(self, blocks: int = BLOCKS, block: int = BLOCK) -> None:
+        """Register a cache of blocks, two tensors for each layer."""
+        self._cache = await self._cluster.blocks(CacheDesc(2 * LAYERS, [blocks, block], DataType.DT_UINT8))
+
+    async def pull(self, peer: int, src: list[int], dst: list[int]) -> int:
+        """Pull blocks of a peer's cache; return the bytes."""
+        return (await self._manager.pull_blocks(BlocksCacheKey(peer), self._own, src, dst)).bytes
+
+    async def push(self, peer: int, src: list[int], dst: list[int]) -> int:
+        """Push blocks into a peer's cache; return the bytes."""
+        return (await self._manager.push_blocks(BlocksCacheKey(peer), self._own, src, dst)).bytes
+
+    async def push_layers(self, peer: int, src: list[int], dst: list[int]) -> None:
+        """Push blocks layer by layer."""
+        config = TransferWithCacheKeyConfig(BlocksCacheKey(peer), range(LAYERS), range(LAYERS))
+        await self._manager.transfer_cache_async(self._own, Immediate(), [config], src, dst)
+
+    async def verify(self, moved: dict[str, list[int]]) -> None:
+        """Check every block. ``moved`` names the owner, and its block, of those that came from elsewhere.
+
+        Raises AssertionError if one has other contents.
+        """
+        expected = [
+            (tensor, int(block), *moved[block]) for tensor in range(2 * LAYERS) for block in moved
+        ]  # fmt: skip
+        own = self._datadist.cluster_id
+        verify(self._memory, self._own, expected, owner=own)  # type: ignore[arg-type]
+
+    async def cancel_pulls(self, peer: int, count: int, seconds: float, seed: int = 1) -> int:
+        """Cancel pulls of all blocks, each within so many seconds; return how many had not ended by then.
+
+        Raises AssertionError if memory changes after a cancellation was delivered.
+        """
+        chance, cancelled = random.Random(seed), 0
+        blocks = list(range(self._own.cache_desc.shape[0]))
+        for _ in range(count):
+            task = self._manager.pull_blocks(BlocksCacheKey(peer), self._own, blocks, blocks)
+            with anyio.move_on_after(chance.random() * seconds) as scope:
+                await task
+            copy = bytes(self._memory.view())
+            cancelled += scope.cancelled_caught
+            await self._datadist.check_link_status(peer)
+            assert bytes(self._memory.view()) == copy, "memory changed after the cancellation"
+            self._memory.view()[:] = bytes(len(copy))
+        return cancelled
+
+    @property
+    def _own(self) -> Cache:
+        assert self._cache is not None, "cache() comes first"
+        return self._cache
+
+    @property
+    def _memory(self) -> Any:
+        return self._cluster.memory(self._own)
+
+
+async def obey(end: End, words: list[Any]) -> dict[str, Any]:
+    """Carry out an order, and return the answer."""
+    order, arguments = words
+    assert not order.startswith("_")
+    try:
+        return {"value": await getattr(end, order)(**arguments)}
+    except Exception as error:
+        return {"error": type(error).__name__, "text": str(error)}
+
+
+async def main(cluster_id: int, options: dict[str, Any]) -> None:
+    orders = asyncio.StreamReader(limit=1 << 20)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    async with open_cluster(cluster_id, **options) as cluster:
+        end = End(cluster)
+        address = cluster.datadist.listen_address
+        print(json.dumps({"value": address}), flush=True)
+        while line := await orders.readline():
+            print(json.dumps(await obey(end, json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(**json.loads(sys.argv[1])))

@@ -1,0 +1,71 @@
+"""Ends on machines, as a test sees them: clusters whose methods are called from afar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tests.machines.networks import PORT, Machine
+from tests.machines.programs import Program
+
+BRISK: dict[str, Any] = {"heartbeat_interval": 0.2, "heartbeat_misses": 4}
+QUICK: dict[str, Any] = {"first_delay": 0.05, "max_delay": 0.5}
+"""A policy to make links again."""
+KEY = "a secret of many characters"
+
+
+class Refused(Exception):
+    """An order failed at its end. ``kind`` is the name of the error's class."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class End:
+    """A cluster on a machine."""
+
+    def __init__(self, machine: Machine, cluster_id: int, options: Mapping[str, Any]) -> None:
+        self.cluster_id = cluster_id
+        settings = json.dumps({"cluster_id": cluster_id, "options": options})
+        self.program = Program(machine, "tests.machines.end", settings)
+        try:
+            self.listens_at = self.answer()
+        except BaseException:
+            self.program.close()
+            raise
+
+    def call(self, order: str, **arguments: Any) -> Any:
+        """Return what an order returns. Raises Refused if it fails."""
+        self.begin(order, **arguments)
+        return self.answer()
+
+    def begin(self, order: str, **arguments: Any) -> None:
+        """Give an order, whose :meth:`answer` is for later."""
+        self.program.tell([order, arguments])
+
+    def answer(self) -> Any:
+        """Return what the last order returns."""
+        match self.program.hear():
+            case {"error": kind, "text": text}:
+                raise Refused(kind, text)
+            case {"value": value}:
+                return value
+
+
+@contextmanager
+def opened(machine: Machine, cluster_id: int, listen: str | None = None, **options: Any) -> Iterator[End]:
+    """Open a cluster on a machine, which listens at an address, or not at all. It has a key unless it has a ``trust``."""
+    key = {} if "trust" in options else {"auth_key": KEY}
+    end = End(machine, cluster_id, {"listen_ip_info": listen, **key, **options})
+    try:
+        yield end
+    finally:
+        end.program.close()
+
+
+def at(host: str, port: int = PORT) -> str:
+    """Return an address to listen at."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
