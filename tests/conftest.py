@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio._backends._asyncio  # noqa: F401 - pytest rewrites anyio's modules, which fails where the stack is deep (Python 3.11)
 import pytest
 
-from tests import children, loops, profiles, retry, skipped, strictness
+from tests import children, clock, loops, profiles, retry, skipped, strictness
 from tests.heap import pytest_collection, pytest_runtest_setup  # noqa: F401 - hooks of pytest
 from tests.retry import (  # noqa: F401 - hooks of pytest
     pytest_configure,
@@ -83,6 +83,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.failed and (name := loops.name_of(item)):
         report.sections.append(("event loop", name))
+        if name == "autojump":
+            report.sections.append(("jumps of its clock", "\n".join(clock.JUMPS)))
     return report
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -83,6 +84,11 @@ def tells(cluster: Cluster) -> list[str]:
     return [each for each in ours if len(each) > 1]
 
 
+def is_told(secret: str, heard: bytes | bytearray) -> bool:
+    """Return True if this is a word of what was heard: the digits of a nonce may contain a short one by chance."""
+    return re.search(rb"(?<![0-9A-Za-z])" + re.escape(secret.encode()) + rb"(?![0-9A-Za-z])", heard) is not None
+
+
 def said_by(data: bytes) -> list[Message | Unknown]:
     return Decoder().feed(data) if data else []
 
@@ -97,7 +103,7 @@ async def test_an_unproved_client_finds_out_nothing_about_who_listens(name: str)
             if isinstance(message, Welcome):
                 assert set(message.model_dump()) == {"type", "protocol", "nonce", "key_name", "confirmation"}
         for secret in tells(cluster):
-            assert secret.encode() not in told, secret
+            assert not is_told(secret, told), secret
 
 
 @pytest.mark.parametrize("name", FIRST_WORDS)
@@ -105,7 +111,7 @@ async def test_nor_does_one_that_was_welcomed(name: str) -> None:
     async with open_cluster(ID, auth_key=KEY) as cluster:
         told = await answers(cluster, FIRST_WORDS["a hello1"], FIRST_WORDS[name])
         for secret in tells(cluster):
-            assert secret.encode() not in told, secret
+            assert not is_told(secret, told), secret
 
 
 async def test_nor_does_one_that_the_listener_gives_up() -> None:
@@ -172,7 +178,7 @@ async def test_an_unproved_server_finds_out_nothing_about_who_dials(name: str) -
         for message in said_by(bytes(heard)):
             assert isinstance(message, (Hello1, Refuse)), message
         for secret in tells(cluster):
-            assert secret.encode() not in heard, secret
+            assert not is_told(secret, heard), secret
 
 
 async def test_a_silent_server_finds_out_nothing_about_who_dials() -> None:
@@ -181,7 +187,7 @@ async def test_a_silent_server_finds_out_nothing_about_who_dials() -> None:
         assert linked.status is LLMStatusCode.LLM_TIMEOUT
         assert [type(each) for each in said_by(bytes(heard))][:1] == [Hello1]
         for secret in tells(cluster):
-            assert secret.encode() not in heard, secret
+            assert not is_told(secret, heard), secret
 
 
 async def test_a_server_without_the_key_is_refused_with_the_reason() -> None:
