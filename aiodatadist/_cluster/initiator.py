@@ -41,6 +41,7 @@ from aiodatadist._cluster.pending_client import HANDSHAKE_TIMEOUT
 from aiodatadist._concurrency.scope import Scope
 from aiodatadist._counting import Incident
 from aiodatadist._link import DRAIN_TIMEOUT, Connection, Link, LinkRequest, channel_name, prover_of, tls_prover_of
+from aiodatadist._transport.soft_reach import doubts
 from aiodatadist._values.addresses import host_port
 from aiodatadist._values.foreign import printable
 from aiodatadist._wire.handshake import Handshake
@@ -443,6 +444,8 @@ class LinkInitiator:
             looking.cancel()
             if is_proved:
                 attempt.steps.met()
+            what = f"{host_port(*address)} is cluster {cluster_id}, but the two did not open a channel"
+            attempt.now_waits_for(what + doubts(hello.endpoint, peer.endpoint))
             turn.take(peer)
 
         waits_for = attempt.now_waits_for

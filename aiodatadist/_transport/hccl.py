@@ -33,6 +33,7 @@ from aiodatadist._transport.contract import (
 )
 from aiodatadist._transport.link_kind import A2, A3, LinkKind, is_unfolded, link_kind, may_use_hccs
 from aiodatadist._transport.local_device import describe
+from aiodatadist._transport.soft_reach import check_reach
 from aiodatadist._transport.two_ends import check_ends
 from aiodatadist._values.descriptors import Placement
 from aiodatadist._values.foreign import printable
@@ -236,8 +237,8 @@ class HcclTransport(Transport):
                 f"the peer uses {printable(peer.transport)} on the {printable(peer.runtime)} runtime, "
                 f"we use {mine.transport} on {mine.runtime}"
             )
-        if self._runtime.is_soft and peer.host != mine.host:
-            raise IncompatiblePeer("softnpu moves bytes only between processes of one user on one machine")
+        if self._runtime.is_soft:
+            check_reach(mine, peer)
         if (peer.host, peer.process, peer.device_id) == (mine.host, mine.process, mine.device_id):
             raise IncompatiblePeer(
                 f"both ends are device {mine.device_id} of one process: HCCL needs two devices",

@@ -1,0 +1,76 @@
+"""The reach of softnpu, checked first: beyond it, the two ends of a link would wait for each other in vain.
+
+softnpu moves bytes between processes of one user on one machine. They find each other by names of sockets, which each network
+namespace, and so each container, has for itself, unless ``SOFTNPU_RENDEZVOUS`` names a folder for them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, Protocol
+
+from aiodatadist._values.foreign import printable
+from aiodatadist.errors import IncompatiblePeer
+
+FOLDER: Final = "SOFTNPU_RENDEZVOUS"
+PROC: Final = Path("/proc")
+
+
+class Place(Protocol):
+    """The properties of an endpoint that say where its process is, and how bytes leave it."""
+
+    @property
+    def transport(self) -> str: ...
+    @property
+    def runtime(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def process(self) -> int: ...
+
+
+def check_reach(mine: Place, peer: Place) -> None:
+    """Raise IncompatiblePeer if softnpu cannot move bytes between the two.
+
+    The peer gets the message, so its words are true at both ends, and it has the cure.
+    """
+    if peer.host != mine.host:
+        raise IncompatiblePeer(
+            "softnpu moves bytes only between processes of one user on one machine, and these are "
+            f"{_words(mine)}, and {_words(peer)}",
+            hint="run both ends there, or use NPUs; between machines without NPUs, share the cache through a pool",
+        )
+    if (apart := networks_of(mine, peer)) and not os.environ.get(FOLDER):
+        raise IncompatiblePeer(
+            f"softnpu finds no process in another network namespace, and {apart}: {FOLDER} must name one folder at both ends"
+        )
+
+
+def doubts(mine: Place, peer: Place) -> str:
+    """Return a question to add to a link's timeout if softnpu may not have found the peer; otherwise nothing."""
+    if any((end.transport, end.runtime) != ("hccl", "soft") for end in (mine, peer)):
+        return ""
+    apart = networks_of(mine, peer)
+    return f" ({apart}: is {FOLDER} one folder at both ends?)" if apart else ""
+
+
+def networks_of(mine: Place, peer: Place) -> str:
+    """Return both ends' network namespaces, in words, if the kernel says that there are two; otherwise nothing."""
+    ours, theirs = _network(mine), _network(peer)
+    if not ours or not theirs or ours == theirs:
+        return ""
+    return f"process {mine.process} is in {ours}, process {peer.process} in {theirs}"
+
+
+def _network(place: Place) -> str:
+    """Return the network namespace of a process on this machine; empty if that cannot be known."""
+    try:
+        return str((PROC / str(place.process) / "ns" / "net").readlink())
+    except OSError:  # it has ended, or is in another pid namespace, or is another user's
+        return ""
+
+
+def _words(place: Place) -> str:
+    boot, _, user = place.host.rpartition(":")
+    return f"process {place.process} of user {printable(user)} on the machine with boot id {printable(boot)}"
