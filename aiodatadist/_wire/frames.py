@@ -1,7 +1,7 @@
 """Messages as bytes: an 8-byte head (magic, version, length), then JSON, then its checksum as blanks, or a seal.
 
 A connection with a key has sealed frames from the moment at which the key is known, and accepts no others. A frame whose
-seal is wrong is not parsed.
+seal is wrong is not parsed. Over TLS a frame ends with its JSON, because TLS seals all bytes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from aiodatadist._wire.messages import (
     Welcome,
     parser,
 )
-from aiodatadist._wire.seals import TRAILER, Opener, Sealer
+from aiodatadist._wire.seals import TRAILER, ByTls, Opener, Sealer
 from aiodatadist.errors import IncompatiblePeer, ProtocolError
 
 MAGIC = b"KV"
 VERSION = 1
 SEALED_VERSION = 2
 """The version of a frame with a counter and a seal instead of a checksum."""
+TLS_VERSION = 3
+"""The version of a frame that TLS seals, with nothing behind its JSON."""
 HEAD = struct.Struct(">2sBxI")
 MARK = b"\n\r\n\r"
 """The mark between the JSON of a message and its CRC-32.
@@ -67,7 +69,7 @@ class Unknown(NamedTuple):
     call: int
 
 
-def encode(message: Message, minor: int = MINOR, sealer: Sealer | None = None) -> bytes:
+def encode(message: Message, minor: int = MINOR, sealer: Sealer | ByTls | None = None) -> bytes:
     """Return one frame, for a peer of this minor version, without the fields that the peer does not know.
 
     Args:
@@ -90,8 +92,10 @@ def encode(message: Message, minor: int = MINOR, sealer: Sealer | None = None) -
     return framed(content, sealer)
 
 
-def framed(content: bytes, sealer: Sealer | None) -> bytes:
+def framed(content: bytes, sealer: Sealer | ByTls | None) -> bytes:
     """Return a frame with this content, sealed or with a checksum."""
+    if sealer is ByTls.SEALED:
+        return HEAD.pack(MAGIC, TLS_VERSION, len(content)) + content
     if sealer is None:
         body = checked(content)
         return HEAD.pack(MAGIC, VERSION, len(body)) + body
@@ -121,15 +125,15 @@ class Decoder:
         self.max_body = max_body
         self.protocol = protocol
         self.minor: int | None = None
-        self.opener: Opener | None = None
+        self.opener: Opener | ByTls | None = None
         self._version = VERSION
         self._buffer = bytearray()
         self._peeked = 0
         self._failure: ProtocolError | IncompatiblePeer | None = None
 
-    def open_with(self, opener: Opener) -> None:
-        """Check seals with the key that is known from now on. No other frames are accepted."""
-        self.opener, self._version = opener, SEALED_VERSION
+    def open_with(self, opener: Opener | ByTls) -> None:
+        """Check seals with the key that is known from now on, or leave that to TLS. No other frames are accepted."""
+        self.opener, self._version = opener, TLS_VERSION if opener is ByTls.SEALED else SEALED_VERSION
 
     @property
     def wanting(self) -> int:
@@ -183,6 +187,8 @@ class Decoder:
         try:
             if opener is None:
                 message = _parse(data[HEAD.size :], self.minor, self.protocol)
+            elif opener is ByTls.SEALED:
+                message = _content(data[HEAD.size :], self.minor, self.protocol)
             else:
                 counter = opener.counter_of(data) if len(data) >= HEAD.size + TRAILER else None
                 if counter is None or counter != opener.due:
@@ -197,7 +203,7 @@ class Decoder:
 
     def consume(self) -> None:
         """Note that the message that :meth:`peek` has just returned will not be fed."""
-        if self.opener is not None:
+        if isinstance(self.opener, Opener):
             self.opener.accept(self._peeked)
 
     def meet(self, message: Message | Unknown) -> None:
@@ -212,6 +218,8 @@ class Decoder:
         opener = self.opener
         if opener is None:
             message = _parse(frame[HEAD.size :], self.minor, self.protocol)
+        elif opener is ByTls.SEALED:
+            message = _content(frame[HEAD.size :], self.minor, self.protocol)
         else:
             counter = opener.counter_of(frame) if len(frame) >= HEAD.size + TRAILER else None
             if counter is None:

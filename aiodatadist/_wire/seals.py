@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import struct
 from collections.abc import Callable
+from enum import Enum
 from hashlib import blake2b
 from typing import Final
 
@@ -18,6 +19,12 @@ TRAILER: Final = COUNTER.size + SEAL_BYTES
 WINDOW: Final = 1024
 """Counters behind the highest one that are still accepted, each once."""
 _MASK: Final = (1 << WINDOW) - 1
+
+
+class ByTls(Enum):
+    """The place of a sealer or an opener on a connection over TLS, which seals all bytes itself."""
+
+    SEALED = "sealed by TLS"
 
 
 class Sealer:

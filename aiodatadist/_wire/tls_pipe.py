@@ -80,8 +80,12 @@ class TlsPipe:
         """True if a record has begun whose rest has not come. OpenSSL does not tell."""
         return bool(self._head or self._missing)
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes | memoryview) -> None:
         self._incoming.write(data)
+        is_new = not self._head and not self._missing
+        if is_new and len(data) > _HEAD and len(data) == _HEAD + (data[3] << 8 | data[4]):
+            self.records += 1  # one whole record, as most messages are
+            return
         while data:
             if self._missing:
                 step = min(self._missing, len(data))
@@ -139,7 +143,7 @@ class TlsPipe:
             raise ProtocolError("the peer answers without TLS: this end proves a certificate, and the peer must, too")
         return False
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes | memoryview) -> bytes:
         """Decrypt bytes of the socket, and return the messages in them. No more come once the peer has closed its side.
 
         Raises:
@@ -149,11 +153,15 @@ class TlsPipe:
         if self.is_over:
             return b""
         self._take(data)
+        # Messages are shorter than their records, so most need no room for a whole record, nor a second look.
+        most = len(data) if _HEAD < len(data) < RECORD else RECORD
         records: list[bytes] = []
         try:
-            while not self.is_over and (self._incoming.pending or self._tls.pending()):
-                records.append(self._tls.read(RECORD))
-                self.is_over = not records[-1]
+            while not records or len(records[-1]) == most or self._incoming.pending:
+                records.append(self._tls.read(most))
+                if not records[-1]:
+                    self.is_over = True
+                    break
         except ssl.SSLWantReadError:  # the rest is a part of a record, or a message between the two ends of TLS
             pass
         except ssl.SSLError as error:

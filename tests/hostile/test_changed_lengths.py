@@ -20,7 +20,7 @@ from aiodatadist._link import Connection
 from aiodatadist._link.control.wire import WHOLE_SECONDS, Wire
 from aiodatadist._wire.frames import encode
 from aiodatadist._wire.messages import MINOR, Ping
-from aiodatadist._wire.seals import Opener, Sealer
+from aiodatadist._wire.seals import ByTls, Opener, Sealer
 from aiodatadist._wire.tls_pipe import TlsPipe
 from tests.certificates import Authority, tls_folder, uri_of
 
@@ -56,7 +56,7 @@ async def over_tls(path: Path) -> AsyncIterator[Ends]:
     with far:
         far.setblocking(False)
         connection = await Connection.over(near, ours)
-        yield connection.wire(), far, lambda message: theirs.seal(encode(message))
+        yield connection.wire(), far, lambda message: theirs.seal(encode(message, MINOR, ByTls.SEALED))
         await connection.aclose()
 
 

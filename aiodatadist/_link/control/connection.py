@@ -25,7 +25,7 @@ from aiodatadist._link.control.wire import GONE, LAST_LOOK, RECEIVE, UNVERIFIED_
 from aiodatadist._wire.frames import Decoder, Unknown, encode
 from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL, SEALED_MINOR, Message
 from aiodatadist._wire.reasons import discreet, refusal
-from aiodatadist._wire.seals import Opener, Sealer
+from aiodatadist._wire.seals import ByTls, Opener, Sealer
 from aiodatadist._wire.tls_pipe import FIRST_BYTE, TlsPipe
 from aiodatadist.errors import LinkError, PeerLost
 
@@ -87,6 +87,7 @@ class FirstWords:
             is_complete = pipe.shake(await self._from_socket(RECEIVE))
         await self._send(pipe.outgoing())
         self._unread, self._is_proved = pipe.feed(b""), True
+        self._decoder.open_with(ByTls.SEALED)
 
     async def hear(self) -> Message | Unknown:
         """Return the next message.
@@ -135,7 +136,8 @@ class FirstWords:
         self._decoder.open_with(opener)
 
     def _frame(self, message: Message) -> bytes:
-        return encode(message, self._decoder.minor or 0, None if self._seals is None else self._seals[0])
+        sealer = None if self._seals is None else self._seals[0]
+        return encode(message, self._decoder.minor or 0, sealer if self._pipe is None else ByTls.SEALED)
 
     async def connection(self) -> Connection:
         """Make a stream of the socket, which belongs to it from here on, even if this raises."""
@@ -189,14 +191,16 @@ class _Reader(asyncio.StreamReader):
         self._has_unread: Callable[[], int] = self._buffer.__len__  # type: ignore[attr-defined]
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
-        if self.pipe is not None:
-            data = self._opened(self.pipe, bytes(data))
-        if data and (self.hear is None or self._has_unread() or not self.hear(bytes(data))):
-            super().feed_data(data)
-        if self.pipe is not None and (self.wrong is not None or self.pipe.is_over):
+        pipe = self.pipe
+        content = bytes(data) if pipe is None else self._opened(pipe, data)  # type: ignore[arg-type]  # bytes, or a view
+        if content and (self.hear is None or self._has_unread() or not self.hear(content)):
+            super().feed_data(content)
+        if pipe is None:
+            return
+        if self.wrong is not None or pipe.is_over:
             self.feed_eof()
-        elif self.pipe is not None and self.pipe.is_within and self._alarm is None:
-            self._wait_for_end_of(self.pipe, WHOLE_SECONDS)
+        elif pipe.is_within and self._alarm is None:
+            self._wait_for_end_of(pipe, WHOLE_SECONDS)
 
     def feed_eof(self) -> None:
         if self._alarm is not None:
@@ -231,7 +235,7 @@ class _Reader(asyncio.StreamReader):
         if pipe.is_over:
             self.feed_eof()
 
-    def _opened(self, pipe: TlsPipe, data: bytes) -> bytes:
+    def _opened(self, pipe: TlsPipe, data: bytes | memoryview) -> bytes:
         """Decrypt bytes that came over TLS, and return the messages in them. Send what TLS itself answers."""
         if self.wrong is not None:
             return b""

@@ -16,7 +16,7 @@ from aiodatadist._concurrency.signal import Signal
 from aiodatadist._link.control.peer_share import Inflow
 from aiodatadist._wire.frames import MAX_BODY, Decoder, Unknown, encode
 from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL, SEALED_MINOR, Message
-from aiodatadist._wire.seals import Opener, Sealer
+from aiodatadist._wire.seals import ByTls, Opener, Sealer
 from aiodatadist.errors import PeerLost, ProtocolError
 
 RECEIVE = 1 << 16
@@ -81,7 +81,7 @@ class Wire:
         self._react: Callable[[Message | Unknown], bool] | None = None
         self._failure: Exception | None = None
         self._decoder = Decoder(UNVERIFIED_BODY, PROTOCOL)
-        self._sealer: Sealer | None = None
+        self._sealer: Sealer | ByTls | None = None
         self.is_proved: bool = False
         self.on_repeated: Callable[[], object] = lambda: None
         self._inflow: Inflow | None = None
@@ -130,6 +130,8 @@ class Wire:
     def has_proved(self) -> None:
         """Note that the peer has proved a certificate, and everything passes through TLS."""
         self._decoder.minor, self.is_proved = SEALED_MINOR, True
+        self._sealer = ByTls.SEALED
+        self._decoder.open_with(ByTls.SEALED)
 
     def _repeated(self) -> None:
         self.on_repeated()  # which the link may set later

@@ -16,6 +16,7 @@ from aiodatadist._wire.frames import (
     MAGIC,
     MAX_BODY,
     MAX_NEWER,
+    TLS_VERSION,
     VERSION,
     Decoder,
     Unknown,
@@ -28,6 +29,8 @@ from aiodatadist._wire.messages import (
     MAX_TENSORS,
     MINOR,
     PLAIN_PROTOCOL,
+    PROTOCOL,
+    SEALED_MINOR,
     Bye,
     Digests,
     Disconnect,
@@ -36,6 +39,7 @@ from aiodatadist._wire.messages import (
     Message,
     Note,
 )
+from aiodatadist._wire.seals import ByTls, Sealer
 from tests.unit.wire.examples import EACH, digest, entry, hello, messages, pull
 
 HELLO = encode(hello(1))
@@ -351,3 +355,28 @@ def test_only_the_first_version_says_messages_without_checksums() -> None:
     first = framed(encode(hello(1, minor=1))[HEAD.size : -8])
     with pytest.raises(ProtocolError, match="it has no checksum"):
         Decoder().feed(first)
+
+
+def test_a_message_over_tls_ends_with_its_json_and_comes_in_no_other_frame() -> None:
+    sealed = encode(Bye(), MINOR, ByTls.SEALED)
+    assert sealed == HEAD.pack(MAGIC, TLS_VERSION, 14) + b'{"type":"bye"}'
+    decoder = over_tls()
+    assert decoder.peek(sealed) == Bye()
+    decoder.consume()
+    assert decoder.feed(sealed * 2) == [Bye(), Bye()]
+    for version, other in ((1, encode(Bye())), (2, encode(Bye(), MINOR, Sealer(bytes(32))))):
+        assert over_tls().peek(other) is None
+        with pytest.raises(ProtocolError, match=f"the peer's frames have version {version}, ours 3"):
+            over_tls().feed(other)
+    assert Decoder().peek(sealed) is None
+    with pytest.raises(ProtocolError, match="the peer's frames have version 3, ours 1"):
+        Decoder().feed(sealed)
+    with pytest.raises(ProtocolError, match="not valid"):
+        over_tls().feed(sealed[:-1] + b"]")
+
+
+def over_tls() -> Decoder:
+    decoder = Decoder(protocol=PROTOCOL)
+    decoder.minor = SEALED_MINOR
+    decoder.open_with(ByTls.SEALED)
+    return decoder

@@ -85,6 +85,22 @@ def test_bytes_come_in_pieces_of_any_size(make: Make) -> None:
     assert b"".join(ends.server.feed(sealed[i : i + 7]) for i in range(0, len(sealed), 7)) == b"a" * 20000 + b"b"
 
 
+def test_records_are_counted_however_they_come(make: Make) -> None:
+    ends = Ends(make(1), make(2))
+    before = ends.server.records
+    first, second = ends.client.seal(b"first"), ends.client.seal(b"second" * 1000)
+    assert ends.server.feed(first) == b"first"
+    for cut in (3, 5, 1000):
+        within = []
+        for piece, content in ((second[:cut], b""), (memoryview(second)[cut:], b"second" * 1000)):
+            assert ends.server.feed(piece) == content
+            within.append(ends.server.is_within)
+        assert within == [True, False]
+        second = ends.client.seal(b"second" * 1000)
+    assert ends.server.feed(second + ends.client.seal(b"last")) == b"second" * 1000 + b"last"
+    assert ends.server.records == before + 6
+
+
 def test_messages_are_not_readable_on_the_way(make: Make) -> None:
     ends = Ends(make(1), make(2))
     assert b"secret" not in ends.client.seal(b"secret" * 10)
