@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from aiodatadist._device import Layering, Program
 from aiodatadist._transport import Channel, ChannelOffer, DataConnection, Endpoint, loopback
 from aiodatadist._transport.loopback import LoopbackTransport
+from aiodatadist._values.grid import Grid
 from aiodatadist.testing import Cluster, inside
 
 STREAMS = 4
 """Data connections of a channel."""
+
+
+class ConnectedChannel(Channel):
+    """A channel of ``loopback`` that is broken when one of its data connections ends."""
+
+    def __init__(self, inner: Channel, connections: list[DataConnection]) -> None:
+        self._inner = inner
+        self._connections = connections
+
+    def add_get(self, program: Program, grid: Grid) -> None:
+        self._inner.add_get(program, grid)
+
+    def add_put(self, program: Program, grid: Grid, layering: Layering | None = None) -> None:
+        self._inner.add_put(program, grid, layering)
+
+    def when_broken(self, call: Callable[[str], object]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def look(number: int, sock: socket.socket) -> None:
+            if not sock.recv(1, socket.MSG_PEEK):
+                self._stop_looking()
+                call(f"data connection {number} was closed")
+
+        for number, each in enumerate(self._connections):
+            loop.add_reader(each.sock.fileno(), look, number, each.sock)
+
+    def _stop_looking(self) -> None:
+        for each in self._connections:
+            asyncio.get_running_loop().remove_reader(each.sock.fileno())
+
+    async def aclose(self) -> None:
+        self._stop_looking()
+        for each in self._connections:
+            each.sock.close()
+        self._connections.clear()
+        await self._inner.aclose()
+
+    async def wait_let_go(self) -> None:
+        await self._inner.wait_let_go()
+
+    def abandon(self) -> None:
+        self._inner.abandon()
 
 
 class ConnectedLoopback(LoopbackTransport):
@@ -22,14 +68,12 @@ class ConnectedLoopback(LoopbackTransport):
 
     Attributes:
         streams: what this end says in its hello.
-        connections: those of its channels, by name. They are closed with the transport.
-        asks: how many connections it asks for; None for as many as both ends can use.
+        connections: those of its channels, by name.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.streams = STREAMS
-        self.asks: int | None = None
         self.connections: dict[str, list[DataConnection]] = {}
 
     @property
@@ -37,18 +81,15 @@ class ConnectedLoopback(LoopbackTransport):
         return replace(super().endpoint, streams=self.streams)
 
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
-        if offer.sockets is not None:
-            self.connections[offer.name] = await offer.sockets(self.asks or offer.streams, timeout)
-        return await super().open_channel(offer, timeout)
-
-    async def aclose(self) -> None:
-        for each in self.of_all():
-            each.sock.close()
-        await super().aclose()
-
-    def of_all(self) -> Iterator[DataConnection]:
-        for connections in self.connections.values():
-            yield from connections
+        if offer.sockets is None:
+            return await super().open_channel(offer, timeout)
+        connections = self.connections[offer.name] = await offer.sockets(offer.streams, timeout)
+        try:
+            return ConnectedChannel(await super().open_channel(offer, timeout), connections)
+        except BaseException:
+            for each in connections:
+                each.sock.close()
+            raise
 
 
 @contextmanager

@@ -185,6 +185,12 @@ class Channel(ABC):
         """
         raise NotImplementedError
 
+    def when_broken(self, call: Callable[[str], object]) -> None:  # noqa: B027 - most channels have no connections to lose
+        """Call ``call`` if a connection of the channel ends before the channel is closed: once, on the event loop.
+
+        Its argument says why, in words. If a connection has ended already, it is called soon.
+        """
+
     @abstractmethod
     async def aclose(self) -> None:
         """Close the channel; its transfers must have ended. May be called twice.

@@ -13,7 +13,7 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from aiodatadist import LinkError, LinkTimeout, LLMStatusCode
+from aiodatadist import LinkClosed, LinkError, LinkTimeout, LLMStatusCode, PeerLost
 from aiodatadist._cluster.pending_client import CLIENT_TIMEOUT
 from aiodatadist._transport import DataConnection
 from aiodatadist._wire.data_proof import ChannelKey
@@ -108,6 +108,28 @@ async def test_no_end_that_needs_none_makes_one(options: dict[str, Any]) -> None
         transport_of(decoder).streams = 0
         await link(decoder, prompt)
         assert [transport_of(each).connections for each in (prompt, decoder)] == [{}, {}]
+
+
+@pytest.mark.parametrize("number", range(STREAMS))
+@pytest.mark.parametrize("end", [0, 1])
+async def test_a_lost_data_connection_loses_the_link_at_both_ends(
+    end: int, number: int, options: dict[str, Any]
+) -> None:
+    async with (
+        open_cluster(1, **options) as prompt,
+        open_cluster(2, device_id=1, **options) as decoder,
+    ):
+        await link(decoder, prompt)
+        both = prompt, decoder
+        links = [inside(each.datadist).links.current[0] for each in both]
+        only(transport_of(both[end]))[number].sock.shutdown(socket.SHUT_RDWR)
+        for each in links:
+            await each.wait_closed()
+        failures = [each.session.failure for each in links]
+        assert all(isinstance(failure, (PeerLost, LinkClosed)) for failure in failures)
+        assert f"data connection {number} was closed" in " ".join(map(str, failures))
+        assert both[end].datadist.figures().links_ended == {"data_connection_lost": 1}
+        await link(decoder, prompt)  # and it is made again
 
 
 # ---- an end that is made by hand, and has proved the key of its link ----

@@ -115,6 +115,7 @@ class Channels:
     Attributes:
         has_one_queue: True if the channels have one queue each. All are alike, as they connect the same two devices.
         shows: returns what a channel that is opened now shows of this end. The session sets it.
+        lost: called with the reason when a connection of a channel has ended. The session sets it.
         out_of_use: called when no transfer may start on a channel, not even one that waits for it. The transfers set it.
     """
 
@@ -136,6 +137,7 @@ class Channels:
         self._spawn = spawn
         self._name = name
         self.shows: Callable[[], Reach] = lambda: EVERYTHING
+        self.lost: Callable[[str], object] = lambda _: None
         self.has_one_queue: bool = False
         self._rank, self._reaches_host = 0, True
         self._ends: tuple[Endpoint, Endpoint] | None = None
@@ -175,6 +177,7 @@ class Channels:
         channel = await self._transport.open_channel(
             ChannelOffer(name, rank, ends, self.shows(), sockets), min(seconds, MAX_OPEN_SECONDS)
         )
+        channel.when_broken(self.lost)
         self._current = LinkChannel(name, channel, epoch, 0)
         self.has_one_queue = channel.has_one_queue
         self._reaches_host = channel.reaches_host
@@ -327,6 +330,7 @@ class Channels:
                 raise LinkError(f"{len(self._old)} channels that were replaced are still open: the limit is {MAX_OLD}")
             offer = ChannelOffer(name, self._rank, self._ends, self.shows())
             channel = await self._open_unless_refused(opening, offer, min(seconds, MAX_OPEN_SECONDS), pause)
+            channel.when_broken(self.lost)
             self._post(Renewed(channel=name, epoch=epoch))
             # among the old ones until it is taken into use, so that it is closed if the link ends first
             link_channel = self._old[name] = LinkChannel(name, channel, epoch, 0)
