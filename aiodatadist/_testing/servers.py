@@ -166,7 +166,11 @@ class RedisServer(Server):
 
     def ask(self, *words: str) -> bytes:
         """Send one command over a new connection; return the raw reply. Blocks."""
-        with socket.create_connection(("127.0.0.1", self.port), 2) as connection:
+        return self.ask_at("127.0.0.1", *words)
+
+    def ask_at(self, host: str, *words: str) -> bytes:
+        """Do the same at another address of the server."""
+        with socket.create_connection((host, self.port), 2) as connection:
             connection.sendall(b"*%d\r\n" % len(words))
             for word in words:
                 connection.sendall(b"$%d\r\n%s\r\n" % (len(word), word.encode()))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from tempfile import TemporaryDirectory
+
 import pytest
 
 from tests.machines.needs import missing_nft, need, why_not
@@ -17,3 +20,11 @@ def can_have_machines() -> None:
 def nft() -> None:
     """Skip the test if the kernel cannot be given rules for address translation."""
     need(missing_nft())
+
+
+@pytest.fixture
+def meeting(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Let softnpu's processes meet in a folder, whatever machine they are on."""
+    with TemporaryDirectory(prefix="npu") as folder:
+        monkeypatch.setenv("SOFTNPU_RENDEZVOUS", folder)
+        yield folder

@@ -1,4 +1,4 @@
-"""Ends on machines, as a test sees them: clusters whose methods are called from afar."""
+"""Clusters and context caches on machines, as a test sees them: their methods are called from afar."""
 
 from __future__ import annotations
 
@@ -24,15 +24,20 @@ class Refused(Exception):
         self.kind = kind
 
 
-class End:
-    """A cluster on a machine."""
+class Far:
+    """A program on a machine that obeys orders (``orders.py``).
 
-    def __init__(self, machine: Machine, cluster_id: int, options: Mapping[str, Any]) -> None:
-        self.cluster_id = cluster_id
-        settings = json.dumps({"cluster_id": cluster_id, "options": options})
-        self.program = Program(machine, "tests.machines.end", settings)
+    Args:
+        settings: the program's argument.
+
+    Attributes:
+        first: what it said when it was ready.
+    """
+
+    def __init__(self, machine: Machine, module: str, settings: Mapping[str, Any]) -> None:
+        self.program = Program(machine, module, json.dumps(settings))
         try:
-            self.listens_at = self.answer()
+            self.first = self.answer()
         except BaseException:
             self.program.close()
             raise
@@ -55,6 +60,15 @@ class End:
                 return value
 
 
+class End(Far):
+    """A cluster on a machine."""
+
+    def __init__(self, machine: Machine, cluster_id: int, options: Mapping[str, Any]) -> None:
+        super().__init__(machine, "tests.machines.end", {"cluster_id": cluster_id, "options": options})
+        self.cluster_id = cluster_id
+        self.listens_at = self.first
+
+
 @contextmanager
 def opened(machine: Machine, cluster_id: int, listen: str | None = None, **options: Any) -> Iterator[End]:
     """Open a cluster on a machine, which listens at an address, or not at all. It has a key unless it has a ``trust``."""
@@ -64,6 +78,16 @@ def opened(machine: Machine, cluster_id: int, listen: str | None = None, **optio
         yield end
     finally:
         end.program.close()
+
+
+@contextmanager
+def reading(machine: Machine, url: str) -> Iterator[Far]:
+    """Open a context cache on a machine, over the pool at this URL."""
+    reader = Far(machine, "tests.machines.reader", {"url": url})
+    try:
+        yield reader
+    finally:
+        reader.program.close()
 
 
 def at(host: str, port: int = PORT) -> str:

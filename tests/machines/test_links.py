@@ -5,10 +5,8 @@ No byte of a cache crosses the network here. softnpu's processes meet in a folde
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -23,12 +21,7 @@ THERE, BACK = (0, 1), (1, 0)
 BOTH: dict[str, Any] = {**BRISK, "relink": QUICK}
 
 
-@pytest.fixture(autouse=True)
-def meeting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let softnpu's processes meet, whatever machine they are on."""
-    with TemporaryDirectory(prefix="npu") as folder:
-        monkeypatch.setenv("SOFTNPU_RENDEZVOUS", folder)
-        yield
+pytestmark = pytest.mark.usefixtures("meeting")
 
 
 def trust_of(kind: str, folder: Path, cluster_id: int) -> dict[str, Any]:
