@@ -15,15 +15,15 @@ import pytest
 
 from aiodatadist import LinkClosed, LinkError, LinkTimeout, LLMStatusCode, PeerLost
 from aiodatadist._cluster.pending_client import CLIENT_TIMEOUT
-from aiodatadist._transport import DataConnection
+from aiodatadist._transport import ChannelOffer, DataConnection
 from aiodatadist._wire.data_proof import ChannelKey
 from aiodatadist._wire.frames import HEAD, Decoder, encode
-from aiodatadist._wire.messages import Accept, AttachData, AttachHeartbeats, Connect, Hello, Ping, Refuse
+from aiodatadist._wire.messages import Accept, AttachData, AttachHeartbeats, Connect, Hello, Ping, Ready, Refuse
 from aiodatadist.testing import Cluster, inside, open_cluster
 from tests.certificates import Authority, folder_for
 from tests.connected_loopback import STREAMS, ConnectedLoopback, connected_loopback, transport_of
 from tests.held import turns
-from tests.hostile.on_the_path import Way, as_it_is, on_the_path
+from tests.hostile.on_the_path import Decide, Way, as_it_is, on_the_path
 from tests.hostile.test_half_made import hello_of
 from tests.hostile.test_strangers import KEY, Client, client_of, link, port_of, silent
 
@@ -88,6 +88,15 @@ async def test_both_ends_have_the_same_connections_in_the_same_order(
         pairs = [pair for pair in seals if pair is not None]
         assert pairs[STREAMS:] == [pair[::-1] for pair in pairs[:STREAMS]]
         assert len({key for pair in pairs for key in pair}) == 2 * STREAMS
+
+
+async def test_they_are_dialled_over_ipv6_as_the_link_is(options: dict[str, Any]) -> None:
+    async with (
+        open_cluster(1, **options, listen_ip_info="[::1]:0") as prompt,
+        open_cluster(2, device_id=1, **options) as decoder,
+    ):
+        await link(decoder, prompt)
+        assert {each.sock.getpeername()[0] for each in only(transport_of(decoder))} == {"::1"}
 
 
 async def test_the_smaller_number_of_both_ends_applies(options: dict[str, Any]) -> None:
@@ -366,6 +375,21 @@ async def test_a_channel_whose_connections_do_not_come_is_not_opened(half: Half)
         assert await answer_on(stream) is None
 
 
+async def test_one_that_is_lost_before_the_link_is_made_is_noticed(half: Half) -> None:
+    streams = await half.brings(*(half.ask(index) for index in range(STREAMS)))
+    await all_of(half)
+    transport = transport_of(half.cluster)
+    other = await transport.open_channel(ChannelOffer(CHANNEL, 0, (transport.endpoint, transport.endpoint)), SECONDS)
+    assert isinstance(await half.link.hear(), Ready)
+    await streams[1].aclose()
+    await turns(20)
+    await half.link.say(Ready(epoch=0))
+    refused = await half.link.hear()
+    assert isinstance(refused, Refuse)
+    assert "data connection 1 was closed" in refused.reason
+    await other.aclose()
+
+
 # ---- a process on the path, and one that listens in the peer's place ----
 
 
@@ -444,25 +468,55 @@ async def test_data_connections_go_where_the_link_went(options: dict[str, Any]) 
                 assert key.hex().encode() not in seen
 
 
+def kept(way: Way, number: int) -> Decide:
+    """Return what keeps the message of one data connection in this direction, and passes on the rest."""
+
+    def decide(went: Way, kind: str, piece: bytes) -> list[bytes]:
+        if kind != "attach_data":
+            return [piece]
+        (message,) = Decoder().feed(piece)
+        assert isinstance(message, AttachData)
+        return [] if (went, message.index) == (way, number) else [piece]
+
+    return decide
+
+
 @pytest.mark.autojump
-async def test_a_place_that_keeps_a_data_connection_costs_the_attempt_its_time(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize(("way", "number"), [("to_server", 0), ("to_server", 2), ("to_client", 3)])
+async def test_nothing_is_left_of_an_attempt_whose_data_connection_is_kept(
+    way: Way, number: int, is_cancelled: bool, options: dict[str, Any]
+) -> None:
     async with (
         open_cluster(1, auth_key=KEY, **options) as prompt,
         open_cluster(2, device_id=1, auth_key=KEY, **options) as decoder,
         on_the_path(prompt) as path,
     ):
-        path.decide = lambda went, kind, piece: [] if (went, kind) == ("to_server", "attach_data") else [piece]
+        path.decide = kept(way, number)
 
         async def attempt() -> int:
             """Try to link, and return how many files are open when nothing is left of that."""
-            linked = await decoder.datadist.link_clusters([path.info(1)], 5000)
-            assert isinstance(linked.errors[0], LinkTimeout)
+            said = path.kinds.count("attach_data")
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as group:
+                    if is_cancelled:
+                        group.start_soon(cancel_after, said + number + 1, scope)
+                    linked = await decoder.datadist.link_clusters([path.info(1)], 5000)
+                    assert isinstance(linked.errors[0], LinkTimeout)
+            assert scope.cancelled_caught is is_cancelled
             while len(inside(prompt.datadist).data_connections):
                 await anyio.lowlevel.checkpoint()
             await turns(50)
             return files()
 
+        async def cancel_after(messages: int, scope: anyio.CancelScope) -> None:
+            while path.kinds.count("attach_data") < messages:
+                await anyio.lowlevel.checkpoint()
+            scope.cancel()
+
         before = await attempt()  # it has opened what stays, for heartbeats
         await attempt()
         while files() > before:
             await anyio.lowlevel.checkpoint()
+        path.decide = as_it_is
+        assert (await decoder.datadist.link_clusters([path.info(1)], 5000))[0] is LLMStatusCode.LLM_SUCCESS

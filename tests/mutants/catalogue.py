@@ -779,6 +779,22 @@ MUTANTS = (
         (f"{DATA}::test_a_lost_data_connection_loses_the_link_at_both_ends[0-0]",),
     ),
     Mutant(
+        "data-connection-lost-early-unnoticed",
+        "no link is made whose data connection was lost before",
+        "aiodatadist/_link/link.py",
+        "            self.session.channels.check_connected()\n",
+        "",
+        (f"{DATA}::test_one_that_is_lost_before_the_link_is_made_is_noticed",),
+    ),
+    Mutant(
+        "data-connections-without-a-link-stay",
+        "data connections of a link that is not made are closed",
+        "aiodatadist/_link/data/data_connections.py",
+        "            if came is not None:\n                came.sock.close()\n",
+        "            pass\n",
+        (f"{DATA}::test_those_that_came_are_closed_if_the_link_is_not_made",),
+    ),
+    Mutant(
         "data-connection-reads-ahead",
         "what comes behind the message of a data connection stays in its socket",
         "aiodatadist/_link/control/connection.py",
