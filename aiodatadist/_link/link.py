@@ -173,7 +173,7 @@ class Link:
                 await link_handshake.converse(request, first)
                 attach = None if request is None else request.attach
                 ready = await link_handshake.open(self.heartbeat_token, attach, sockets)
-            self.session.channels.check_connected()
+            self.session.channels.losses.check()
         except LinkError as error:
             await self.refuse(error)
             raise

@@ -111,7 +111,7 @@ class Session:
             self.incidents,
             quotas.channels,
         )
-        self.channels.lost = lambda why: self.lost(why, Cause.DATA_CONNECTION_LOST)
+        self.channels.losses.on_loss = lambda why: self.lost(why, Cause.DATA_CONNECTION_LOST)
         self.peer_leases: PeerLeases = PeerLeases(
             self, host.timeout, wire.post, self.spawn, self.give_up, self.post_again
         )

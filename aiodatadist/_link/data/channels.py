@@ -16,6 +16,7 @@ from aiodatadist._concurrency.loop_time import give_way
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._link.control.questions import PendingQuestions
+from aiodatadist._link.data.data_connections import Losses
 from aiodatadist._link.data.link_channel import LinkChannel
 from aiodatadist._transport import EVERYTHING, Channel, ChannelOffer, Endpoint, OpenSockets, Reach, StillWritten
 from aiodatadist._values import peer_budget
@@ -115,8 +116,7 @@ class Channels:
     Attributes:
         has_one_queue: True if the channels have one queue each. All are alike, as they connect the same two devices.
         shows: returns what a channel that is opened now shows of this end. The session sets it.
-        lost: called with the reason when a connection of a channel has ended. The session sets it. Before the link is
-            made, :meth:`check_connected` tells.
+        losses: the connections of channels that have ended.
         out_of_use: called when no transfer may start on a channel, not even one that waits for it. The transfers set it.
     """
 
@@ -138,8 +138,7 @@ class Channels:
         self._spawn = spawn
         self._name = name
         self.shows: Callable[[], Reach] = lambda: EVERYTHING
-        self.lost: Callable[[str], object] = lambda _: None
-        self._lost_early = ""
+        self.losses: Losses = Losses()
         self.has_one_queue: bool = False
         self._rank, self._reaches_host = 0, True
         self._ends: tuple[Endpoint, Endpoint] | None = None
@@ -179,19 +178,10 @@ class Channels:
         channel = await self._transport.open_channel(
             ChannelOffer(name, rank, ends, self.shows(), sockets), min(seconds, MAX_OPEN_SECONDS)
         )
-        channel.when_broken(self._connection_lost)
+        channel.when_broken(self.losses.report)
         self._current = LinkChannel(name, channel, epoch, 0)
         self.has_one_queue = channel.has_one_queue
         self._reaches_host = channel.reaches_host
-
-    def _connection_lost(self, why: str) -> None:
-        self._lost_early = self._lost_early or why
-        self.lost(why)
-
-    def check_connected(self) -> None:
-        """Raise LinkError if a connection of the first channel has ended already."""
-        if self._lost_early:
-            raise LinkError(self._lost_early)
 
     @property
     def current(self) -> LinkChannel:
@@ -341,7 +331,7 @@ class Channels:
                 raise LinkError(f"{len(self._old)} channels that were replaced are still open: the limit is {MAX_OLD}")
             offer = ChannelOffer(name, self._rank, self._ends, self.shows())
             channel = await self._open_unless_refused(opening, offer, min(seconds, MAX_OPEN_SECONDS), pause)
-            channel.when_broken(self._connection_lost)
+            channel.when_broken(self.losses.report)
             self._post(Renewed(channel=name, epoch=epoch))
             # among the old ones until it is taken into use, so that it is closed if the link ends first
             link_channel = self._old[name] = LinkChannel(name, channel, epoch, 0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -99,6 +99,28 @@ class AwaitedConnections:
             if came is not None:
                 came.sock.close()
         self._came.clear()
+
+
+class Losses:
+    """Connections of a link's channels that ended although the channel was open.
+
+    Attributes:
+        on_loss: called with the reason for each. The session sets it. Before the link is made, :meth:`check` tells.
+    """
+
+    def __init__(self) -> None:
+        self.on_loss: Callable[[str], object] = lambda _: None
+        self._first = ""
+
+    def report(self, why: str) -> None:
+        """Note that a connection has ended."""
+        self._first = self._first or why
+        self.on_loss(why)
+
+    def check(self) -> None:
+        """Raise LinkError if a connection has ended already."""
+        if self._first:
+            raise LinkError(self._first)
 
 
 class DataConnections:
