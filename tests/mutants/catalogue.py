@@ -693,7 +693,7 @@ MUTANTS = (
         "record-without-an-end",
         "a record of TLS whose length was changed on its way does not keep a link mute",
         "aiodatadist/_link/control/connection.py",
-        "elif self.pipe is not None and self.pipe.is_within and self._alarm is None:",
+        "elif pipe.is_within and self._alarm is None:",
         "elif False:",
         (f"{LENGTHS}::test_a_message_that_is_said_to_be_longer_ends_the_link",),
     ),
