@@ -21,6 +21,7 @@ from tests.retry import (  # noqa: F401 - hooks of pytest
     pytest_runtest_logstart,
     pytest_unconfigure,
 )
+from tests.time_limits import pytest_timeout_cancel_timer, pytest_timeout_set_timer  # noqa: F401 - hooks of pytest
 
 os.environ.setdefault("AIODATADIST_RUNTIME", "soft")
 os.environ.setdefault("HCCL_NPU_SOCKET_PORT_RANGE", "auto")  # other tests' processes use these devices, too

@@ -21,6 +21,8 @@ import os
 from pathlib import Path
 from tests import children
 
+children.server = lambda: None  # no test here starts a program, and a server costs more than a run
+
 def note(name, text=""):
     with Path(__file__).with_name(name).open("a") as file:
         file.write(f"{os.getpid()} {text}\\n")
@@ -203,9 +205,10 @@ def test_warnings_are_shown(run: Run) -> None:
     assert "UserWarning: beware" in done.stdout
 
 
-def test_plugins_are_around_each_test(run: Run) -> None:
+@pytest.mark.parametrize("limits", [(), ("-p", "tests.time_limits")], ids=["pytest-timeout's", "ours"])
+def test_plugins_are_around_each_test(run: Run, limits: tuple[str, ...]) -> None:
     """Plugins do much around the protocol of a test: they catch warnings, explain assertions, and limit the time."""
-    options = ("-p", "pytest_timeout", "-o", "timeout=0.1", "-o", "timeout_method=thread")
+    options = ("-p", "pytest_timeout", *limits, "-o", "timeout=0.1", "-o", "timeout_method=thread")
     done = run(*options, a="def test_it(): os.read(os.pipe()[0], 1)")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "Stack of MainThread" in done.stdout + done.stderr

@@ -150,10 +150,15 @@ class Worker:
         return []
 
     def _send(self, number: int, reports: Iterable[pytest.TestReport]) -> None:
-        hook = self._config.hook
+        hook, told = self._config.hook, filter(self._is_told, reports)
         self._channel.send(
-            (number, [hook.pytest_report_to_serializable(config=self._config, report=each) for each in reports])
+            (number, [hook.pytest_report_to_serializable(config=self._config, report=each) for each in told])
         )
+
+    def _is_told(self, report: pytest.TestReport) -> bool:
+        """Return False for a set-up or tear-down that passed: of three reports of a test, two are not shown."""
+        option = self._config.option
+        return report.when == "call" or not report.passed or bool(report.sections or option.durations)
 
     def _end(self, last: int) -> None:
         reports = self._torn_down(None)
@@ -302,13 +307,13 @@ class Runner:
             for report in deserialised:
                 self._hook.pytest_runtest_logreport(report=report)
 
-    def _report(self, number: int, reports: Iterable[pytest.TestReport]) -> None:
+    def _report(self, number: int, reports: Sequence[pytest.TestReport]) -> None:
         self._results[number] += 1
-        item = self._session.items[number]
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        item, location = self._session.items[number], reports[-1].location  # the item's own would be looked for again
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=location)
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=location)
 
     def _ended(self, worker: Handle) -> None:
         """Forget a worker that has ended. If it died in a test, fail the test, and fork another worker."""
