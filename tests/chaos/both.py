@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import pytest
 
+from aiodatadist._cli.chaos import sizes
 from aiodatadist._cli.chaos.command import sides_of
 from aiodatadist._cli.chaos.messages import Report, SideSettings, Stage, Violated
 from aiodatadist._cli.chaos.profiles import PROFILES
@@ -15,6 +17,8 @@ from aiodatadist._cli.chaos.side import Side
 from aiodatadist._cli.chaos.tally import GOOD
 from aiodatadist._concurrency.signal import Signal
 
+SMALL_BLOCK = 64 << 10
+"""Bytes of a block of the cache for large pushes where none is made: a side writes all of that cache when it opens."""
 LIMIT = 45.0
 """Seconds that a defect may stay hidden: a busy machine does some hundred operations in that time."""
 
@@ -70,13 +74,21 @@ class Both:
 
 
 @asynccontextmanager
-async def both(profile: str, name: str = "") -> AsyncIterator[Both]:
+async def both(profile: str, name: str = "", large_block: int = SMALL_BLOCK) -> AsyncIterator[Both]:
     """Linked as soon as they go on."""
     ends = Both(profile, name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sizes, "LARGE_BLOCK", large_block)
+        async with _opened(ends):
+            yield ends
+
+
+@asynccontextmanager
+async def _opened(ends: Both) -> AsyncIterator[None]:
     async with ends.owner.opened() as peers, ends.puller.opened():
         await ends.puller.meet(peers)
         async with anyio.create_task_group() as group:
             ends.owner.start(group)
             ends.puller.start(group)
-            yield ends
+            yield
             group.cancel_scope.cancel()

@@ -228,7 +228,7 @@ async def large(ends: Both, is_enough: Callable[[], Any]) -> None:
 
 
 async def test_a_large_push_lands_whole() -> None:
-    async with both("one-sided") as ends:
+    async with both("one-sided", large_block=1 << 20) as ends:
         await large(ends, lambda: ends.found or (ends.good("push_blocks large") and ends.good("deallocate large")))
         await ends.look()
     assert ends.found == []
@@ -250,7 +250,7 @@ async def test_a_late_byte_in_memory_that_was_given_on_is_found(monkeypatch: pyt
 
     monkeypatch.setattr(LargeInbox, "is_lost", lost)
     monkeypatch.setattr(LargeInbox, "use_memory", used_by_another)
-    async with both("one-sided") as ends:
+    async with both("one-sided", large_block=1 << 20) as ends:
         await large(ends, lambda: any("memory that was given on: block 9" in what for _, what in ends.found))
 
 
