@@ -7,8 +7,8 @@ STAMP  := $(VENV)/.installed
 DEV    := $(if $(AIODATADIST_NIGHTLY),-X dev)
 RETRY  := $(if $(AIODATADIST_FLAKY),$(BIN)/python -m tests.retry --)
 PYTEST := $(RETRY) $(BIN)/python $(DEV) -m pytest $(if $(AIODATADIST_NIGHTLY),--asyncio-debug)
-# Tests wait more than half of their time: three for each core that this run may use keep it busy.
-WORKERS := -p tests.workers --workers $(shell n=$$(nproc); echo $$((n < 4 ? 3 * n : 12)))
+# Tests wait most of their time: four for each core that this run may use keep it busy, where three left a fifth of it idle.
+WORKERS := -p tests.workers --workers $(shell n=$$(nproc); echo $$((n < 4 ? 4 * n : 12)))
 NATIVE := $(shell find native -name '*.[ch]' -o -name CMakeLists.txt -o -name '*.py')
 # An editable install looks for a module where it was: one that moved is seen after another install.
 MODULES := build/modules.txt
@@ -72,7 +72,7 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 ORDINARY := -m 'not alone and not measures' --ignore=tests/strict --ignore=tests/engines --ignore=tests/test_hardware_suite.py \
 	--ignore=tests/demo/test_npu_demo.py --ignore=tests/bench/test_npu_bench.py
 # Marked as recursive by `+`, its output is shown at once, not at its end; make -n would run what is marked.
-pytest: $(STAMP)  ## the Python tests, in three processes for each core: they wait more than they work
+pytest: $(STAMP)  ## the Python tests, in four processes for each core: they wait more than they work
 	$(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)@env -u MAKEFLAGS $(PYTEST) $(WORKERS) $(ORDINARY)
 
 hostile: $(STAMP)  ## attacks on what is promised of peers, strangers and routers: every file that tests/hostile/rows.py names

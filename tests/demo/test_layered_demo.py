@@ -14,7 +14,6 @@ import pytest
 from aiodatadist._cli.demo.messages import LayerTimes
 from aiodatadist._cli.demo.timeline import lines, trace, write_trace
 from aiodatadist._cli.kit.errors import CommandError
-from tests.profiles import at_night
 
 from .process import PATIENCE, Demo
 from .test_real_demo import Start
@@ -58,7 +57,8 @@ def test_the_timeline_is_drawn(start: Start) -> None:
     assert [line for line in out.splitlines() if len(line) > 80 and "/" not in line] == []
 
 
-@pytest.mark.parametrize("victim", ["prefill", at_night("decode")])
+@pytest.mark.nightly  # the parent is the one that test_real_demo.py shows
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
 def test_death_of_one_worker_between_two_layers_ends_everything_with_one_line(start: Start, victim: str) -> None:
     demo = start(100, "--tokens", "200")
     demo.wait_until_started()

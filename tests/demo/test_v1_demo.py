@@ -50,7 +50,8 @@ def test_v1_demo_shows_what_it_did(start: Start) -> None:
     assert any(line.startswith("bytes           5.2 MiB of KV cache in one pull_kv") for line in lines)
 
 
-@pytest.mark.parametrize("victim", [at_night("prefill"), "decode"])
+@pytest.mark.nightly  # the parent is the one that test_real_demo.py shows
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
 def test_death_of_one_worker_ends_everything_with_one_line(start: Start, victim: str) -> None:
     demo = start(100, "--tokens", "200")
     demo.wait_until_started()

@@ -6,6 +6,7 @@ there twice, or missing. Each frame is read in a child of its own, so that its m
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -196,6 +197,7 @@ def in_a_child(name: str, make: Callable[[], bytes]) -> str:
 
 def main(room: int, kinds: Container[str], fields: Fields) -> None:
     Decoder().feed(encode(Bye()))
+    gc.freeze()  # a collection in a child would copy every page with an object of this process
     tried = 0
     for name, make in bodies(room, kinds, fields):
         tried += 1
