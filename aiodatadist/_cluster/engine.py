@@ -7,8 +7,9 @@ import logging
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -327,6 +328,12 @@ class Engine:
 
     async def _serve_client(self, sock: socket.socket, listener: Listener) -> None:
         """Serve a new connection: a cluster that wants a link, or heartbeats or bytes of a link that is being made."""
+        serve = await self._receive(sock, listener)
+        if serve is not None:  # as long as the link lasts, when nothing of its beginning is needed
+            await serve()
+
+    async def _receive(self, sock: socket.socket, listener: Listener) -> Callable[[], Awaitable[None]] | None:
+        """Receive a new connection, until it is known what it is for. Return what serves it then, if anything does."""
         client = PendingClient(sock, self._clients, _Desk(self, listener, self._heartbeats))
         link: Link | None = None
         try:
@@ -341,33 +348,40 @@ class Engine:
             if isinstance(introduced, BringsData):
                 client.is_known()
                 introduced.pass_on(socket.socket(fileno=sock.detach()))
-            if isinstance(introduced, BringsHeartbeats):  # outside the scope: heartbeats last as long as their link
+            if isinstance(introduced, BringsHeartbeats):
                 beating = self._heartbeats.accept(introduced.link)
                 client.has_proved()
-                client.is_known()
                 # detached, so that closing the client below leaves the socket of the heartbeats open
                 beats = socket.socket(fileno=sock.detach())
-                await self._heartbeats.beat(beating, beats, FIRST_BEAT_TIMEOUT, introduced.keys)
-        except OwnListener:
-            self.initiator.met_itself = True
-            logger.debug("cluster %d was asked for a link by itself", self.cluster_id)
-        except LinkError as error:
-            told = "cluster %d: a client was not linked: %s: %s", self.cluster_id, client.who, error
-            self.totals.incidents.add(Incident.CLIENT_REFUSED, logger, *told)
-        except Exception:
-            # logged, because raised it would end the engine's task group with all links
-            words = "cluster %d: a client was not linked: %s"
-            incidents = self.totals.incidents
-            incidents.add(
-                Incident.DEFECT, logger, words, self.cluster_id, client.who, level=logging.ERROR, exc_info=True
-            )
+                return partial(self._beat, beating, beats, introduced.keys, client.who)
+        except Exception as error:
+            self._not_linked(client.who, error)
         finally:
             client.is_known()
             # otherwise the link's connection owns the socket
             if link is None:
                 sock.close()
-        if link is not None:
-            await self.links.serve(link)
+        return None if link is None else partial(self.links.serve, link)
+
+    async def _beat(self, link: Link, sock: socket.socket, keys: tuple[bytes, bytes] | None, who: str) -> None:
+        """Exchange the heartbeats that a client brought for a link, as long as the link lasts."""
+        try:
+            await self._heartbeats.beat(link, sock, FIRST_BEAT_TIMEOUT, keys)
+        except Exception as error:
+            self._not_linked(who, error)
+
+    def _not_linked(self, who: str, error: Exception) -> None:
+        """Log why a client was not linked. Raised, it would end the engine's task group with all links."""
+        words = "cluster %d: a client was not linked: %s"
+        if isinstance(error, OwnListener):
+            self.initiator.met_itself = True
+            logger.debug("cluster %d was asked for a link by itself", self.cluster_id)
+        elif isinstance(error, LinkError):
+            told = f"{words}: %s", self.cluster_id, who, error
+            self.totals.incidents.add(Incident.CLIENT_REFUSED, logger, *told)
+        else:
+            told_all = words, self.cluster_id, who
+            self.totals.incidents.add(Incident.DEFECT, logger, *told_all, level=logging.ERROR, exc_info=True)
 
     async def _welcome(self, client: PendingClient, wants: BringsLink, listener: Listener) -> Link:
         """Make a link with a client that is known.

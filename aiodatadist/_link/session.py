@@ -123,10 +123,10 @@ class Session:
     def meet(self, me: int, peer: Hello, rights: PeerRights) -> None:
         """Note who the peer is, as its proved hello says, and what it may do. Channels are opened afterwards."""
         self.rights = rights
-        self.channels.shows = lambda: PeerReach(
-            self.host.registry.table.entries(), peer.cluster_id, rights, self.host.one_sided
-        )
         self.cluster_id, self.instance, self.heartbeat = peer.cluster_id, peer.instance, peer.heartbeat
+        self.channels.shows = lambda: PeerReach(
+            self.host.registry.table.entries(), self.cluster_id, rights, self.host.one_sided
+        )
         self._names = me, peer.cluster_id
         self.share = self.host.peer_shares.of(peer.cluster_id)
         self.wire.limit(self.share.inflow)
