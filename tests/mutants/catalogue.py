@@ -1915,6 +1915,14 @@ MUTANTS = (
         (f"{ROTATED_KEYS}::test_no_key_is_known_before_the_policy_that_came_with_it",),
     ),
     Mutant(
+        "beginning-of-a-link-is-kept",
+        "what a link was made of is released once it is made",
+        "aiodatadist/_link/session.py",
+        "            self.host.registry.table.entries(), self.cluster_id, rights, self.host.one_sided\n",
+        "            self.host.registry.table.entries(), peer.cluster_id, rights, self.host.one_sided\n",
+        ("tests/test_made_links.py",),
+    ),
+    Mutant(
         "each-reading-of-keys-starts-a-thread",
         "a link starts no thread to look at the keys of its cluster",
         "aiodatadist/_cluster/key_ring.py",
