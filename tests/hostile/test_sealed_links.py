@@ -81,7 +81,7 @@ def forged(message: Message) -> bytes:
 async def test_an_added_message_ends_the_link_and_is_not_acted_on(
     message: Message, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each message one way lacks the seal, and the other way has a wrong one: readers of both ends are the same."""
+    """Try each message without a seal one way, and with a wrong seal the other way: both ends have the same reader."""
     kinds = ((encode(message), "has no seal"), (forged(message), "has a wrong seal"))
     frame, words = kinds[(EACH.index(message) + WAYS.index(way)) % 2]
     async with ends() as both:
