@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
@@ -83,7 +83,8 @@ class Endpoint:
     streams: int = 0
 
 
-class DataConnection(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DataConnection:
     """A connected socket for bytes of a channel. Both ends have proved to each other that they are the ends of its link.
 
     Attributes:
@@ -93,7 +94,7 @@ class DataConnection(NamedTuple):
     """
 
     sock: socket.socket
-    seals: tuple[bytes, bytes] | None
+    seals: tuple[bytes, bytes] | None = field(repr=False)
 
 
 OpenSockets = Callable[[int, float], Awaitable[list[DataConnection]]]

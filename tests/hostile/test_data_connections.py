@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -86,6 +87,7 @@ async def test_both_ends_have_the_same_connections_in_the_same_order(
             assert set(seals) == {None}
             return
         pairs = [pair for pair in seals if pair is not None]
+        assert not [key for pair in pairs for key in pair if repr(key) in repr((ours, theirs))]
         assert pairs[STREAMS:] == [pair[::-1] for pair in pairs[:STREAMS]]
         assert len({key for pair in pairs for key in pair}) == 2 * STREAMS
 
@@ -425,8 +427,9 @@ async def test_what_was_changed_on_its_way_makes_no_link(name: str, options: dic
         linked = await decoder.datadist.link_clusters([path.info(1)], 5000)
         assert linked.errors
         assert "has a wrong proof" in str(linked.errors[0])
-        assert transport_of(decoder).connections == transport_of(prompt).connections == {}
-        while len(inside(prompt.datadist).data_connections):
+        assert transport_of(decoder).connections == {}
+        came = [each for some in transport_of(prompt).connections.values() for each in some]
+        while len(inside(prompt.datadist).data_connections) or not all(each.sock.fileno() < 0 for each in came):
             await anyio.lowlevel.checkpoint()
 
 
@@ -442,7 +445,7 @@ async def test_a_refusal_on_the_path_decides_about_one_attempt_only(options: dic
         linked = await decoder.datadist.link_clusters([path.info(1)], 5000)
         (error,) = linked.errors
         assert isinstance(error, LinkError)
-        assert "data connection 0: an unproved peer refused: go away" in str(error)
+        assert re.search(r"data connection \d: an unproved peer refused: go away", str(error))
         assert not error.is_proved
         path.decide = as_it_is
         assert (await decoder.datadist.link_clusters([path.info(1)], 5000))[0] is LLMStatusCode.LLM_SUCCESS

@@ -1,7 +1,7 @@
 """The data connections of a link's channel: TCP connections that carry bytes, outside the link's own connection.
 
-The end that dialled the link dials them, at the address that it used, one after the other. So a link has one unproved
-connection at a time, whatever the number of its data connections. ``data_proof`` says what both ends prove.
+The end that dialled the link dials them, at the address that it used, all at the same time. ``data_proof`` says what both
+ends prove. The first message of a connection is its proof, so it counts among those without a proof only until then.
 
 Who owns what
     A cluster has one :class:`DataConnections`. A link that waits for data connections is in it from before the peer may dial
@@ -165,19 +165,32 @@ def dialling(address: tuple[str, int], key: ChannelKey, plain: bool) -> OpenSock
     """
 
     async def open_sockets(count: int, seconds: float) -> list[DataConnection]:
-        made: list[DataConnection] = []
+        made: dict[int, DataConnection] = {}
+        failure: LinkError | None = None
+
+        async def make(index: int) -> None:
+            nonlocal failure
+            try:
+                made[index] = await _dial(address, key, index, plain)
+            except LinkError as error:  # raised below: the task group would wrap it in an ExceptionGroup
+                failure = failure or error
+                group.cancel_scope.cancel()
+
         try:
             with anyio.move_on_after(seconds):
-                while len(made) < count:
-                    made.append(await _dial(address, key, len(made), plain))
-                return made
-            raise LinkTimeout(
-                f"{host_port(*address)} accepted {len(made)} of {count} data connections within {seconds:g} s"
-            )
+                async with anyio.create_task_group() as group:
+                    for index in range(count):
+                        group.start_soon(make, index)
+            if failure is not None:
+                raise failure
+            if len(made) < count:
+                words = f"accepted {len(made)} of {count} data connections within {seconds:g} s"
+                raise LinkTimeout(f"{host_port(*address)} {words}")
         except BaseException:
-            for each in made:
+            for each in made.values():
                 each.sock.close()
             raise
+        return [made[index] for index in range(count)]
 
     return open_sockets
 
