@@ -451,6 +451,41 @@ async def test_a_refusal_on_the_path_decides_about_one_attempt_only(options: dic
         assert (await decoder.datadist.link_clusters([path.info(1)], 5000))[0] is LLMStatusCode.LLM_SUCCESS
 
 
+@pytest.mark.autojump
+async def test_a_message_that_is_said_again_before_it_arrives_makes_no_link(
+    options: dict[str, Any],
+) -> None:
+    """Who keeps a client's message and says it first has its place, but no keys, and the two ends make no link."""
+    stolen: list[anyio.abc.SocketStream] = []
+    answers: list[bytes] = []
+    async with (
+        open_cluster(1, auth_key=KEY, **options) as prompt,
+        open_cluster(2, device_id=1, auth_key=KEY, **options) as decoder,
+        on_the_path(prompt) as path,
+        anyio.create_task_group() as group,
+    ):
+
+        async def say_first(piece: bytes) -> None:
+            stream = await anyio.connect_tcp("127.0.0.1", port_of(prompt))
+            await stream.send(piece)
+            answers.append(await stream.receive())
+            stolen.append(stream)
+
+        def decide(went: Way, kind: str, piece: bytes) -> list[bytes]:
+            if (went, kind) != ("to_server", "attach_data") or stolen or b'"index":0' not in piece:
+                return [piece]
+            group.start_soon(say_first, piece)
+            return []
+
+        path.decide = decide
+        linked = await decoder.datadist.link_clusters([path.info(1)], 5000)
+        assert isinstance(linked.errors[0], LinkTimeout)
+        (answer,) = Decoder().feed(answers[0])
+        assert isinstance(answer, AttachData)
+        assert await answer_on(stolen[0]) is None
+        await stolen[0].aclose()
+
+
 async def test_data_connections_go_where_the_link_went(options: dict[str, Any]) -> None:
     async with (
         open_cluster(1, auth_key=KEY, **options) as prompt,
