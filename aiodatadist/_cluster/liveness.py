@@ -146,6 +146,7 @@ class Heartbeats:
 
         try:
             silence = link.session.heartbeat * (self._misses + 1)
+            link.session.wire.allow_silence(silence)
             watch = self._thread.watch(sock, silence, lost, begun, patience, link.session.wire.quiet_seconds, keys)
         except (OSError, RuntimeError) as error:  # out of descriptors or threads, or the end of the engine
             raise LinkError(f"no heartbeats can be exchanged: {error}") from error

@@ -39,6 +39,7 @@ class Way:
         late: the share of packets that take ``lateness`` longer, so that later ones overtake them.
         is_cut: True if no packet passes; those under way do not arrive either.
         cut_flows: pairs of TCP ports, the lower one first, between which no packet passes.
+        largest: bytes of the largest packet that passes, if not 0. Its sender is told nothing of larger ones.
     """
 
     delay: float = 0.0
@@ -47,6 +48,7 @@ class Way:
     lateness: float = 0.005
     is_cut: bool = False
     cut_flows: tuple[tuple[int, int], ...] = ()
+    largest: int = 0
 
 
 class Packet(NamedTuple):
@@ -115,7 +117,8 @@ class Carrier:
 
     @staticmethod
     def _is_cut(way: Way, data: bytes) -> bool:
-        return way.is_cut or (bool(way.cut_flows) and flow_of(data) in way.cut_flows)
+        is_too_large = 0 < way.largest < len(data)
+        return way.is_cut or is_too_large or (bool(way.cut_flows) and flow_of(data) in way.cut_flows)
 
 
 def flow_of(data: bytes) -> tuple[int, int] | None:

@@ -109,7 +109,7 @@ class Weather:
 
     def mend(self, *ways: tuple[int, int]) -> None:
         """Let packets pass again."""
-        self.change(*ways, is_cut=False, cut_flows=())
+        self.change(*ways, is_cut=False, cut_flows=(), largest=0)
 
     def wait_passed(self, way: tuple[int, int], at_least: int) -> int:
         """Wait until so many packets in all have passed; return how many have."""

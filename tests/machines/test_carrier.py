@@ -112,6 +112,15 @@ def test_a_cut_flow_is_one_pair_of_ports_in_one_direction(family: int) -> None:
     assert carrier.flows == {(26_001, 50_000): 1, (26_001, 50_001): 1}
 
 
+def test_a_way_has_a_largest_packet() -> None:
+    carrier = calm(largest=28)
+    carrier.take(packet(1), 0, 0)
+    carrier.take(packet(2) + b"x", 0, 0)
+    carrier.take(packet(3, 1, 0) + b"x", 1, 0)
+    assert sorted(len(each.data) for each in carrier.due(0)) == [28, 29]
+    assert carrier.dropped == {THERE: 1}
+
+
 def test_packets_to_unknown_machines_and_from_a_machine_to_itself_disappear() -> None:
     carrier = calm()
     carrier.take(packet(1, target=7), 0, 0)

@@ -216,6 +216,56 @@ def test_one_of_the_connections_of_a_link_that_is_cut_never_hangs(number: int) -
             use(one, other)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("trust", ["key", "certificates"])
+@pytest.mark.parametrize("fault", ["forgotten", "too_large"])
+def test_a_network_that_swallows_messages_but_not_heartbeats_loses_the_link(
+    fault: str, trust: str, tmp_path: Path
+) -> None:
+    """A firewall has forgotten the connection, or packets are larger than the route lets pass: neither tells the sender."""
+    with (
+        machines("a", "b") as (a, b),
+        weather(a, b) as net,
+        opened(a, 1, listen=at(address(1, 1)), **BOTH, **trust_of(trust, tmp_path, 1)) as one,
+        opened(b, 2, **BOTH, **trust_of(trust, tmp_path, 2)) as other,
+    ):
+        other.call("link", peer=1, host=address(1, 1), port=PORT)
+        for end in (one, other):
+            end.call("until", phase="LINKED")
+        if fault == "forgotten":
+            net.change(cut_flows=[next(iter(net.flows()))])
+        else:
+            net.change(largest=1000)
+        other.call("notify", peer=1, text="x" * 5000)
+        (*_, lost) = other.call("until", phase="LOST")
+        assert lost[2] == "PeerLost"
+        assert "the network does not deliver messages" in lost[3]
+        net.mend()
+        for end in (one, other):
+            end.call("until", phase="LINKED")
+        use(one, other)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(150)
+def test_an_idle_connection_that_a_firewall_forgot_is_noticed() -> None:
+    with (
+        machines("a", "b") as (a, b),
+        weather(a, b) as net,
+        opened(a, 1, listen=at(address(1, 1)), **BOTH) as one,
+        opened(b, 2, **BOTH) as other,
+    ):
+        other.call("link", peer=1, host=address(1, 1), port=PORT)
+        for end in (one, other):
+            end.call("until", phase="LINKED")
+        net.change(cut_flows=[next(iter(net.flows()))])
+        assert reasons(other.call("until", phase="LOST")) == ["PeerLost"]
+        net.mend()
+        for end in (one, other):
+            end.call("until", phase="LINKED")
+        use(one, other)
+
+
 def test_a_peer_that_is_killed_and_started_again_is_linked_again() -> None:
     host = address(1, 1)
     with machines("a", "b") as (a, b), weather(a, b), opened(b, 2, **BOTH) as other:

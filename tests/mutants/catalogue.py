@@ -537,6 +537,14 @@ MUTANTS = (
     ),
     # ---- messages ----
     Mutant(
+        "swallowed-messages-keep-a-link",
+        "a network that delivers heartbeats and no messages loses the link",
+        "aiodatadist/_link/control/delivery.py",
+        "        if now != before:\n",
+        "        if True:\n",
+        ("tests/unit/link/test_delivery.py",),
+    ),
+    Mutant(
         "flood-is-read",
         "what a peer sends beyond its limits is not read in the same second",
         "aiodatadist/_link/control/wire.py",

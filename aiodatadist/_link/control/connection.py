@@ -21,6 +21,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from aiodatadist._concurrency import forks
+from aiodatadist._link.control.delivery import Delivery, UnderWay, keep_alive, under_way
 from aiodatadist._link.control.wire import GONE, LAST_LOOK, RECEIVE, UNVERIFIED_BODY, WHOLE_SECONDS, Wire, no_end
 from aiodatadist._wire.frames import Decoder, Unknown, encode
 from aiodatadist._wire.messages import PLAIN_PROTOCOL, PROTOCOL, SEALED_MINOR, Message
@@ -175,13 +176,15 @@ class _Reader(asyncio.StreamReader):
         broken: the error that broke the connection.
         hear: called with bytes that come while no others wait to be read. If it returns True, they are not read again.
         pipe: the TLS through which all bytes come, if any.
-        wrong: what was wrong with bytes that came through it. They end the stream.
+        wrong: what was wrong with bytes that came through it, or with the network. It ends the stream.
+        at_end: called when no more bytes come.
     """
 
     broken: Exception | None = None
     hear: Callable[[bytes], bool] | None = None
     pipe: TlsPipe | None = None
     wrong: LinkError | None = None
+    at_end: Callable[[], object] = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,6 +208,7 @@ class _Reader(asyncio.StreamReader):
     def feed_eof(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
+        self.at_end()
         super().feed_eof()
 
     def _wait_for_end_of(self, pipe: TlsPipe, seconds: float, is_last_look: bool = False) -> None:
@@ -331,6 +335,8 @@ class Connection(anyio.abc.ByteStream):
         place = writer.get_extra_info("peername")  # None if the other end has closed already; a str for a Unix socket
         self.place: tuple[str, int] = place[:2] if isinstance(place, tuple) else ("", 0)
         writer.transport.set_write_buffer_limits(0)  # so that drain() waits until the kernel has accepted everything
+        self._delivery = Delivery(self._under_way, self._is_swallowed)
+        reader.at_end = self._delivery.end
 
     @classmethod
     async def over(cls, sock: socket.socket, pipe: TlsPipe | None = None, unread: bytes = b"") -> Self:
@@ -347,6 +353,7 @@ class Connection(anyio.abc.ByteStream):
             # for sockets created with an explicit protocol number.
             if sock.family in {socket.AF_INET, socket.AF_INET6}:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                keep_alive(sock)
             reader.feed_data(unread)
             reader.pipe = pipe  # before the loop reads from the socket
             transport, _ = await loop.create_connection(lambda: protocol, sock=sock)
@@ -367,9 +374,28 @@ class Connection(anyio.abc.ByteStream):
 
     def quiet_seconds(self) -> float | None:
         """Return how many seconds ago the kernel last received bytes of the peer, read or not; None if that is not known."""
-        transport = self._writer.transport
-        sock = None if transport.is_closing() else transport.get_extra_info("socket")
+        sock = self._socket()
         return None if sock is None else seconds_since_data(sock)
+
+    def allow_silence(self, seconds: float) -> None:
+        """Do not end the connection sooner than heartbeats would end the link if the network delivers nothing."""
+        self._delivery.patience = max(self._delivery.patience, seconds)
+
+    def _socket(self) -> socket.socket | None:
+        transport = self._writer.transport
+        return None if transport.is_closing() else transport.get_extra_info("socket")
+
+    def _under_way(self) -> UnderWay | None:
+        sock = self._socket()
+        return None if sock is None else under_way(sock)
+
+    def _is_swallowed(self) -> None:
+        """End the connection: what was sent does not arrive."""
+        self._reader.wrong = PeerLost(
+            f"the network does not deliver messages: none was acknowledged for {self._delivery.patience:g} s, though "
+            "heartbeats may come (does a firewall or NAT forget connections, or is the MTU of a route too small?)"
+        )
+        self._reader.feed_eof()
 
     async def receive(self, max_bytes: int = RECEIVE) -> bytes:
         """Receive bytes.
@@ -396,6 +422,7 @@ class Connection(anyio.abc.ByteStream):
         if self._writer.transport.is_closing() or (pipe is not None and pipe.is_over):
             raise anyio.BrokenResourceError
         self._writer.write(item if pipe is None else pipe.seal(item))
+        self._delivery.sent()
         try:
             await self._writer.drain()
         except OSError as error:
@@ -410,6 +437,7 @@ class Connection(anyio.abc.ByteStream):
         if transport.is_closing() or (pipe is not None and pipe.is_over) or transport.get_write_buffer_size():
             return False
         transport.write(data if pipe is None else pipe.seal(data))
+        self._delivery.sent()
         return True
 
     async def start_tls(self, pipe: TlsPipe) -> None:

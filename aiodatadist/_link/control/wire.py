@@ -107,6 +107,12 @@ class Wire:
         quiet: Callable[[], float | None] | None = getattr(self.stream, "quiet_seconds", None)
         return None if quiet is None else quiet()
 
+    def allow_silence(self, seconds: float) -> None:
+        """Set how long the network may deliver nothing before the stream ends, if that is more than it allows anyway."""
+        allow: Callable[[float], None] | None = getattr(self.stream, "allow_silence", None)
+        if allow is not None:
+            allow(seconds)
+
     def speak(self, protocol: int) -> None:
         """Set the major version of this end, for errors."""
         self._decoder.protocol = protocol
