@@ -455,7 +455,7 @@ async def test_a_refusal_on_the_path_decides_about_one_attempt_only(options: dic
 async def test_a_message_that_is_said_again_before_it_arrives_makes_no_link(
     options: dict[str, Any],
 ) -> None:
-    """Who keeps a client's message and says it first has its place, but no keys, and the two ends make no link."""
+    """Take the place of a data connection with its own message: that gives no keys, and no link is made."""
     stolen: list[anyio.abc.SocketStream] = []
     answers: list[bytes] = []
     async with (
