@@ -312,6 +312,7 @@ class LLMDataDist:
             dict(totals.budget_waits),
             engine.quotas.model_dump() if engine is not None and is_there else {},
             engine.links.certificates() if engine is not None and is_there else {},
+            engine.key_ring.certificate_seconds() if engine is not None and is_there else None,
         )
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -146,6 +147,14 @@ class KeyRing:
         except ParamInvalid as error:
             raise AuthError(str(error.args[0]), hint=error.hint) from error
         return found
+
+    def certificate_seconds(self) -> float | None:
+        """Return the seconds until the certificate expires that new links prove, negative if it has expired.
+
+        None if there is none, or it is in the caller's context. Any thread may call it.
+        """
+        used = self._used
+        return used.expires - time.time() if isinstance(used, Certificates) and used.expires < math.inf else None
 
     def _proof(self) -> tuple[Key, ...] | Certificates:
         if self._found is None and not self._credential.is_in_file:

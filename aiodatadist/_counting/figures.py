@@ -91,6 +91,8 @@ class Figures(Generic[Pool]):
             before.
         certificates: seconds until the certificates of linked peers expire, by the name in ``credentials``; negative for
             one that has expired since its link was made.
+        own_certificate: seconds until this cluster's own certificate expires, negative if it has; None if it proves none, or
+            has a context of TLS, which does not show it.
     """
 
     cluster_id: int
@@ -117,3 +119,4 @@ class Figures(Generic[Pool]):
     budget_waits: Mapping[str, int] = field(default_factory=dict)
     quotas: Mapping[str, float] = field(default_factory=dict)
     certificates: Mapping[str, float] = field(default_factory=dict)
+    own_certificate: float | None = None

@@ -50,6 +50,7 @@ CLUSTER: Final = {
     "aiodatadist_certificate_seconds": Metric(
         "gauge", "Seconds until the certificate of a linked peer expires.", ("key",)
     ),
+    "aiodatadist_own_certificate_seconds": Metric("gauge", "Seconds until the cluster's own certificate expires."),
     "aiodatadist_links_made": Metric("counter", "Links that were made, by either end."),
     "aiodatadist_links_ended": Metric("counter", "Links that ended, by reason.", ("reason",)),
     "aiodatadist_link_attempts": Metric("counter", "Links that this cluster asked for.", ("status",)),

@@ -208,6 +208,8 @@ def _write_cluster(sheet: _Sheet, which: tuple[str, ...], figures: Figures[PoolU
     sheet.add_each("aiodatadist_links", figures.links, [state.value for state in LinkState], *which)
     sheet.add_each("aiodatadist_links_by_key", figures.credentials, [], *which)
     sheet.add_each("aiodatadist_certificate_seconds", figures.certificates, [], *which)
+    if figures.own_certificate is not None:
+        sheet.add("aiodatadist_own_certificate_seconds", figures.own_certificate, *which)
     sheet.add("aiodatadist_links_made", figures.links_made, *which)
     sheet.add_each("aiodatadist_links_ended", figures.links_ended, LINK_CAUSES, *which)
     linking = figures.linking

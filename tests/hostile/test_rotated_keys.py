@@ -36,7 +36,7 @@ from aiodatadist._counting import Incidents
 from aiodatadist._values.peer_rights import PeerRights
 from aiodatadist._wire.proved import Proved
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
-from tests.certificates import Authority, folder_for, tls_folder
+from tests.certificates import DAY, Authority, folder_for, tls_folder, uri_of
 from tests.keys import HEX, folder_of, policy_in
 from tests.test_pull import moved
 
@@ -308,6 +308,26 @@ def test_a_key_counts_as_one_if_the_folder_has_certificates_by_now(tmp_path: Pat
     assert ring.certificates() is not None
     assert ring.rights_of(Proved("old", Key("", b"")), 2) == PeerRights(link=True)
     assert ring.rights_of(Proved("old", Key("", b""), 1.0), 2) == PeerRights(link=True, read=True)
+
+
+def test_a_cluster_knows_when_its_own_certificate_expires(tmp_path: Path) -> None:
+    """Also when the next one cannot be used, because then nothing links."""
+    authority = Authority()
+    folder = tls_folder(tmp_path / "trust", authority.issue([uri_of(1)], valid=(-DAY, 10 * DAY)), authority)
+    ring = KeyRing(TrustFolder(str(folder)), "cluster 1", Incidents(), 1)
+    assert ring.certificate_seconds() is None, "it is not read yet"
+    ring.read()
+    assert round((ring.certificate_seconds() or 0.0) / DAY) == 10
+    tls_folder(folder, authority.issue([uri_of(1)], valid=(-DAY, 20 * DAY)), authority)
+    ring.read()
+    assert round((ring.certificate_seconds() or 0.0) / DAY) == 20
+    (folder / "tls.key").chmod(0o604)
+    with pytest.raises(ParamInvalid):
+        ring.read()
+    assert round((ring.certificate_seconds() or 0.0) / DAY) == 20
+    keys = KeyRing(TrustFolder(str(folder_of(tmp_path / "keys", OLD))), "cluster 1", Incidents(), 1)
+    keys.read()
+    assert keys.certificate_seconds() is None
 
 
 def test_no_key_is_known_before_the_policy_that_came_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,10 @@ async def test_blocks_are_pulled_and_pushed_and_notifications_come(group: Path, 
         assert told.credential == uri_of(1)
         assert told.certificate_seconds is not None
         assert 29 * DAY < told.certificate_seconds <= 30 * DAY
-        assert 29 * DAY < decoder.datadist.figures().certificates[uri_of(1)] <= 30 * DAY
+        figures = decoder.datadist.figures()
+        assert 29 * DAY < figures.certificates[uri_of(1)] <= 30 * DAY
+        assert figures.own_certificate is not None
+        assert 29 * DAY < figures.own_certificate <= 30 * DAY
 
 
 async def test_leased_blocks_are_pulled(group: Path, mode: dict[str, Any]) -> None:

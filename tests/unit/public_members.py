@@ -120,7 +120,7 @@ MEMBERS: Final = {
     "aiodatadist._counting.figures.Figures": (
         "answers_late budget_refusals budget_waits caches certificates claims_refused cluster_id credentials failure_causes "
         "incidents leases leases_ended leases_opened link_changes_dropped linking links links_ended links_made "
-        "messages_repeated pools quotas relinking relinks_given_up transfers"
+        "messages_repeated own_certificate pools quotas relinking relinks_given_up transfers"
     ),
     "aiodatadist._counting.figures.FlowFigures": (
         "by_bytes by_queue_seconds by_seconds bytes ended failed_bytes queue_seconds ranges running seconds statuses "
