@@ -10,8 +10,10 @@ import ipaddress
 import math
 import os
 import re
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -41,6 +43,7 @@ _NAMES: Final = {KEYS: "the key file", POLICY: "the policy"} | dict(
 VALUES: Final = "seal"
 """The name of a key that seals values in pools, and never proves a link; also the beginning of such names, before a '-'."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_ALL: Final = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 _HEX: Final = re.compile(r"(?:[0-9A-Fa-f]{2})+")
 
 MAKE_FOLDER: Final = (
@@ -140,14 +143,13 @@ class Untrusted(Credential):
 class UserKey(Credential):
     """The key of this user, which is read, and created if there is none, when the first link needs it.
 
-    It is read again if its file has been replaced. A file that is gone changes nothing: when a user logs out, the runtime
-    folder is removed, and a process that was started later creates the key again.
+    It is read for each look, so a file that has been replaced counts. A file that is gone changes nothing: when a user logs
+    out, the runtime folder is removed, and a process that was started later creates the key again.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._path: Path | None = None
-        self._seen: tuple[int, ...] | None = None
         self._keys: tuple[Key, ...] = ()
 
     @property
@@ -161,14 +163,9 @@ class UserKey(Credential):
     def current(self) -> tuple[Key, ...]:
         if self._path is None:
             self._path = key_path(self._environment)
-        try:
-            seen = state_of(self._path.stat())
-        except OSError:
-            seen = None
-        if not self._keys or seen not in (self._seen, None):
+        if not self._keys or self._path.exists():
             self._keys = ()  # also if the new one cannot be used: then the old one is not used either
             self._keys = (Key("user", user_key(self._path)),)
-            self._seen = seen
         return self._keys
 
     def _why_no_network(self) -> str:
@@ -205,7 +202,7 @@ class AuthKey(Credential):
 
 
 class KeysInFile(Credential):
-    """The keys in one file, which are read again when it has changed.
+    """The keys in one file, which are read for each look.
 
     Args:
         name: the name of such a file in errors.
@@ -216,7 +213,6 @@ class KeysInFile(Credential):
         self.path: Path = path
         self._name = name
         self._keys = keys
-        self._seen: tuple[int, ...] | None = None
 
     @property
     def is_in_file(self) -> bool:
@@ -227,14 +223,7 @@ class KeysInFile(Credential):
         return True
 
     def current(self) -> tuple[Key, ...]:
-        try:
-            seen = state_of(self.path.stat())
-        except (OSError, ValueError) as error:
-            raise unreadable(self.path, self._name, error) from error
-        if seen != self._seen:
-            self._seen = None  # also if the new keys cannot be used: then the old ones are not used either
-            self._keys = self._read()
-            self._seen = seen
+        self._keys = self._read()
         return self._keys
 
     @abstractmethod
@@ -289,10 +278,14 @@ class GivenContexts(Credential):
 class _Held(NamedTuple):
     """The content of a folder of trust: keys or certificates, and the policy.
 
-    ``seen`` is the state of its files before they were read.
+    Attributes:
+        seen: the state of its files before they were read.
+        content: a hash of what was in them. A file that is written twice within a tick of the file system's clock, with
+            contents of one size, has the same state after both.
     """
 
     seen: tuple[tuple[int, ...], ...]
+    content: bytes
     keys: tuple[Key, ...] = ()
     certificates: Certificates | None = None
     policy: Policy | None = None
@@ -346,19 +339,32 @@ class TrustFolder(Credential):
     def _has_moved_on(self, held: _Held) -> bool:
         """Return True if a file has changed, or is gone, since it was read."""
         try:
-            return _states(self._look(self._files)) != held.seen
+            return (_states(self._look(self._files)), self._content(self._files)) != (held.seen, held.content)
         except ParamInvalid:
             return True
 
     def _read_new(self, is_last: bool = False) -> _Held:
+        """Read the files of one moment: keys are never used with the policy of other keys.
+
+        Args:
+            is_last: True if they were replaced between the reading of two of them already.
+        """
         files = self._files = self._present()
         looked = self._look(files)
         try:
-            return self._read(looked, files)
+            fresh = self._read(looked, files)
         except ParamInvalid:
             if is_last or not self._has_changed(files, looked):
                 raise
-        return self._read_new(is_last=True)  # it was replaced between the reading of two files that belong together
+        else:
+            if not self._has_moved_on(fresh):
+                return fresh
+            if is_last:
+                raise ParamInvalid(
+                    f"{str(self.path)!r} changed while it was read, twice: its files must be those of one moment",
+                    hint="replace them by one rename; they are read again for the next link",
+                )
+        return self._read_new(is_last=True)
 
     def _has_changed(self, files: tuple[str, ...], looked: list[os.stat_result]) -> bool:
         try:
@@ -398,15 +404,24 @@ class TrustFolder(Credential):
 
     def _read(self, looked: list[os.stat_result], files: tuple[str, ...]) -> _Held:
         check_folder(self.path, "the folder of trust")
+        content = self._content(files)
         policy = read_policy(self.path / POLICY) if POLICY in files else None
+        fresh = _Held(_states(looked), content, policy=policy)
         if KEYS not in files:
-            certificates = read_certificates(self.path, {} if policy is None else policy.dns_ids())
-            return _Held(_states(looked), certificates=certificates, policy=policy)
+            dns = {} if policy is None else policy.dns_ids()
+            return fresh._replace(certificates=read_certificates(self.path, dns))
         path = self.path / KEYS
         keys = tuple(key for key in keys_of(read_secret(path, "the key file"), path) if not is_for_values(key.name))
         if not keys:
             raise ParamInvalid(f"{str(path)!r} has no key for links: all of its keys are for values, by their names")
-        return _Held(_states(looked), keys, policy=policy)
+        return fresh._replace(keys=keys)
+
+    def _content(self, files: tuple[str, ...]) -> bytes:
+        """Return a hash of what is in these files. Who may read them is checked when they are used."""
+        digest = sha256()
+        for name in files:
+            digest.update(sha256(read_secret(self.path / name, _NAMES[name], readable_by=_ALL)).digest())
+        return digest.digest()
 
     @property
     def hint(self) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hmac
+import json
 import logging
 import os
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -30,8 +32,9 @@ from aiodatadist._cluster.key_ring import LOOK_SECONDS, KeyRing
 from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._config.certificates import Certificates
 from aiodatadist._config.llm_config import use_key_file
-from aiodatadist._config.policy import Policy
-from aiodatadist._config.trust import Key, TrustFolder
+from aiodatadist._config.policy import Policy, read_policy
+from aiodatadist._config.seal_keys import SealKeys
+from aiodatadist._config.trust import AuthKeyFile, Credential, Key, TrustFolder, UserKey
 from aiodatadist._counting import Incidents
 from aiodatadist._values.peer_rights import PeerRights
 from aiodatadist._wire.proved import Proved
@@ -497,3 +500,117 @@ async def test_between_two_policies_no_peer_has_all_rights(tmp_path: Path) -> No
         assert await link(peer, owner) is None
         await owner.datadist.wait_linked(2)
         assert inside(owner.datadist).links.find(2).session.rights == PeerRights.of(["link", "read"])
+
+
+@pytest.fixture
+def one_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give all files the same times, as a file system does to those that are written within one tick of its clock."""
+    real, now = Path.stat, time.time()
+    times = {"st_mtime": now, "st_ctime": now, "st_mtime_ns": int(now * 1e9), "st_ctime_ns": int(now * 1e9)}
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        return os.stat_result(tuple(real(path, **options)), times)
+
+    monkeypatch.setattr(Path, "stat", stat)
+
+
+def private(path: Path, content: str) -> Path:
+    """Write a file in place, of which its owner alone may know."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(content)
+    return path
+
+
+def secret_in_folder(folder: Path) -> tuple[Path, TrustFolder]:
+    return folder / "keys", TrustFolder(str(folder))
+
+
+def secret_in_file(folder: Path) -> tuple[Path, AuthKeyFile]:
+    return folder / "keys", AuthKeyFile(folder / "keys", b"k" * 32)
+
+
+def secret_for_values(folder: Path) -> tuple[Path, SealKeys]:
+    return folder / "keys", SealKeys(folder / "keys")
+
+
+def secret_of_user(folder: Path) -> tuple[Path, UserKey]:
+    return folder / "aiodatadist" / "key", UserKey({"XDG_RUNTIME_DIR": str(folder)})
+
+
+@pytest.mark.parametrize("kind", [secret_in_folder, secret_in_file, secret_for_values, secret_of_user])
+@pytest.mark.usefixtures("one_tick")
+def test_a_key_that_is_replaced_within_a_tick_of_the_clock_of_files_is_used_no_longer(
+    kind: Callable[[Path], tuple[Path, Credential]], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    path, credential = kind(tmp_path)
+    name = "" if kind is secret_of_user else "one "
+    private(path, f"{name}{'ab' * 32}\n")
+    first = credential.current()[0].secret
+    private(path, f"{name}{'cd' * 32}\n")
+    assert credential.current()[0].secret != first
+
+
+@pytest.mark.usefixtures("one_tick")
+def test_a_policy_that_is_replaced_within_a_tick_of_the_clock_of_files_counts_no_longer(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "trust", OLD)
+    rules: dict[str, Any] = {"version": 1}
+    rules["clusters"] = [{"match": {"key": "old"}, "ids": "1", "may": ["link", "write"]}]
+    private(folder / "policy.json", json.dumps(rules))
+    credential = TrustFolder(str(folder))
+    credential.proof()
+    rules["clusters"] = [{"match": {"key": "old"}, "ids": "2", "may": ["link", "write"]}]
+    private(folder / "policy.json", json.dumps(rules))
+    credential.proof()
+    policy = credential.policy()
+    assert policy is not None
+    assert not policy.rights_of("old", 1).link
+
+
+def test_certificates_that_have_not_changed_are_not_parsed_again(tmp_path: Path) -> None:
+    credential = TrustFolder(str(folder_for(tmp_path / "trust", 1)))
+    assert credential.proof() is credential.proof()
+
+
+class Replaced:
+    """A folder whose policy and key are replaced, right after its policy has been read."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.credential = TrustFolder(str(folder))
+        self.times = 0
+        read, self._folder = read_policy, folder
+        self._calls = 0
+
+        def read_and_replace(path: Path) -> Policy:
+            found = read(path)
+            self._calls += 1
+            if self._calls % 2 == 0 and self.times:  # once for the mode, and once to be used
+                self.times -= 1
+                self.put("narrow", ["link"])
+            return found
+
+        self.put("wide", ["link", "read", "write"])
+        monkeypatch.setattr("aiodatadist._config.trust.read_policy", read_and_replace)
+
+    def put(self, name: str, may: list[str]) -> None:
+        """Replace both files by renames: the same name stands for another key, which has other rights."""
+        secret = {"wide": "ab", "narrow": "cd"}[name] * 32
+        folder_of(self._folder, f"one {secret}")
+        policy_in(self._folder, {"version": 1, "clusters": [{"match": {"key": "one"}, "may": may}]})
+
+
+def test_a_key_never_has_the_rights_that_the_key_before_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced = Replaced(tmp_path / "trust", monkeypatch)
+    replaced.times = 1
+    keys, policy = replaced.credential.current(), replaced.credential.policy()
+    assert policy is not None
+    assert (keys[0].secret.hex()[:2], policy.rights_of("one", 1).write) == ("cd", False)
+
+
+def test_files_that_are_replaced_all_the_time_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced = Replaced(tmp_path / "trust", monkeypatch)
+    replaced.times = 2
+    with pytest.raises(ParamInvalid, match="changed while it was read, twice: its files must be those of one moment"):
+        replaced.credential.current()
+    assert replaced.credential.current()[0].secret.hex().startswith("cd")

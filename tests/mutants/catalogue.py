@@ -1854,7 +1854,7 @@ MUTANTS = (
         "the-users-key-is-read-once",
         "processes that were there before this user's key was replaced link with new ones",
         "aiodatadist/_config/trust.py",
-        "        if not self._keys or seen not in (self._seen, None):\n",
+        "        if not self._keys or self._path.exists():\n",
         "        if not self._keys:\n",
         (f"{TRUST}::test_processes_that_were_there_before_the_users_key_was_replaced_link_with_new_ones",),
     ),
@@ -1994,6 +1994,23 @@ MUTANTS = (
         "policy.delay(wanted.attempts + 1 + wanted.brief)",
         "policy.delay(wanted.attempts + 1)",
         ("tests/test_relink.py",),
+    ),
+    # ---- keys that are replaced ----
+    Mutant(
+        "a-change-of-keys-within-a-tick-is-missed",
+        "a key or policy that is replaced within a tick of the file system's clock counts no longer",
+        "aiodatadist/_config/trust.py",
+        "(_states(self._look(self._files)), self._content(self._files)) != (held.seen, held.content)",
+        "_states(self._look(self._files)) != held.seen",
+        (ROTATED_KEYS,),
+    ),
+    Mutant(
+        "keys-have-the-policy-of-another-moment",
+        "a key that replaces another one, together with its policy, never has the rights of the other one",
+        "aiodatadist/_config/trust.py",
+        "            if not self._has_moved_on(fresh):\n                return fresh\n",
+        "            return fresh\n",
+        (ROTATED_KEYS,),
     ),
     # ---- one process for each cluster id ----
     Mutant(
