@@ -71,6 +71,8 @@ static void compress(uint64_t *state, const uint8_t *block, uint64_t count, bool
     }
     for (int i = 0; i < 8; i++)
         state[i] ^= v[i] ^ v[8 + i];
+    explicit_bzero(m, sizeof m);
+    explicit_bzero(v, sizeof v);
 }
 
 int blake2b_seal(const uint8_t *key, uint64_t key_size, const uint8_t *data, uint64_t size, uint8_t *seal)
@@ -100,5 +102,7 @@ int blake2b_seal(const uint8_t *key, uint64_t key_size, const uint8_t *data, uin
     }
     for (int i = 0; i < BLAKE2B_SEAL; i++)
         seal[i] = (uint8_t)(state[i / 8] >> (8 * (i % 8)));
+    explicit_bzero(block, sizeof block);  /* may hold the key */
+    explicit_bzero(state, sizeof state);
     return 0;
 }

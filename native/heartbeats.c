@@ -498,6 +498,14 @@ static int take_up(heartbeats *h, int fd, uint32_t slot, int64_t silence_ns, int
     return 0;
 }
 
+/* Wipes keys before their memory is given to others. */
+static void forget(seals *s)
+{
+    if (s)
+        explicit_bzero(s, sizeof *s);
+    free(s);
+}
+
 int heartbeats_watch(heartbeats *h, int fd, int64_t silence_ns, int64_t patience_ns, const uint8_t *keys, uint64_t *name)
 {
     if (fd < 0 || silence_ns <= 0 || patience_ns < 0 || is_a_child(h))
@@ -518,7 +526,7 @@ int heartbeats_watch(heartbeats *h, int fd, int64_t silence_ns, int64_t patience
     }
     pthread_mutex_unlock(&h->lock);
     if (status)
-        free(sealed);
+        forget(sealed);
     return status;
 }
 
@@ -554,7 +562,7 @@ void heartbeats_stop(heartbeats *h, uint64_t name)
         if (l->is_told)
             take_out_of_news(h, slot);
         shut(h, l);
-        free(l->seals);
+        forget(l->seals);
         *l = (line){ .fd = -1, .generation = l->generation + 1, .next = h->free };
         h->free = slot;
     }
@@ -644,7 +652,7 @@ void heartbeats_close(heartbeats *h)
     for (uint32_t slot = 0; slot < h->count; slot++) {
         if (h->lines[slot].fd >= 0)
             close(h->lines[slot].fd);
-        free(h->lines[slot].seals);
+        forget(h->lines[slot].seals);
     }
     int own[] = { h->epoll, h->wake, h->news };
     for (int i = 0; i < 3; i++)

@@ -4,6 +4,8 @@
 #include "heartbeats.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <stdbool.h>
 
 enum { INTERVAL = 100, SILENCE = 400 };   /* of no unit */
 
@@ -217,8 +219,77 @@ TEST(test_a_beat_of_which_the_kernel_takes_a_part_is_finished_first)
     end_of(h, &p);
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SEES_ALL_MEMORY = false };         /* a sanitizer keeps what is freed, and maps more than can be read */
+#else
+enum { SEES_ALL_MEMORY = true };
+#endif
+
+static uint8_t odd(int i)                 /* a key that stands in no table */
+{
+    return (uint8_t)(i * 89 + 57);
+}
+
+static int places_of_odd_key(void)        /* in all memory of this process that it may write */
+{
+    static uint8_t window[1 << 16];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC), found = 0;
+    char row[512], rights[8];
+    uint64_t from, to;
+    while (fgets(row, sizeof row, maps)) {
+        if (sscanf(row, "%" SCNx64 "-%" SCNx64 " %7s", &from, &to, rights) != 3 || strncmp(rights, "rw", 2))
+            continue;
+        for (uint64_t at = from; at < to; at += sizeof window - HEARTBEATS_KEY + 1) {
+            int64_t got = pread(memory, window, to - at < sizeof window ? to - at : sizeof window, (off_t)at);
+            for (int64_t i = 0; i + HEARTBEATS_KEY <= got; i++) {
+                int same = 0;
+                while (same < HEARTBEATS_KEY && window[i + same] == odd(same))
+                    same++;
+                bool is_our_copy = at + (uint64_t)i - (uint64_t)window < sizeof window;
+                found += same == HEARTBEATS_KEY && !is_our_copy;
+            }
+        }
+    }
+    close(memory);
+    fclose(maps);
+    return found;
+}
+
+TEST(test_keys_are_wiped_with_their_line)
+{
+    if (!SEES_ALL_MEMORY)
+        return;
+    pair p;
+    heartbeats *h = open_with(&p);        /* the linker, which looks up functions at their first call, saves registers */
+    say(&p, 0);
+    run_to(h, 0, INTERVAL);
+    CHECK_EQ(places_of_odd_key(), 0);
+    end_of(h, &p);
+    for (int is_closed = 0; is_closed < 2; is_closed++) {
+        p = make_pair();
+        for (int i = 0; i < HEARTBEATS_KEY; i++)
+            keys[HEARTBEATS_KEY + i] = odd(i);
+        CHECK_EQ(heartbeats_open(INTERVAL, &h), 0);
+        heartbeats_turn(h, 0);
+        CHECK_EQ(heartbeats_watch(h, p.ours, SILENCE, 0, keys, &p.line), 0);
+        say(&p, 0);
+        explicit_bzero(keys, sizeof keys);
+        run_to(h, 0, INTERVAL);           /* which checks the seal of the peer's beat */
+        CHECK_EQ(next_kind(h), HEARTBEATS_BEGUN);
+        CHECK_EQ(places_of_odd_key(), 1);
+        if (!is_closed) {
+            heartbeats_stop(h, p.line);
+            CHECK_EQ(places_of_odd_key(), 0);
+        }
+        end_of(h, &p);
+        CHECK_EQ(places_of_odd_key(), 0);
+    }
+}
+
 int main(void)
 {
+    RUN(test_keys_are_wiped_with_their_line);
     RUN(test_each_beat_has_a_counter_and_its_seal);
     RUN(test_beats_are_heard_however_they_are_cut);
     RUN(test_a_changed_beat_ends_the_line);
