@@ -7,8 +7,6 @@ import inspect
 import re
 from typing import Any
 
-import pytest
-
 from tests.unit.public_members import MEMBERS
 from tests.unit.test_public_types import CLASSES, body_of, names_in
 
@@ -41,18 +39,19 @@ def described(cls: type) -> str:
     return "\n".join(base.__doc__ or "" for base in cls.__mro__ if base is not object)
 
 
-@pytest.mark.parametrize("name", sorted(CLASSES))
-def test_what_a_public_class_has_is_described(name: str) -> None:
-    cls = CLASSES[name]
+def undescribed(cls: type) -> set[str]:
     silent = {each for each in members(cls) if not inspect.getdoc(getattr(cls, each)) and not each.startswith("test_")}
     others = attributes(cls) - set(dir(cls))
-    undescribed = {each for each in silent | others if not re.search(rf"\b{each}\b", described(cls))}
-    assert undescribed == set()
+    return {each for each in silent | others if not re.search(rf"\b{each}\b", described(cls))}
 
 
-@pytest.mark.parametrize("name", sorted(CLASSES))
-def test_a_public_class_has_the_members_of_the_list(name: str) -> None:
-    assert visible(CLASSES[name]) == set(MEMBERS.get(name, "").split())
+def test_what_a_public_class_has_is_described() -> None:
+    assert {name: found for name, cls in CLASSES.items() if (found := undescribed(cls))} == {}
+
+
+def test_a_public_class_has_the_members_of_the_list() -> None:
+    listed = {name: set(MEMBERS.get(name, "").split()) for name in CLASSES}
+    assert {name: visible(cls) for name, cls in CLASSES.items()} == listed
 
 
 def test_the_list_names_public_classes_alone() -> None:
