@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 _ACCESS = ((Access.NONE, Access.WRITE), (Access.READ, Access.ALL))
 """The rights of a peer to a cache, by "may read" and "may write", made once: a union of flags takes longer."""
+
+TELL_SECONDS = 1.0
+"""Seconds from the end of a data connection to the end of its link, if the peer does not part, or is found dead, before."""
 
 T = TypeVar("T")
 
@@ -111,7 +115,7 @@ class Session:
             self.incidents,
             quotas.channels,
         )
-        self.channels.losses.on_loss = lambda why: self.lost(why, Cause.DATA_CONNECTION_LOST)
+        self.channels.losses.on_loss = lambda why: self.spawn(partial(_lost_unless_told, self, why))
         self.peer_leases: PeerLeases = PeerLeases(
             self, host.timeout, wire.post, self.spawn, self.give_up, self.post_again
         )
@@ -368,3 +372,13 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Link to cluster {self.cluster_id} {self.life.state.value}>"
+
+
+async def _lost_unless_told(session: Session, why: str) -> None:
+    """End a link because a data connection ended, unless the peer says that it parts, or is found dead, before.
+
+    The connections of a peer that parts, or dies, end in any order. Its last word comes on the link's own.
+    """
+    with anyio.move_on_after(TELL_SECONDS):
+        await session.closed.wait()
+    session.lost(why, Cause.DATA_CONNECTION_LOST)

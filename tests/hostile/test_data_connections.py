@@ -16,11 +16,12 @@ import pytest
 
 from aiodatadist import LinkClosed, LinkError, LinkTimeout, LLMStatusCode, PeerLost
 from aiodatadist._cluster.pending_client import CLIENT_TIMEOUT
+from aiodatadist._link import session
 from aiodatadist._transport import ChannelOffer, DataConnection
 from aiodatadist._wire.data_proof import ChannelKey
 from aiodatadist._wire.frames import HEAD, Decoder, encode
 from aiodatadist._wire.messages import Accept, AttachData, AttachHeartbeats, Connect, Hello, Ping, Ready, Refuse
-from aiodatadist.testing import Cluster, inside, open_cluster
+from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster
 from tests.certificates import Authority, folder_for
 from tests.connected_loopback import STREAMS, ConnectedLoopback, connected_loopback, transport_of
 from tests.held import turns
@@ -124,8 +125,9 @@ async def test_no_end_that_needs_none_makes_one(options: dict[str, Any]) -> None
 @pytest.mark.parametrize("number", range(STREAMS))
 @pytest.mark.parametrize("end", [0, 1])
 async def test_a_lost_data_connection_loses_the_link_at_both_ends(
-    end: int, number: int, options: dict[str, Any]
+    end: int, number: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(session, "TELL_SECONDS", 0.0)
     async with (
         open_cluster(1, **options) as prompt,
         open_cluster(2, device_id=1, **options) as decoder,
@@ -141,6 +143,28 @@ async def test_a_lost_data_connection_loses_the_link_at_both_ends(
         assert f"data connection {number} was closed" in " ".join(map(str, failures))
         assert both[end].datadist.figures().links_ended == {"data_connection_lost": 1}
         await link(decoder, prompt)  # and it is made again
+
+
+@pytest.mark.parametrize("end", [0, 1])
+async def test_a_peer_that_parts_has_time_to_say_so(
+    end: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections of one link end in any order, so that for bytes may end before the last word comes on the link's own."""
+    monkeypatch.setattr(session, "TELL_SECONDS", 60.0)
+    async with (
+        open_cluster(1, **options) as prompt,
+        open_cluster(2, device_id=1, **options) as decoder,
+    ):
+        await link(decoder, prompt)
+        both = prompt, decoder
+        for each in only(transport_of(both[end])):
+            each.sock.shutdown(socket.SHUT_RDWR)
+        await turns(20)
+        parted = await decoder.datadist.unlink_clusters([cluster_info(prompt)], 5000)
+        assert parted[0] is LLMStatusCode.LLM_SUCCESS, parted.errors
+        while not all(each.datadist.figures().links_ended for each in both):
+            await anyio.lowlevel.checkpoint()
+        assert [each.datadist.figures().links_ended for each in both] == [{"unlinked": 1}] * 2
 
 
 # ---- an end that is made by hand, and has proved the key of its link ----

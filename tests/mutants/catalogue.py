@@ -782,9 +782,17 @@ MUTANTS = (
         "lost-data-connection-unnoticed",
         "a link whose data connection is lost ends, and says why",
         "aiodatadist/_link/session.py",
-        "        self.channels.losses.on_loss = lambda why: self.lost(why, Cause.DATA_CONNECTION_LOST)\n",
+        "    session.lost(why, Cause.DATA_CONNECTION_LOST)\n",
         "",
         (f"{DATA}::test_a_lost_data_connection_loses_the_link_at_both_ends[0-0]",),
+    ),
+    Mutant(
+        "peer-that-parts-counts-as-lost",
+        "a peer that parts is not lost because its data connections end before its last word comes",
+        "aiodatadist/_link/session.py",
+        "        await session.closed.wait()\n    session.lost(why",
+        "        pass\n    session.lost(why",
+        (f"{DATA}::test_a_peer_that_parts_has_time_to_say_so",),
     ),
     Mutant(
         "data-connection-lost-early-unnoticed",
