@@ -7,7 +7,6 @@ import ctypes
 import os
 import platform
 import resource
-import socket
 import stat
 import sys
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 import aiodatadist
 from aiodatadist._blocking.config import KEY_FILE
 from aiodatadist._cli.doctor.finding import Finding, Mark
+from aiodatadist._cli.doctor.networks import network_findings
 from aiodatadist._cli.doctor.pools import sealing_findings
 from aiodatadist._cli.kit.numbers import quantity
 from aiodatadist._config.certificates import AUTHORITY, CERTIFICATE, Certificates, moment
@@ -216,17 +216,6 @@ def cpu_findings() -> Iterator[Finding]:
     meaning = "of the host" if _is_ascend() else "device memory of the software NPU comes out of this"
     meaning = "the demo needs about 512 MiB" if scarce else meaning
     yield Finding("memory", f"{quantity(available)} of {quantity(total)} free", "warn" if scarce else "ok", meaning)
-
-
-def network_findings() -> Iterator[Finding]:
-    """Yield if this process can listen for control connections."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-    except OSError as error:
-        yield Finding("loopback", "no", "fail", f"cannot listen on 127.0.0.1: {error}")
-    else:
-        yield Finding("loopback", "yes", "ok", f"can listen on 127.0.0.1 (tried port {port})")
 
 
 def trust_findings() -> Iterator[Finding]:
