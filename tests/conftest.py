@@ -56,11 +56,15 @@ def pytest_collection_finish() -> None:
 strictness.install()
 
 
-@pytest.fixture(autouse=True)
-def anyio_in_tasks_only() -> Iterator[None]:
-    """anyio was used in no callback of the loop's: that works, or not, with what else is installed."""
-    yield
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    """Fail a test that used anyio in a callback of the loop: that works, or not, with what else is installed.
+
+    This is no fixture that every test uses, because that would cost a tenth of most tests.
+    """
+    result = yield
     assert not (found := strictness.taken()), f"anyio outside a task, {len(found)} times; first\n{found[0]}"
+    return result
 
 
 # ---- what was left out ----
