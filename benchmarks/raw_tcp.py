@@ -5,9 +5,9 @@ One end serves, the other one pulls or pushes blocks over any number of connecti
     python -m benchmarks.raw_tcp serve 10.0.0.5 7000
     python -m benchmarks.raw_tcp pull 10.0.0.5 7000 --connections 4 --block 65536 --size 134217728
 
-Blocks lie scattered in the memory of both ends. ``sendmsg`` and ``recvmsg_into`` move a part of at most 1 MiB in a call, without
-a copy in this process and without the GIL; the interpreter only lists the blocks of each part. There is no check, no key and no
-frame. Printed are GB/s, and the processor seconds of both ends for a GB.
+Blocks lie scattered in the memory of both ends. ``sendmsg`` and ``recvmsg_into`` move a part of at most 1 MiB in a call,
+without a copy in this process and without the GIL; the interpreter only lists the blocks of each part. There is no check, no
+key and no frame. Printed are GB/s, and the processor seconds of both ends for a GB.
 """
 
 from __future__ import annotations
