@@ -62,10 +62,8 @@ def looks(start: Start, *arguments: str, **options: Any) -> dict[str, Any]:
     ("how", "options"),
     [
         ("text", {}),
-        ("module", {}),
-        ("script", {}),
-        ("text", {"start_new_session": True}),
-        ("text", {"process_group": 0}),
+        ("module", {"start_new_session": True}),
+        ("script", {"process_group": 0}),
     ],
     ids=str,
 )
