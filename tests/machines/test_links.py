@@ -280,6 +280,25 @@ def test_a_peer_that_is_killed_and_started_again_is_linked_again() -> None:
 
 
 @pytest.mark.nightly
+def test_a_machine_that_lost_its_power_and_is_back_is_linked_again() -> None:
+    """Its end says no last word, and heartbeats are too seldom to notice: what comes back knows nothing of the link."""
+    host = address(1, 1)
+    seldom: dict[str, Any] = {"heartbeat_interval": 30.0, "relink": QUICK}
+    with machines("a", "b") as (a, b), weather(a, b) as net, opened(b, 2, **seldom) as other:
+        with opened(a, 1, listen=at(host), **seldom) as one:
+            other.call("link", peer=1, host=host, port=PORT)
+            use(one, other)
+            net.cut()
+        with opened(a, 1, listen=at(host), **seldom) as one:
+            net.mend()
+            with pytest.raises(Refused, match="PeerLost"):
+                other.call("ping", peer=1)
+            assert reasons(other.call("until", phase="LOST")) == ["PeerLost"]
+            other.call("until", phase="LINKED")
+            use(one, other)
+
+
+@pytest.mark.nightly
 def test_a_peer_that_is_stopped_is_lost_and_finds_its_link_lost_when_it_continues() -> None:
     with (
         machines("a", "b") as (a, b),
