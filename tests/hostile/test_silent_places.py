@@ -6,6 +6,7 @@ Dials are counted in their order. There are few at a time here, so that an hones
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -56,6 +57,23 @@ def turn_of(end: End, silence: Silence) -> int:
 
 
 @contextmanager
+def none_gives_way(monkeypatch: pytest.MonkeyPatch, end: End) -> Iterator[None]:
+    """Let no dial give way in the body, nor until a dial of the end's place stands in line, which may take a while."""
+    stands, wait_for_turn = threading.Event(), dials.Dial.wait_for_turn
+
+    def noted(dial: dials.Dial, *turn: Any) -> None:
+        wait_for_turn(dial, *turn)
+        if dial.place.endswith(f":{end.address.port}"):
+            stands.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dials, "SILENT_TICKS", math.inf)
+        patch.setattr(dials.Dial, "wait_for_turn", noted)
+        yield
+        stands.wait()
+
+
+@contextmanager
 def closing_if_cancelled(sock: socket.socket) -> Iterator[None]:
     try:
         yield
@@ -72,10 +90,11 @@ def test_the_workers_of_a_request_hold_up_another_request_by_one_dial(
 ) -> None:
     few(monkeypatch, DIALS=4)
     true, puller = ends(0, ALL_HEADS), ends(1, ALL_HEADS, link_seconds=20)
-    for request in range(3):
-        puller.service.pull(pull(f"lie{request}", *lies(true, request)))
-    silence.wait_begun(4)
-    keep(true, puller, "honest")
+    with none_gives_way(monkeypatch, true):
+        for request in range(3):
+            puller.service.pull(pull(f"lie{request}", *lies(true, request)))
+        silence.wait_begun(4)
+        keep(true, puller, "honest")
     assert puller.received("honest").outcomes["honest"] == "pull_done"
     assert turn_of(true, silence) <= 4 + 3, "four were under way, and three requests waited before this one"
 
@@ -86,10 +105,11 @@ def test_the_newest_request_has_a_place_in_the_line_however_many_wait(
     monkeypatch.setattr(dials, "WAITING", 4, raising=False)
     few(monkeypatch, DIALS=2)
     true, puller = ends(0), ends(1, link_seconds=20)
-    for request in range(100):
-        puller.service.pull(pull(f"lie{request}", *lies(true, request, 1)))
-    silence.wait_begun(2)
-    keep(true, puller, "honest")
+    with none_gives_way(monkeypatch, true):
+        for request in range(100):
+            puller.service.pull(pull(f"lie{request}", *lies(true, request, 1)))
+        silence.wait_begun(2)
+        keep(true, puller, "honest")
     assert puller.received("honest").outcomes["honest"] == "pull_done"
     assert turn_of(true, silence) <= 2 + 3, "the line has four places"
 
@@ -118,9 +138,10 @@ def test_places_that_were_silent_are_behind_those_that_were_not(
     for request in range(6):
         puller.service.pull(pull(f"lie{request}", *lies(true, request, 1)))
     silence.wait_begun(6)
-    for request in range(5):
-        puller.service.pull(pull(f"again{request}", *lies(true, request, 1)))
-    keep(true, puller, "honest")
+    with none_gives_way(monkeypatch, true):
+        for request in range(5):
+            puller.service.pull(pull(f"again{request}", *lies(true, request, 1)))
+        keep(true, puller, "honest")
     assert puller.received("honest").outcomes["honest"] == "pull_done"
     assert turn_of(true, silence) <= 6 + 2, "the five take the turns of one request"
 
