@@ -181,10 +181,12 @@ class KeyRing:
     def rights_of(self, proved: Proved | None, cluster_id: int) -> PeerRights:
         """Return the rights of a peer with this credential, by the policy that was read last.
 
-        Raises AuthError if the policy does not let the peer link, LinkError if it cannot be used. It names no file; the log
-        does.
+        Raises AuthError if the policy does not let the peer link, LinkError if it cannot be used, or if the peer's key was
+        replaced since it was proved: the policy may mean the new one. It names no file; the log does.
         """
         policy = self._policy
+        if self._has_replaced(proved):
+            raise LinkError(f"{self._owner} has other keys since this link was begun", hint="try again")
         if isinstance(policy, ParamInvalid):
             told = "%s: no peer can be linked: %s", self._owner, policy
             self._incidents.add(Incident.KEYS_UNUSABLE, logger, *told, level=logging.ERROR)
@@ -199,6 +201,13 @@ class KeyRing:
                 hint="its policy.json must have a rule with 'link' for it",
             )
         return rights
+
+    def _has_replaced(self, proved: Proved | None) -> bool:
+        """Return True if a peer has proved a key that this owner does not have any longer."""
+        keys = self._found
+        if proved is None or not proved.by_key or not isinstance(keys, tuple):
+            return False
+        return (proved.credential, proved.key_hash) not in {(key.name, key.hash) for key in keys}
 
     @property
     def trusts_restarts(self) -> bool:

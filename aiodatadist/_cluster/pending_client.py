@@ -222,8 +222,8 @@ class PendingClient:
         message = await self._words.hear()  # raises unless its seal is right
         proof.sealed()
         self._proves_itself()
-        name = proof.credential  # the link keeps what vouches for it, and needs nothing else of the proof
-        return await self._meet(message, lambda *_: Proved(name, keys.heartbeats))
+        name, key_hash = proof.credential, proof.key_hash  # the link keeps nothing else of the proof
+        return await self._meet(message, lambda *_: Proved(name, keys.heartbeats, key_hash=key_hash))
 
     async def _attach_data(self, asked: AttachData) -> BringsData:
         """Answer a client that brings a data connection. Its first message is its proof."""

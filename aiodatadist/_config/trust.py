@@ -65,6 +65,11 @@ class Key(NamedTuple):
     def __repr__(self) -> str:
         return f"<Key {self.name}>"
 
+    @property
+    def hash(self) -> bytes:
+        """A hash of the secret, which tells this key from another one of its name."""
+        return sha256(b"aiodatadist key " + self.secret).digest()
+
 
 class Credential(ABC):
     """The keys with which a cluster proves itself."""

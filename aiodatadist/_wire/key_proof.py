@@ -114,6 +114,7 @@ class KeyProof:
 
     Attributes:
         credential: name of the key; empty until it is chosen. The peer has it once the state is ``PROVED``.
+        key_hash: a hash of that key, which tells it from another one of its name.
         keys: the keys of the connection, once both first messages are known.
     """
 
@@ -128,6 +129,7 @@ class KeyProof:
         self.side: Side = side
         self.state: ProofState = ProofState.WELCOME if side == "client" else ProofState.HELLO1
         self.credential: str = ""
+        self.key_hash: bytes = b""
         self.keys: SessionKeys | None = None
         self._preferred = keys[0]
         self._known = {key.name: key for key in keys}
@@ -183,7 +185,7 @@ class KeyProof:
         # Names may differ, if one end has a folder and the other one ``auth_key``. The client finds out by the confirmation.
         key = next((self._known[name] for name in hello.key_names if name in self._known), self._preferred)
         welcome = Welcome(protocol=PROTOCOL, nonce=self._make_nonce(), key_name=key.name, confirmation=_UNSAID)
-        self.credential, self.keys = key.name, session_keys(key.secret, hello, welcome)
+        self.credential, self.key_hash, self.keys = key.name, key.hash, session_keys(key.secret, hello, welcome)
         self.state = ProofState.SEAL
         return welcome.model_copy(update={"confirmation": self.keys.confirmation})
 
@@ -196,7 +198,8 @@ class KeyProof:
         for key in self._known.values() if named is None else [named]:
             keys = session_keys(key.secret, self._hello, welcome)
             if hmac.compare_digest(welcome.confirmation, keys.confirmation):
-                self.credential, self.keys, self.state = key.name, keys, ProofState.PROVED
+                self.credential, self.key_hash = key.name, key.hash
+                self.keys, self.state = keys, ProofState.PROVED
                 return
         names = ", ".join(self._known) if named is None else named.name
         raise AuthError(f"the peer does not have this end's key {names!r}", hint=self._hint)

@@ -16,12 +16,14 @@ class Proved:
     Attributes:
         credential: the name of the key, or the name in the peer's certificate that stands for the peer.
         heartbeats: the key of the second connection, for this link's heartbeats. It has the link's name.
+        key_hash: a hash of the key, which tells it from another one of its name.
         expires: the time at which the peer's certificate expires, in seconds since the epoch; None for a key.
     """
 
     credential: str
     heartbeats: Key
     expires: float | None = None
+    key_hash: bytes = b""
 
     @property
     def by_key(self) -> bool:

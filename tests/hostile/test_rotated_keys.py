@@ -22,6 +22,7 @@ from aiodatadist import (
     BlocksCacheKey,
     CacheDesc,
     DataType,
+    LinkError,
     LLMConfig,
     LLMDataDist,
     LLMRole,
@@ -36,7 +37,7 @@ from aiodatadist._config.policy import Policy, read_policy
 from aiodatadist._config.seal_keys import SealKeys
 from aiodatadist._config.trust import AuthKeyFile, Credential, Key, TrustFolder, UserKey
 from aiodatadist._counting import Incidents
-from aiodatadist._values.peer_rights import PeerRights
+from aiodatadist._values.peer_rights import EVERY_RIGHT, PeerRights
 from aiodatadist._wire.proved import Proved
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
 from tests.certificates import DAY, Authority, folder_for, tls_folder, uri_of
@@ -614,3 +615,17 @@ def test_files_that_are_replaced_all_the_time_are_not_used(tmp_path: Path, monke
     with pytest.raises(ParamInvalid, match="changed while it was read, twice: its files must be those of one moment"):
         replaced.credential.current()
     assert replaced.credential.current()[0].secret.hex().startswith("cd")
+
+
+def test_a_key_that_is_replaced_after_its_proof_has_no_rights_of_the_new_one(tmp_path: Path) -> None:
+    """A link is made in several turns. Meanwhile another link may have looked at the folder."""
+    folder = folder_of(tmp_path / "trust", OLD)
+    ring = KeyRing(TrustFolder(str(folder)), "cluster 1", Incidents(), 1)
+    ring.read()
+    proved = Proved("old", Key("", b""), key_hash=ring.keys()[0].hash)
+    assert ring.rights_of(proved, 2) is EVERY_RIGHT
+    folder_of(folder, f"old {'cd' * 32}")
+    policy_in(folder, {"version": 1, "clusters": [{"match": {"key": "old"}, "may": ["link", "write"]}]})
+    ring.read()
+    with pytest.raises(LinkError, match="cluster 1 has other keys since this link was begun"):
+        ring.rights_of(proved, 2)

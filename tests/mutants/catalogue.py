@@ -2020,6 +2020,14 @@ MUTANTS = (
         "            return fresh\n",
         (ROTATED_KEYS,),
     ),
+    Mutant(
+        "a-replaced-key-has-the-rights-of-the-new-one",
+        "a peer whose key is replaced under its name while its link is made does not get the rights of the new key",
+        "aiodatadist/_cluster/key_ring.py",
+        "        if self._has_replaced(proved):\n",
+        "        if False:\n",
+        (f"{ROTATED_KEYS}::test_a_key_that_is_replaced_after_its_proof_has_no_rights_of_the_new_one",),
+    ),
     # ---- one process for each cluster id ----
     Mutant(
         "another-instance-replaces-a-live-link",

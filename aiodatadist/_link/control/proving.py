@@ -34,11 +34,11 @@ async def agree_on_key(
     keys: Sequence[Key],
     hint: str,
     opens: Literal["link", "heartbeats"] = "link",
-) -> tuple[str, SessionKeys]:
+) -> tuple[KeyProof, SessionKeys]:
     """Prove a key to a server that proves it, too, and seal everything from then on.
 
     Returns:
-        The name of the key, and the keys of the connection.
+        The proof, which knows the key, and the keys of the connection.
 
     Raises:
         LinkError: if the server refuses, or does not prove the key.
@@ -49,15 +49,16 @@ async def agree_on_key(
     if proof.keys is None:
         raise ProtocolError("the peer proved no key")
     words.seal_with(*proof.keys.frames("client"))
-    return proof.credential, proof.keys
+    return proof, proof.keys
 
 
 def prover_of(keys: Sequence[Key], hint: str) -> Prove:
     """Return the proof of one of these keys."""
 
     async def prove(wire: Wire) -> Vouch:
-        name, session = await agree_on_key(wire, wire.send, wire.receive, keys, hint)
-        return lambda *_: Proved(name, session.heartbeats)
+        proof, session = await agree_on_key(wire, wire.send, wire.receive, keys, hint)
+        name, key_hash = proof.credential, proof.key_hash  # the link keeps nothing else of the proof
+        return lambda *_: Proved(name, session.heartbeats, key_hash=key_hash)
 
     return prove
 
