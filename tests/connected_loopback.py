@@ -25,6 +25,7 @@ class ConnectedChannel(Channel):
     """A channel of ``loopback`` that is broken when one of its data connections ends."""
 
     def __init__(self, inner: Channel, connections: list[DataConnection]) -> None:
+        super().__init__(inner.device)
         self._inner = inner
         self._connections = connections
 

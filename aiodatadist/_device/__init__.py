@@ -12,8 +12,9 @@ from aiodatadist._device.device import Device
 from aiodatadist._device.gate import Gate, open_gates, refuse_captured
 from aiodatadist._device.memory import Memory, first_unusable
 from aiodatadist._device.program import MAX_COPY_SECONDS, CopyKind, Layering, Program
+from aiodatadist._device.ring_calls import RingCalls, StreamLimits
 from aiodatadist._device.shareable import empty, torch_empty
-from aiodatadist._device.stream import CLEAN_SECONDS, Stream, StreamLimits, StreamTransfer
+from aiodatadist._device.stream import CLEAN_SECONDS, Stream, StreamTransfer
 from aiodatadist._native.runtime import OUTSIDE_CAPTURE
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
            "Memory",
            "Program",
            "RanAtOnce",
+           "RingCalls",
            "Stream",
            "StreamLimits",
            "StreamTransfer",

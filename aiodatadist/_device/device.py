@@ -14,7 +14,8 @@ from aiodatadist._concurrency import forks
 from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._device.memory import Memory
 from aiodatadist._device.memory_limit import check_memory_limit
-from aiodatadist._device.stream import Stream, StreamLimits
+from aiodatadist._device.ring_calls import StreamLimits, open_device_ring
+from aiodatadist._device.stream import Stream
 from aiodatadist._native.library import Handle, ffi
 from aiodatadist._native.runtime import Runtime, open_runtime
 from aiodatadist._values.descriptors import Placement
@@ -212,7 +213,8 @@ class Device:
         limits = (
             replace(self.limits, depth=len(TransferPriority), inline=0, is_serial=True) if is_serial else self.limits
         )
-        return Stream(self.runtime, self._context, f"{name}#{self._streams}", limits)
+        handle = open_device_ring(self.runtime, self._context, limits)
+        return Stream(f"{name}#{self._streams}", limits, handle)
 
     def hold(self) -> None:
         """Keep the device and its memory until the same number of :meth:`let_go`, even if it is closed before.

@@ -7,13 +7,11 @@ import itertools
 import logging
 import math
 import os
-import resource
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,8 +21,9 @@ from aiodatadist._concurrency.completion import TransferCompletion, TransferStat
 from aiodatadist._concurrency.loop_time import LoopTime, loop_time
 from aiodatadist._concurrency.threads import DaemonThread
 from aiodatadist._device.program import Program
+from aiodatadist._device.ring_calls import DEVICE_RING, RingCalls, StreamLimits
 from aiodatadist._native.library import Handle, ffi, ring
-from aiodatadist._native.runtime import Runtime, acl_error, completion_error
+from aiodatadist._native.runtime import completion_error
 from aiodatadist._values.transfer_priority import TransferPriority
 from aiodatadist.errors import DeviceError, ForkError, InternalError, LLMException, ParamInvalid, StuckError
 
@@ -35,42 +34,6 @@ STATES = {
     ring.RING_TIMED_OUT: TransferState.FAILED, ring.RING_CANCELLED: TransferState.CANCELLED,
     ring.RING_STUCK: TransferState.STUCK, ring.RING_REFUSED: TransferState.FAILED,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class StreamLimits:
-    """The limits with which a stream drives its device.
-
-    Attributes:
-        depth: programs handed to C at a time; more wait in Python. A quarter of them is for work that is not background
-            work, half of that for critical work.
-        is_serial: True if a program is handed to C only when the one before it of the same priority has ended.
-        window: bytes given to the device between two looks at the cancel flag, or 192 ranges if they have fewer bytes.
-            Two windows are under way at a time. 8 MiB is about 1 ms at memory speed. Background work on a serial stream
-            has a quarter of that, because all urgent work waits for it.
-        background: seconds that such a smaller window may take: a slow link has smaller ones, but at least an eighth of
-            the quarter.
-        inline: programs up to this number of bytes run in the submitting call if the stream is idle: waking another
-            core costs about 70 us, twice what copying 256 KiB does. 0 on an NPU, where a call's cost is not known.
-        patience: seconds from a cancellation to the abort. Two windows take about 2 ms at memory speed, 5 ms at 25
-            Gbit/s.
-        abort: seconds that the abort may take: at least 15 ms on an NPU, and a minute at most.
-        grace: seconds that the device has to let go after an abort.
-    """
-
-    depth: int = 128
-    is_serial: bool = False
-    window: int = 8 << 20
-    background: float = 150e-6
-    inline: int = 256 << 10
-    patience: float = 0.03
-    abort: float = 60.0
-    grace: float = 1.0
-
-    @property
-    def quiesce(self) -> float:
-        """Seconds from a cancellation or a time limit until it is decided if bytes can still land."""
-        return self.patience + self.abort + 4 * self.grace  # C takes up to three times the grace after the rest
 
 
 WITHOUT_LIMIT = -1
@@ -210,16 +173,20 @@ class StreamTransfer(TransferCompletion):
 
 
 class Stream:
-    """An ordered queue of work on a device. It belongs to the event loop on which it is opened.
+    """A queue of work for a device, or for the connections to a peer. It belongs to the event loop on which it is opened.
+
+    Args:
+        ring: the new handle in C, which belongs to the stream from here on.
+        calls: the calls for such a handle.
 
     Attributes:
-        ring: the handle in C; None once it has been released.
+        ring: the handle; None once it has been released.
     """
 
-    def __init__(self, runtime: Runtime, context: Handle, name: str, limits: StreamLimits) -> None:
+    def __init__(self, name: str, limits: StreamLimits, ring: Handle, calls: RingCalls = DEVICE_RING) -> None:
         self.name = name
         self.limits = limits
-        self._runtime = runtime
+        self._calls = calls
         self._loop = asyncio.get_running_loop()
         self.loop_time: LoopTime = loop_time(self._loop)
         self._numbers = itertools.count(1)
@@ -231,30 +198,11 @@ class Stream:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
         self._reaped = ffi.new("ring_completion *")
-        self.ring: Handle | None = self._open(context)
+        self.ring: Handle | None = ring
         self._closed = False
         self._holds = 0
         self._pid = os.getpid()
-        self._loop.add_reader(ring.ring_fd(self.ring), self._drain)
-
-    def _open(self, context: Handle) -> Handle:
-        options = ffi.new("ring_options *")
-        options.depth = self.limits.depth
-        options.serial = self.limits.is_serial
-        options.background_bytes = self.limits.window // 4 if self.limits.is_serial else 0
-        options.background_us = round(1e6 * self.limits.background)
-        options.window_bytes = self.limits.window
-        options.inline_bytes = self.limits.inline if self._runtime.is_soft else 0
-        options.grace_ms = max(1, round(self.limits.grace * 1000))
-        options.patience_ms = max(1, round(self.limits.patience * 1000))
-        options.abort_ms = max(1, round(self.limits.abort * 1000))
-        out = ffi.new("ring **")
-        self._runtime.recent_words()  # discarded: the words of an earlier call explain nothing here
-        if code := ring.ring_open(self._runtime.ring_driver, context, options, out):
-            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            words = f"a stream takes memory and a file descriptor, and RLIMIT_NOFILE is {limit}"
-            raise acl_error("ring_open", code, self._runtime.recent_words() or words)
-        return out[0]
+        self._loop.add_reader(calls.fd(ring), self._drain)
 
     @property
     def is_idle(self) -> bool:
@@ -331,7 +279,7 @@ class Stream:
             self._put_back(transfer)
             return False
         steps, count = program.assemble()
-        status = ring.ring_submit_as(self.ring, priority, transfer._id, steps, count, timeout_ms, self._ran)
+        status = self._calls.submit_as(self.ring, priority, transfer._id, steps, count, timeout_ms, self._ran)
         if status == ring.RING_RAN:
             ran = self._ran
             if ran.finished_ns > self.loop_time.limit:
@@ -369,7 +317,7 @@ class Stream:
     def _cancel(self, transfer: StreamTransfer) -> bool:
         if transfer._id in self._pending:
             self._look_within(self.limits.patience + 2 * self.limits.grace)
-            return bool(ring.ring_cancel(self.ring, transfer._id))
+            return bool(self._calls.cancel(self.ring, transfer._id))
         if transfer.is_failing:
             return True
         transfer._end_waiting(TransferState.CANCELLED, None)  # its backlog skips it when its turn comes
@@ -378,7 +326,7 @@ class Stream:
     def _watch(self, transfer: StreamTransfer) -> int:
         if transfer._id not in self._pending:
             return 0
-        return int(ring.ring_watch(self.ring, transfer._id))
+        return int(self._calls.watch(self.ring, transfer._id))
 
     def _drain(self) -> None:
         """Take all completions, end their transfers, and start what waits. Called when the eventfd is readable.
@@ -386,7 +334,7 @@ class Stream:
         It takes one at a time: what a callback submits must not end before those that C has still to report.
         """
         completion = self._reaped
-        while ring.ring_reap(self.ring, completion, 1):
+        while self._calls.reap(self.ring, completion, 1):
             if completion.state == ring.RING_UNDER_WAY:
                 if (transfer := self._pending.get(completion.id)) is not None:
                     transfer._pass(completion.step)
@@ -453,7 +401,7 @@ class Stream:
 
         Such a call holds the worker, and nothing says when the device lets go of the memory.
         """
-        number = ring.ring_overdue(self.ring, self._left)
+        number = self._calls.overdue(self.ring, self._left)
         if (transfer := self._pending.pop(number, None)) is not None:
             transfer.stick(StuckError("a call of the device's library has not returned in time"))
         elif self._left[0] >= 0:
@@ -473,11 +421,11 @@ class Stream:
         self._cancel_waiting()
         self._silence()
         # A thread closes the ring. The loop must not reap it meanwhile: what is left is taken at the end.
-        self._loop.remove_reader(ring.ring_fd(self.ring))
+        self._loop.remove_reader(self._calls.fd(self.ring))
         wait_ms = round(1000 * self.limits.quiesce)
         answers: list[int] = []
         try:
-            await in_thread(lambda: answers.append(ring.ring_close(self.ring, wait_ms)), gives_back=True)
+            await in_thread(lambda: answers.append(self._calls.close(self.ring, wait_ms)), gives_back=True)
         finally:  # also when cancelled: the call has ended by then, too
             self._settle_all()
             if answers == [0]:
@@ -488,7 +436,7 @@ class Stream:
             raise StuckError(f"{self.name}: the device does not let go of a transfer's memory")
 
     def _free(self) -> None:
-        ring.ring_free(self.ring)
+        self._calls.free(self.ring)
         self.ring = None
         for transfer in _stuck.pop(self, []):
             transfer._drop_program()
@@ -497,7 +445,7 @@ class Stream:
         """Wait in a thread until the device has let go. If no thread can be started, that is never known."""
 
         def wait() -> None:
-            if ring.ring_close(self.ring, WITHOUT_LIMIT) == 0:
+            if self._calls.close(self.ring, WITHOUT_LIMIT) == 0:
                 self._free()
 
         with suppress(RuntimeError):

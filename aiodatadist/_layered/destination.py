@@ -223,7 +223,7 @@ class Destination:
         if number == self.progress.offered or not self.progress.is_sending:
             return False
         self._taken += 1
-        if self._device_event is not None and self.link.session.channels.has_one_queue:
+        if self._device_event is not None and not self.link.session.channels.traits.takes_gates:
             self._try(lambda: self._wait_for_event(number))
         else:
             self.progress.on(Event.READY, number + 1)
@@ -280,7 +280,7 @@ class Destination:
 
     def _launch(self, first: int, stop: int) -> None:
         program = Program()
-        if self._device_event is not None and not self.link.session.channels.has_one_queue:
+        if self._device_event is not None and self.link.session.channels.traits.takes_gates:
             for number in range(first, stop):  # layers may be computed on several streams
                 program.wait_number(self._event(self.layers[number]))
             if not self.progress.is_open:  # the caller's code has ended it
@@ -291,7 +291,7 @@ class Destination:
         # A program that waits for an event holds its stream, so more urgent layers have another one.
         stream = "layers" if priority is TransferPriority.NORMAL else f"layers {priority}"
         transfer = self.link.running.launch(
-            program, "put", link_channel, self._entry, remote, seconds, stream, priority
+            program, "put", link_channel, self._entry, remote, seconds, stream, priority, is_ordered=True
         )
         self._transfers[transfer] = stop
         transfer.add_done_callback(self._ended)
@@ -306,7 +306,7 @@ class Destination:
             raise InternalError("the channel is older than the caches")
         return link_channel, remote, grid
 
-    # ---- channels with one queue: a later request starts earlier ones, so it is made when its layer is final ----
+    # ---- channels that take no gates: a layer is sent when the host has seen that it is final ----
 
     def _wait_on_host(self, program: Program, number: int, seconds: float) -> None:
         """Take a layer as ready when this program, which only waits, has ended. Such programs end in the order of layers.
@@ -317,7 +317,7 @@ class Destination:
         self._wait_stream = self._wait_stream or self.link.running.idle_stream(
             "events" if self._gate is None else "gates"
         )
-        wait = self.link.running.stream(self._wait_stream).submit(program, seconds)
+        wait = self.link.running.device_stream(self._wait_stream).submit(program, seconds)
         self._waits[wait] = number
         wait.add_done_callback(self._waited)
 
@@ -375,7 +375,7 @@ class Destination:
         ``seconds`` is the time for each layer to be computed.
         """
         self._gate, self._gate_seconds = gate, seconds
-        if self.link.session.channels.has_one_queue:
+        if not self.link.session.channels.traits.takes_gates:
             self._try(lambda: self._follow_gates(gate, seconds))
         else:
             self._try(lambda: self._launch_gated(gate, seconds))

@@ -90,7 +90,11 @@ class LayeredTransfer(TransferCompletion):
         """The longest time of its streams, plus a little for its own tasks."""
         links = [part.link for part in self.parts if part.has_link]
         streams = max((link.running.quiesce_seconds for link in links), default=0.0)
-        return streams + 1.0 + (CLEAN_SECONDS if any(link.session.channels.has_one_queue for link in links) else 0.0)
+        return (
+            streams
+            + 1.0
+            + (CLEAN_SECONDS if any(link.session.channels.traits.has_one_queue for link in links) else 0.0)
+        )
 
     def _cancel(self) -> bool:
         self._stop_tasks()

@@ -18,6 +18,7 @@ from aiodatadist._concurrency.signal import Signal
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._counting import Incident, Incidents, Totals
 from aiodatadist._link.control.layer_events import LayerEvents, LayerReceiver
+from aiodatadist._link.control.loans import Loans
 from aiodatadist._link.control.notifications import NotificationQueue
 from aiodatadist._link.control.peer_leases import PeerLeases
 from aiodatadist._link.control.peer_share import PeerShare
@@ -118,6 +119,11 @@ class Session:
         self.channels.losses.on_loss = lambda why: self.spawn(partial(_lost_unless_told, self, why))
         self.peer_leases: PeerLeases = PeerLeases(
             self, host.timeout, wire.post, self.spawn, self.give_up, self.post_again
+        )
+        # In request/response mode the peer writes what this end pulls, and reads nothing by itself.
+        most = Access.ALL if host.one_sided else Access.WRITE
+        self.channels.begin_lending = lambda channel: self.peer_leases.lend_by(
+            Loans(channel, lambda entry: self.access_to(entry) & most)
         )
         self.notification_queue: NotificationQueue = NotificationQueue(wire.post, self._knows_numbers, self.post_again)
         self.layer_events: LayerEvents = LayerEvents(

@@ -12,11 +12,11 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodatadist._device import Device, Memory, Program
-from aiodatadist._transport import Channel, ChannelOffer, Region, Transport
+from aiodatadist._device import Device, Memory, Program, StreamTransfer
+from aiodatadist._transport import Access, Channel, ChannelOffer, Region, Transport
 from aiodatadist._values.descriptors import Placement
 from aiodatadist._values.grid import Grid
-from aiodatadist.errors import LinkError, LLMException, ParamInvalid
+from aiodatadist.errors import LinkError, LLMException, ParamInvalid, TransferError
 
 SIZE = 1 << 20
 
@@ -86,6 +86,8 @@ class TransportContract:
             async with anyio.create_task_group() as group:
                 for offer in offers(name, pair):
                     group.start_soon(open_one, offer)
+            for end, channel in zip(pair, (opened[0], opened[1]), strict=True):
+                channel.lend([end.region], Access.ALL)
             try:
                 yield (*pair, opened[0], opened[1])
             finally:
@@ -93,9 +95,9 @@ class TransportContract:
                 await opened[1].aclose()
 
     @staticmethod
-    async def run(end: End, program: Program) -> Any:
-        """Run a program on a new stream, and return its transfer."""
-        stream = end.device.open_stream("contract")
+    async def run(channel: Channel, program: Program) -> Any:
+        """Run a program on a new stream of the channel, and return its transfer."""
+        stream = channel.open_stream("contract")
         try:
             transfer = stream.submit(program, 10)
             await transfer.wait()
@@ -109,7 +111,7 @@ class TransportContract:
                 theirs.memory.view()[piece * 4096 : (piece + 1) * 4096] = bytes([piece % 251]) * 4096
             program = Program()
             channel.add_get(program, grid(mine, theirs, [(0, 9), (7, 3), (8, 4)], 4096))
-            transfer = await self.run(mine, program)
+            transfer = await self.run(channel, program)
             view = mine.memory.view()
             moved = {0: 9, 7: 3, 8: 4}
             for piece in range(SIZE // 4096):
@@ -122,7 +124,7 @@ class TransportContract:
         async with self.channels("contract-put") as (mine, theirs, channel, _):
             program = Program()
             channel.add_put(program, grid(mine, theirs, [(2, 5)], 1000))
-            await self.run(mine, program)
+            await self.run(channel, program)
             view = theirs.memory.view()
             assert view[5000:6000] == b"\x01" * 1000
             assert view[:5000] == b"\x02" * 5000
@@ -133,8 +135,8 @@ class TransportContract:
             first, second = Program(), Program()
             channel.add_get(first, grid(mine, theirs, [(0, 0)], 64))
             back.add_get(second, grid(theirs, mine, [(1, 1)], 64))
-            await self.run(mine, first)
-            await self.run(theirs, second)
+            await self.run(channel, first)
+            await self.run(back, second)
             assert mine.memory.view()[:64] == b"\x02" * 64
             assert theirs.memory.view()[64:128] == b"\x01" * 64
 
@@ -145,11 +147,59 @@ class TransportContract:
             async def get() -> None:
                 program = Program()
                 channel.add_get(program, grid(mine, theirs, [(0, piece)], 4096))
-                await self.run(mine, program)
+                await self.run(channel, program)
 
             with pytest.raises(LLMException):
                 await get()
             assert mine.memory.view()[:] == b"\x01" * SIZE
+
+    async def test_what_was_taken_back_is_lent_no_longer(self) -> None:
+        """A channel that needs no loans goes on: what it shows ends with the channel."""
+        async with self.channels("contract-loans") as (mine, theirs, channel, back):
+            back.lend([theirs.region], Access.READ)
+            back.take_back([theirs.region], Access.ALL)
+            program = Program()
+            channel.add_get(program, grid(mine, theirs, [(0, 0)], 64))
+            await self.run(channel, program)
+            assert mine.memory.view()[:64] == b"\x02" * 64
+            back.take_back([theirs.region], Access.READ)
+
+            async def move(ways: str, piece: int) -> None:
+                program = Program()
+                add = channel.add_get if ways == "get" else channel.add_put
+                add(program, grid(mine, theirs, [(piece, piece)], 64))
+                await self.run(channel, program)
+
+            if not channel.needs_loans:
+                await move("get", 1)
+                return
+            for ways in ("get", "put"):
+                with pytest.raises(TransferError):
+                    await move(ways, 1)
+            back.lend([theirs.region], Access.WRITE)
+            with pytest.raises(TransferError):
+                await move("get", 2)
+            await move("put", 3)
+            assert mine.memory.view()[64:256] == b"\x01" * 192
+            assert theirs.memory.view()[:256] == b"\x02" * 192 + b"\x01" * 64
+
+    async def test_transfers_of_an_ordered_stream_end_in_order(self) -> None:
+        async with self.channels("contract-ordered") as (mine, theirs, channel, _):
+            stream = channel.open_stream("contract", is_ordered=True)
+            ended: list[StreamTransfer] = []
+            try:
+                transfers = []
+                for number in range(16):
+                    program = Program()
+                    size = SIZE // 2 if number % 2 else 64
+                    channel.add_put(program, grid(mine, theirs, [(0, 1)], size))
+                    transfers.append(stream.submit(program, 10))
+                    transfers[-1].add_done_callback(ended.append)
+                for transfer in transfers:
+                    await transfer.wait()
+                assert ended == transfers
+            finally:
+                await stream.aclose()
 
     async def test_a_peer_that_does_not_come_is_a_timeout(self) -> None:
         async with self.ends() as pair:

@@ -14,7 +14,7 @@ from aiodatadist.errors import LinkError
 if TYPE_CHECKING:
     import socket
 
-    from aiodatadist._device import Device, Layering, Program
+    from aiodatadist._device import Device, Layering, Program, Stream
     from aiodatadist._values.grid import Grid
 
 
@@ -163,13 +163,40 @@ class Channel(ABC):
         has_one_queue: True if all gets and puts wait in one queue, which any later one starts, whatever its stream. So
             all transfers of one end use one stream, one at a time, and a transfer that was stopped half-way has ended
             only when the channel is closed. True over RDMA, and over HCCS if HCCL unfolds batches on the device.
+        takes_gates: True if a program may also wait for gates and events of the device. Otherwise those must be waited for
+            in another program, on a stream of the device.
+        runs_blocks: True if its streams can run a :class:`~aiodatadist._device.BlockRun`.
+        needs_loans: True if the peer reaches only what :meth:`lend` has lent. Otherwise it reaches what ``reach`` shows, and
+            nothing is lent.
         tells_access: True if a peer that may read a region cannot write it. Otherwise it can do both, or neither.
         reaches_host: True if the peer's HOST memory can be read and written, too; otherwise only DEVICE memory.
     """
 
     has_one_queue: bool = False
+    takes_gates: bool = True
+    runs_blocks: bool = True
+    needs_loans: bool = False
     tells_access: bool = True
     reaches_host: bool = True
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def open_stream(self, name: str, *, is_serial: bool = False, is_ordered: bool = False) -> Stream:
+        """Return a new stream for programs with gets and puts of this channel. The caller must close it before the channel.
+
+        Args:
+            is_serial: as in :meth:`~aiodatadist._device.Device.open_stream`.
+            is_ordered: True if programs of one priority must end in the order of their submission. Those of a device always
+                do.
+        """
+        return self.device.open_stream(name, is_serial=is_serial)
+
+    def lend(self, regions: Sequence[Region], access: Access) -> None:  # noqa: B027 - what is shown needs no loan
+        """Let the peer reach regions from now on. Each call needs its own :meth:`take_back`, unless the channel is closed."""
+
+    def take_back(self, regions: Sequence[Region], access: Access) -> None:  # noqa: B027 - the same
+        """Undo one :meth:`lend` with the same arguments. Once this returns, no byte of them moves, unless still lent."""
 
     @abstractmethod
     def add_get(self, program: Program, grid: Grid) -> None:

@@ -282,10 +282,11 @@ class HcclChannel(Channel):
     """A prepared communicator and the peer's rank in it."""
 
     def __init__(self, device: Device, comm: Communicator, peer_rank: int, kind: LinkKind) -> None:
+        super().__init__(device)
         self.has_one_queue = kind is LinkKind.ROCE or is_unfolded(device.runtime, kind)
+        self.takes_gates = not self.has_one_queue
         self.reaches_host = kind is not LinkKind.HCCS
         self.tells_access = device.runtime.is_soft
-        self._device = device
         self._comm = comm
         self._peer_rank = peer_rank
         self._bound: dict[Region, Handle] = {}
@@ -293,7 +294,7 @@ class HcclChannel(Channel):
 
     @property
     def _runtime(self) -> Runtime:
-        return self._device.runtime
+        return self.device.runtime
 
     def bind(self, region: Region, handle: Handle, access: Access = Access.ALL) -> None:
         """Bind a region, and show it to the peer for this access.
@@ -324,7 +325,7 @@ class HcclChannel(Channel):
             if self._comm.handle is None:
                 return
             bound, self._bound = self._bound, {}
-            with self._device.current():
+            with self.device.current():
                 refused = self._unbind(bound.values())
                 try:
                     self._comm.destroy()
@@ -337,8 +338,8 @@ class HcclChannel(Channel):
     def _leave_behind(self, bound: Iterable[Region]) -> None:
         """Give up memory that was bound to a communicator that HCCL may be using until the process ends."""
         for region in bound:
-            self._device.mark_stuck(region.address, region.nbytes)
-            registrations.keep(self._device, region)
+            self.device.mark_stuck(region.address, region.nbytes)
+            registrations.keep(self.device, region)
 
     def _unbind(self, bound: Iterable[Handle]) -> LLMException | None:
         """Unbind all handles; return the first refusal, or None."""

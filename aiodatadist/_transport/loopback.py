@@ -150,7 +150,7 @@ class LoopbackChannel(Channel):
     """A channel that copies between the two ends' regions; bounds are checked when a step is added."""
 
     def __init__(self, device: Device, mine: _End, theirs: _End) -> None:
-        self._device = device
+        super().__init__(device)
         self._mine = mine
         self._theirs = theirs
 
@@ -220,5 +220,5 @@ class LoopbackChannel(Channel):
 
     def abandon(self) -> None:
         if self._theirs.uses and self._mine.left is None:
-            self._device.hold()
-            self._mine.left = self._device
+            self.device.hold()
+            self._mine.left = self.device

@@ -26,7 +26,7 @@ async def test_transfers_stay_on_a_channel_of_many_queues_that_the_peer_calls_br
     """Keep the channel open until the last transfer has ended: each may start at any moment."""
     async with linked_pair(DESC) as (prompt, decoder, _, target):
         link, liars = (inside(each.datadist).links.current[0] for each in (decoder, prompt))
-        if link.session.channels.has_one_queue:
+        if link.session.channels.traits.has_one_queue:
             pytest.skip("what waits for a channel with one queue takes the next one")
         channel, manager = link.session.channels.current, decoder.datadist.cache_manager
         blocks = list(range(64))

@@ -10,6 +10,7 @@ import anyio
 
 from aiodatadist._cache.table import Entry, LeaseHolder
 from aiodatadist._concurrency.signal import Signal
+from aiodatadist._link.control.loans import Loans
 from aiodatadist._wire.messages import MAX_SECONDS, Message, Revoke
 
 SLACK_SECONDS = 5.0
@@ -51,8 +52,13 @@ class PeerLeases:
         self._give_up = give_up
         self._held: dict[int, Entry] = {}
         self.held_bytes: int = 0
+        self._loans: Loans | None = None
         self._revoked: dict[int, tuple[Signal, int]] = {}
         self._numbers = itertools.count(1)
+
+    def lend_by(self, loans: Loans) -> None:
+        """Lend the peer each cache that it is told of from now on. Otherwise it reaches what it may without a loan."""
+        self._loans = loans
 
     def is_settled(self, entry: Entry) -> bool:
         """Return True if the peer may be told of a cache now, because it is not being revoked."""
@@ -71,6 +77,8 @@ class PeerLeases:
         """Note that the peer is told where a cache is. Return True if it did not know."""
         is_new = entry.cache_id not in self._held
         self.held_bytes += _size(entry) if is_new else 0
+        if is_new and self._loans is not None:
+            self._loans.lend(entry)
         self._held[entry.cache_id] = entry
         entry.hold(self._holder)
         return is_new
@@ -113,6 +121,8 @@ class PeerLeases:
             del self._revoked[cache_id]
             entry = self._held.pop(cache_id)
             self.held_bytes -= _size(entry)
+            if self._loans is not None:
+                self._loans.take_back(entry)
             event.set()
             entry.drop_holder(self._holder)
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
@@ -83,6 +83,14 @@ class _Opening:
         return self.answer.reason if self.answer is not None else ""
 
 
+class Traits(NamedTuple):
+    """The traits that all channels of a link share, because they connect the same two devices. ``Channel`` explains them."""
+
+    has_one_queue: bool = False
+    takes_gates: bool = True
+    reaches_host: bool = True
+
+
 class Channels:
     """The channels of one link, and how one takes the place of another.
 
@@ -114,7 +122,8 @@ class Channels:
         name: returns the name for a new channel.
 
     Attributes:
-        has_one_queue: True if the channels have one queue each. All are alike, as they connect the same two devices.
+        traits: the traits of the link's channels.
+        begin_lending: called with the first channel if its peer reaches only what is lent. The session sets it.
         shows: returns what a channel that is opened now shows of this end. The session sets it.
         losses: the connections of channels that have ended.
         out_of_use: called when no transfer may start on a channel, not even one that waits for it. The transfers set it.
@@ -138,9 +147,10 @@ class Channels:
         self._spawn = spawn
         self._name = name
         self.shows: Callable[[], Reach] = lambda: EVERYTHING
+        self.begin_lending: Callable[[Channel], object] = lambda _: None
         self.losses: Losses = Losses()
-        self.has_one_queue: bool = False
-        self._rank, self._reaches_host = 0, True
+        self.traits: Traits = Traits()
+        self._rank = 0
         self._ends: tuple[Endpoint, Endpoint] | None = None
         self._current: LinkChannel | None = None
         self._old: dict[str, LinkChannel] = {}
@@ -180,8 +190,9 @@ class Channels:
         )
         channel.when_broken(self.losses.report)
         self._current = LinkChannel(name, channel, epoch, 0)
-        self.has_one_queue = channel.has_one_queue
-        self._reaches_host = channel.reaches_host
+        self.traits = Traits(channel.has_one_queue, channel.takes_gates, channel.reaches_host)
+        if channel.needs_loans:
+            self.begin_lending(channel)
 
     @property
     def current(self) -> LinkChannel:
@@ -192,7 +203,7 @@ class Channels:
 
     def check_reaches(self, cache: Entry | RemoteCache, whose: str) -> None:
         """Raise ParamInvalid if a cache is in HOST memory and the link is over HCCS, which does not reach it."""
-        if cache.placement is Placement.HOST and not self._reaches_host:
+        if cache.placement is Placement.HOST and not self.traits.reaches_host:
             raise ParamInvalid(
                 f"cache {cache.cache_id} of {whose} is in HOST memory: a link over HCCS reaches a peer's DEVICE memory only",
                 hint="make that cache with Placement.DEVICE, or set HCCL_INTRA_ROCE_ENABLE=1 at both ends",

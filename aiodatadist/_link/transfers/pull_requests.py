@@ -176,7 +176,7 @@ class PullRequests:
     @property
     def patience(self) -> float:
         """The most seconds from a cancellation until its outcome is known: no byte can land, or that cannot be known."""
-        clean = CLEAN_SECONDS if self._session.channels.has_one_queue else 0.0
+        clean = CLEAN_SECONDS if self._session.channels.traits.has_one_queue else 0.0
         return STOP_TIMEOUT + CLOSE_TIMEOUT + 2 * self._running.quiesce_seconds + clean
 
     def begin(self, request: PullRequest) -> None:
@@ -370,7 +370,7 @@ class PullRequests:
         if question is None or question.answer is not None:  # in the tick in which it was to stop
             return
         # If the channel has one queue, the peer must close it with us before it answers.
-        seconds = STOP_TIMEOUT + (BROKEN_TIMEOUT if session.channels.has_one_queue else 0.0)
+        seconds = STOP_TIMEOUT + (BROKEN_TIMEOUT if session.channels.traits.has_one_queue else 0.0)
         session.post(Stop(call=question.number))
         silent, heard = 0, session.questions.heard
         for _ in range(round(STOPS * MOST_STOP_SECONDS / STOP_TIMEOUT)):

@@ -151,14 +151,19 @@ class RunningTransfers:
         seconds: float,
         stream: str,
         priority: TransferPriority = TransferPriority.NORMAL,
+        is_ordered: bool = False,
     ) -> StreamTransfer:
-        """Start a program on one of the streams. Both caches are leased until the device lets go."""
+        """Start a program on one of the streams. Both caches are leased until the device lets go.
+
+        If ``is_ordered``, programs of the stream end in the order in which they are launched.
+        """
         if entry.data_type != remote.data_type:
             self._warn_of_types(entry, remote)
         if link_channel.channel.has_one_queue:
-            transfer = self.stream(ONE_QUEUE, is_serial=True).submit(program, seconds, self._break_channel, priority)
+            opened = self.stream(ONE_QUEUE, link_channel, is_serial=True)
+            transfer = opened.submit(program, seconds, self._break_channel, priority)
         else:
-            opened = self.streams.get(stream) or self.stream(stream)
+            opened = self.streams.get(stream) or self.stream(stream, link_channel, is_ordered=is_ordered)
             transfer = opened.submit(program, seconds, priority=priority)
         what = "served" if stream.startswith("served") else DONE[direction]
         self.watch_over(transfer, program, what, link_channel, entry, remote)
@@ -226,11 +231,19 @@ class RunningTransfers:
                 *(remote.cache_id, self.session.cluster_id, type_name(remote.data_type)),
             )
 
-    def stream(self, name: str, *, is_serial: bool = False) -> Stream:
-        """Return a stream of the link; open it if it is not open yet."""
+    def stream(
+        self, name: str, link_channel: LinkChannel, *, is_serial: bool = False, is_ordered: bool = False
+    ) -> Stream:
+        """Return a stream of the link for programs that use its channels; open it, for one of them, if it is not open."""
         if name not in self.streams:
             title = f"link to {self.session.cluster_id}, {name}"
-            self.streams[name] = self._device.open_stream(title, is_serial=is_serial)
+            self.streams[name] = link_channel.channel.open_stream(title, is_serial=is_serial, is_ordered=is_ordered)
+        return self.streams[name]
+
+    def device_stream(self, name: str) -> Stream:
+        """Return a stream of the link for programs that wait for the device only; open it if it is not open yet."""
+        if name not in self.streams:
+            self.streams[name] = self._device.open_stream(f"link to {self.session.cluster_id}, {name}")
         return self.streams[name]
 
     def idle_stream(self, kind: str) -> str:
@@ -290,7 +303,7 @@ class RunningTransfers:
             return
         waiting = [r for r in self.transfers.values() if r.link_channel is link_channel and r.transfer.is_waiting]
         if waiting:
-            stream = self.stream(ONE_QUEUE)
+            stream = self.stream(ONE_QUEUE, link_channel)
             # until the next channel is open: what started on the old one now would be closed with it
             stream.hold()
             for running in waiting:

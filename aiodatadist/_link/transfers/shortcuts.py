@@ -162,11 +162,11 @@ class Shortcuts:
         """Return a shortcut, or None if the channel does not move the bytes itself, as within a process."""
         running, channel = self._running, link_channel.channel
         # a transfer that is stopped there must take the channel out of use, which a shortcut does not
-        if channel.has_one_queue:
+        if channel.has_one_queue or not channel.runs_blocks:
             return None
         stride = entry.stride
         one_block = Grid(entry.addresses, remote.addresses, _FIRST, _FIRST, stride, stride, stride, stride)
-        program, opened = Program(), running.stream(LANES[end, priority])
+        program, opened = Program(), running.stream(LANES[end, priority], link_channel)
         (channel.add_get if direction == "get" else channel.add_put)(program, one_block)
         if not program.is_one_sided:
             return None
