@@ -422,7 +422,8 @@ class Connection(anyio.abc.ByteStream):
         if self._writer.transport.is_closing() or (pipe is not None and pipe.is_over):
             raise anyio.BrokenResourceError
         self._writer.write(item if pipe is None else pipe.seal(item))
-        self._delivery.sent()
+        if self._delivery.is_due:
+            self._delivery.sent()
         try:
             await self._writer.drain()
         except OSError as error:
@@ -437,7 +438,8 @@ class Connection(anyio.abc.ByteStream):
         if transport.is_closing() or (pipe is not None and pipe.is_over) or transport.get_write_buffer_size():
             return False
         transport.write(data if pipe is None else pipe.seal(data))
-        self._delivery.sent()
+        if self._delivery.is_due:
+            self._delivery.sent()
         return True
 
     async def start_tls(self, pipe: TlsPipe) -> None:

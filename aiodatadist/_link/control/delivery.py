@@ -62,6 +62,7 @@ class Delivery:
         fail: called once, if the network delivers nothing.
 
     Attributes:
+        is_due: True if nothing may be under way so far. Then :meth:`sent` must be called for what is sent; else it may be.
         patience: seconds in which one more byte must be acknowledged. It is noticed within twice that time.
     """
 
@@ -70,19 +71,22 @@ class Delivery:
         self._fail: Callable[[], object] | None = fail
         self._alarm: asyncio.TimerHandle | None = None
         self.patience: float = PATIENCE
+        self.is_due: bool = True
 
     def sent(self) -> None:
         """Note that bytes were sent."""
-        if self._alarm is None and self._fail is not None:
+        if self.is_due:
             self._look_after(None)
 
     def _look_after(self, before: UnderWay | None) -> None:
+        self.is_due = False
         self._alarm = asyncio.get_running_loop().call_later(self.patience, self._is_time, before)
 
     def _is_time(self, before: UnderWay | None) -> None:
         self._alarm = None
         now, fail = self._look(), self._fail
         if now is None or fail is None:
+            self.is_due = fail is not None
             return
         if now != before:
             self._look_after(now)
@@ -92,6 +96,7 @@ class Delivery:
 
     def end(self) -> None:
         """Look no more."""
+        self.is_due = False
         self._fail = None
         if self._alarm is not None:
             self._alarm.cancel()
