@@ -205,7 +205,7 @@ class KeyRing:
     def _has_replaced(self, proved: Proved | None) -> bool:
         """Return True if a peer has proved a key that this owner does not have any longer."""
         keys = self._found
-        if proved is None or not proved.by_key or not isinstance(keys, tuple):
+        if proved is None or not proved.key_hash or not isinstance(keys, tuple):
             return False
         return (proved.credential, proved.key_hash) not in {(key.name, key.hash) for key in keys}
 

@@ -12,7 +12,7 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
@@ -30,6 +30,26 @@ if TYPE_CHECKING:
     from aiodatadist._link import Link
 
 logger = logging.getLogger(__name__)
+
+
+class _MemberKey(Key):
+    """A key of a member's links, which stands for the cluster's own key of which it is made."""
+
+    own: Key | None = None
+
+    @classmethod
+    def of(cls, secret: bytes, own: Key | None) -> Self:
+        """Make the key from a member's secret, and from an own key if there is one."""
+        name, said = ("communicator", b"") if own is None else own
+        made = cls(name, hmac.new(secret, b"aiodatadist member" + said, hashlib.sha256).digest())
+        made.own = own
+        return made
+
+    @property
+    def hash(self) -> bytes:
+        """The hash of the own key; empty if there is none."""
+        return b"" if self.own is None else self.own.hash
+
 
 MAX_COMMUNICATORS = 512
 """Communicators of one cluster at a time."""
@@ -171,12 +191,8 @@ class RankGroups:
         """
         ring = self._engine.key_ring
         has_own = ring.are_given and ring.certificates() is None
-        own = (ring.keys() if has_own else ()) or (Key("", b""),)
-        secret = bytes.fromhex(server_secret)
-        said = b"aiodatadist member"
-        return [
-            Key(key.name or "communicator", hmac.new(secret, said + key.secret, hashlib.sha256).digest()) for key in own
-        ]
+        own = (ring.keys() if has_own else ()) or (None,)
+        return [_MemberKey.of(bytes.fromhex(server_secret), key) for key in own]
 
     async def _link_all(self, group: _RankGroup, rank: int, cards: dict[int, Card]) -> None:
         status, seconds = RegisterMemStatus.FAILED, self._seconds()

@@ -16,7 +16,7 @@ class Proved:
     Attributes:
         credential: the name of the key, or the name in the peer's certificate that stands for the peer.
         heartbeats: the key of the second connection, for this link's heartbeats. It has the link's name.
-        key_hash: a hash of the key, which tells it from another one of its name.
+        key_hash: a hash of the key, which tells it from another one of its name; empty if it is none of this end's own keys.
         expires: the time at which the peer's certificate expires, in seconds since the epoch; None for a key.
     """
 
