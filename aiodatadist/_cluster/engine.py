@@ -37,6 +37,7 @@ from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._config.certificates import Certificates
 from aiodatadist._config.llm_config import LLMConfig, PoolConfig, credential_for
 from aiodatadist._config.option_rules import SERVICE_LEVELS, TRAFFIC_CLASSES, known
+from aiodatadist._config.plain_networks import PlainNetworks
 from aiodatadist._config.quotas import Quotas
 from aiodatadist._config.remarks import remarks
 from aiodatadist._counting import Incident, Observer, Totals
@@ -53,7 +54,7 @@ from aiodatadist._link import (
     NotificationInbox,
     PeerShares,
 )
-from aiodatadist._transport import RdmaConfig, Transport, open_transport
+from aiodatadist._transport import RdmaConfig, TcpConfig, Transport, open_transport
 from aiodatadist._values.descriptors import LLMRole, Placement
 from aiodatadist._values.peer_rights import PeerRights
 from aiodatadist._wire.frames import Unknown
@@ -156,6 +157,7 @@ class Engine:
         self._half_links = HalfLinks()
         self.data_connections: DataConnections = DataConnections()
         self.expect_data = self.data_connections.expected
+        self.plain_networks: PlainNetworks = config.plain_networks
         self._owner = owner
         self._config = config
         self._group: anyio.abc.TaskGroup | None = None
@@ -236,7 +238,8 @@ class Engine:
         rdma = RdmaConfig(
             known(config.rdma_traffic_class, TRAFFIC_CLASSES), known(config.rdma_service_level, SERVICE_LEVELS)
         )
-        return open_transport(config.transport, self.device, config.local_comm_res or None, rdma)
+        tcp = TcpConfig(config.tcp_streams, config.tcp_threads, config.tcp_zerocopy)
+        return open_transport(config.transport, self.device, config.local_comm_res or None, rdma, tcp)
 
     async def _open_pools(self) -> None:
         for placement, name in ((Placement.DEVICE, "mem_pool_cfg"), (Placement.HOST, "host_mem_pool_cfg")):

@@ -16,11 +16,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes,
 from aiodatadist._config import option_rules as rules
 from aiodatadist._config.certificates import Contexts
 from aiodatadist._config.option_rules import PoolConfig, bounded, optional
+from aiodatadist._config.plain_networks import PlainNetworks, joined_networks
 from aiodatadist._config.quotas import Quotas
 from aiodatadist._config.relink_policy import RelinkPolicy
 from aiodatadist._config.secret_files import read_key
 from aiodatadist._config.trust import Credential, credential_of
-from aiodatadist._values import checks
+from aiodatadist._values import checks, peer_budget
 from aiodatadist._values.addresses import parse_address
 from aiodatadist._values.signatures import readable
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
@@ -31,6 +32,8 @@ DEFAULT_SYNC_KV_TIMEOUT = 1000
 DEFAULT_MEM_UTILIZATION = 0.95
 DEFAULT_HEARTBEAT_INTERVAL = 2.0
 DEFAULT_HEARTBEAT_MISSES = 3
+DEFAULT_TCP_STREAMS = 4
+DEFAULT_TCP_THREADS = 2
 
 TransportName = Literal["hccl", "loopback"]
 
@@ -98,6 +101,14 @@ class LLMConfig(BaseModel):
             ``global_resource_config`` must be JSON by the time of ``init``. Addresses in ``cluster_info`` are kept as
             integers.
         transport: how bytes travel: ``"hccl"``, or ``"loopback"`` inside one process.
+        tcp_streams: connections for bytes of one link with ``transport="tcp"``, 1 to 32. The smaller of both ends' numbers
+            applies. More of them help on networks that lose packets, or with long ways.
+        tcp_threads: threads of this process that move bytes over these connections, 1 to 16. The first cluster's number
+            applies to all clusters of the process.
+        tcp_zerocopy: True to send without copying into the kernel (``MSG_ZEROCOPY``). It saves CPU time with some network
+            cards and costs some with others, and on loopback addresses, so measure it.
+        tcp_plain_networks: networks on which bytes of these connections travel without seals, as ``"10.1.0.0/16"``, joined
+            by commas, if both ends say so of the other's address. None: nowhere, as long as there is a key or a certificate.
         heartbeat_interval: seconds between two signs of life that this end sends on a link, 0.01 to 600. The peer is
             told this interval and waits for the signs. How soon this end notices a silent peer is therefore the peer's
             setting, so set it at both ends. Below 0.5, ``init`` logs a warning that busy machines may end links, unless
@@ -148,6 +159,12 @@ class LLMConfig(BaseModel):
     cluster_info: Annotated[str | None, optional(rules.cluster_info)] = None
     output_max_size: Annotated[int | None, optional(bounded("output_max_size", 0, 2**63 - 1))] = None
     transport: Annotated[TransportName, BeforeValidator(rules.choice("transport", *get_args(TransportName)))] = "hccl"
+    tcp_streams: Annotated[int, BeforeValidator(bounded("tcp_streams", 1, peer_budget.MAX_STREAMS))] = (
+        DEFAULT_TCP_STREAMS
+    )
+    tcp_threads: Annotated[int, BeforeValidator(bounded("tcp_threads", 1, 16))] = DEFAULT_TCP_THREADS
+    tcp_zerocopy: Annotated[bool, rules.flag("tcp_zerocopy")] = False
+    tcp_plain_networks: Annotated[str | None, optional(joined_networks)] = None
     heartbeat_interval: Annotated[float, BeforeValidator(rules.heartbeat_interval)] = DEFAULT_HEARTBEAT_INTERVAL
     heartbeat_misses: Annotated[int, BeforeValidator(bounded("heartbeat_misses", 1, 100))] = DEFAULT_HEARTBEAT_MISSES
     relink: Annotated[str | None, optional(rules.shaped("relink", RelinkPolicy))] = None
@@ -182,6 +199,10 @@ class LLMConfig(BaseModel):
         cluster_info: str | None = None,
         output_max_size: int | None = None,
         transport: TransportName = "hccl",
+        tcp_streams: int = DEFAULT_TCP_STREAMS,
+        tcp_threads: int = DEFAULT_TCP_THREADS,
+        tcp_zerocopy: bool = False,
+        tcp_plain_networks: str | None = None,
         heartbeat_interval: float = DEFAULT_HEARTBEAT_INTERVAL,
         heartbeat_misses: int = DEFAULT_HEARTBEAT_MISSES,
         relink: str | Mapping[str, float | None] | RelinkPolicy | None = None,
@@ -262,6 +283,11 @@ class LLMConfig(BaseModel):
     def peer_quotas(self) -> Quotas:
         """The parsed ``quotas``, with defaults for the limits that are not given."""
         return Quotas() if self.quotas is None else Quotas.parse(self.quotas, "quotas")
+
+    @property
+    def plain_networks(self) -> PlainNetworks:
+        """The parsed ``tcp_plain_networks``."""
+        return PlainNetworks.parse(self.tcp_plain_networks or "", "tcp_plain_networks")
 
     @property
     def links_have_owners(self) -> bool:
@@ -515,6 +541,10 @@ _OPTIONS: Final = (
     _Option("llm.ClusterInfo", "cluster_info"),
     _Option("llm.OutputMaxSize", "output_max_size", _NUMBER),
     _Option("aiodatadist.Transport", "transport", is_quiet=True),
+    _Option("aiodatadist.TcpStreams", "tcp_streams", _NUMBER, is_quiet=True),
+    _Option("aiodatadist.TcpThreads", "tcp_threads", _NUMBER, is_quiet=True),
+    _Option("aiodatadist.TcpZerocopy", "tcp_zerocopy", _SWITCH, is_quiet=True),
+    _Option("aiodatadist.TcpPlainNetworks", "tcp_plain_networks", is_quiet=True),
     _Option("aiodatadist.HeartbeatInterval", "heartbeat_interval", _SECONDS, is_quiet=True),
     _Option("aiodatadist.HeartbeatMisses", "heartbeat_misses", _NUMBER, is_quiet=True),
     _Option("aiodatadist.Relink", "relink", is_quiet=True),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from aiodatadist._cache.digester import Digester
     from aiodatadist._cache.registry import CacheRegistry
+    from aiodatadist._config.plain_networks import PlainNetworks
     from aiodatadist._counting import Totals
     from aiodatadist._link.control.block_leases import BlockLeases
     from aiodatadist._link.control.peer_share import PeerShares
@@ -81,6 +82,11 @@ class LinkHost(Protocol):
         Its arguments are the channel's key, the number of connections, and True if their bytes may travel without seals. The
         context's value waits for the connections.
         """
+        ...
+
+    @property
+    def plain_networks(self) -> PlainNetworks:
+        """The networks on which bytes of data connections may travel without seals, if the peer says so, too."""
         ...
 
     def rights_of(self, proved: Proved | None, cluster_id: int) -> PeerRights:

@@ -193,7 +193,8 @@ class Link:
         agreed = handshake.agreed
         if agreed is None or not (count := min(agreed[0].endpoint.streams, self._transport.endpoint.streams)):
             return None
-        key, is_plain = ChannelKey.of(handshake.secret, agreed[1].channel), self.proved is None
+        key = ChannelKey.of(handshake.secret, agreed[1].channel)
+        is_plain = self.proved is None or self.place[0] in self._host.plain_networks
         if request is not None:
             return dialling(request.address, key, is_plain)
         return opening.enter_context(self._host.expect_data(key, count, is_plain))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiodatadist._transport.contract import (
     DEFAULT_RDMA,
+    DEFAULT_TCP,
     EVERYTHING,
     Access,
     Channel,
@@ -23,6 +24,7 @@ from aiodatadist._transport.contract import (
     Reach,
     Region,
     StillWritten,
+    TcpConfig,
     Transport,
 )
 from aiodatadist.errors import ParamInvalid
@@ -34,7 +36,11 @@ TRANSPORTS = {"hccl": "HcclTransport", "loopback": "LoopbackTransport"}
 
 
 def open_transport(
-    name: str, device: Device, resource: str | None = None, rdma: RdmaConfig = DEFAULT_RDMA
+    name: str,
+    device: Device,
+    resource: str | None = None,
+    rdma: RdmaConfig = DEFAULT_RDMA,
+    tcp: TcpConfig = DEFAULT_TCP,
 ) -> Transport:
     """Return the transport of this name for a device. ``resource`` is the ``local_comm_res`` option.
 
@@ -44,7 +50,7 @@ def open_transport(
     if name not in TRANSPORTS:
         raise ParamInvalid(f"transport is {name!r}: must be {' or '.join(sorted(TRANSPORTS))}")
     module = import_module(f"aiodatadist._transport.{name}")
-    transport: Transport = getattr(module, TRANSPORTS[name])(device, resource, rdma)
+    transport: Transport = getattr(module, TRANSPORTS[name])(device, resource, rdma, tcp)
     return transport
 
 
@@ -61,6 +67,7 @@ __all__ = [
     "Reach",
     "Region",
     "StillWritten",
+    "TcpConfig",
     "Transport",
     "open_transport",
 ]

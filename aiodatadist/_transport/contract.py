@@ -145,6 +145,17 @@ class RdmaConfig(NamedTuple):
 DEFAULT_RDMA: Final = RdmaConfig()
 
 
+class TcpConfig(NamedTuple):
+    """The options of channels over TCP: ``tcp_streams``, ``tcp_threads`` and ``tcp_zerocopy`` of ``LLMConfig``."""
+
+    streams: int = 4
+    threads: int = 2
+    zerocopy: bool = False
+
+
+DEFAULT_TCP: Final = TcpConfig()
+
+
 class StillWritten(LinkError):
     """A channel is closed, but the peer may still write into our memory.
 
@@ -245,6 +256,7 @@ class Transport(ABC):
 
     Attributes:
         rdma: options for channels over RDMA.
+        tcp: options for channels over TCP.
         epoch: grows whenever a region becomes known. A channel reaches the regions of the epoch in which it was opened.
 
     Every method raises LLMException if the runtime refuses.
@@ -252,9 +264,16 @@ class Transport(ABC):
 
     name: ClassVar[str]
 
-    def __init__(self, device: Device, resource: str | None = None, rdma: RdmaConfig = DEFAULT_RDMA) -> None:
+    def __init__(
+        self,
+        device: Device,
+        resource: str | None = None,
+        rdma: RdmaConfig = DEFAULT_RDMA,
+        tcp: TcpConfig = DEFAULT_TCP,
+    ) -> None:
         self.device = device
         self.rdma = rdma
+        self.tcp = tcp
         self.epoch = 0
 
     @property

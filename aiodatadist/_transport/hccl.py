@@ -23,12 +23,14 @@ from aiodatadist._transport import registrations
 from aiodatadist._transport.communicator import Communicator, communicator_config, failing_as_link
 from aiodatadist._transport.contract import (
     DEFAULT_RDMA,
+    DEFAULT_TCP,
     Access,
     Channel,
     ChannelOffer,
     Endpoint,
     RdmaConfig,
     Region,
+    TcpConfig,
     Transport,
 )
 from aiodatadist._transport.link_kind import A2, A3, LinkKind, is_unfolded, link_kind, may_use_hccs
@@ -93,8 +95,14 @@ class HcclTransport(Transport):
 
     name: ClassVar[str] = "hccl"
 
-    def __init__(self, device: Device, resource: str | None = None, rdma: RdmaConfig = DEFAULT_RDMA) -> None:
-        super().__init__(device, resource, rdma)
+    def __init__(
+        self,
+        device: Device,
+        resource: str | None = None,
+        rdma: RdmaConfig = DEFAULT_RDMA,
+        tcp: TcpConfig = DEFAULT_TCP,
+    ) -> None:
+        super().__init__(device, resource, rdma, tcp)
         self._runtime = device.runtime
         self._regions: dict[Region, tuple[Handle, int]] = {}
         self._leaving: Counter[Region] = Counter()

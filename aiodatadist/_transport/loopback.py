@@ -20,6 +20,7 @@ import anyio
 from aiodatadist._device.program import CopyKind
 from aiodatadist._transport.contract import (
     DEFAULT_RDMA,
+    DEFAULT_TCP,
     Access,
     Channel,
     ChannelOffer,
@@ -27,6 +28,7 @@ from aiodatadist._transport.contract import (
     RdmaConfig,
     Region,
     StillWritten,
+    TcpConfig,
     Transport,
 )
 from aiodatadist._values.descriptors import Placement
@@ -85,8 +87,14 @@ class LoopbackTransport(Transport):
 
     name: ClassVar[str] = "loopback"
 
-    def __init__(self, device: Device, resource: str | None = None, rdma: RdmaConfig = DEFAULT_RDMA) -> None:
-        super().__init__(device, resource, rdma)
+    def __init__(
+        self,
+        device: Device,
+        resource: str | None = None,
+        rdma: RdmaConfig = DEFAULT_RDMA,
+        tcp: TcpConfig = DEFAULT_TCP,
+    ) -> None:
+        super().__init__(device, resource, rdma, tcp)
         self._regions: dict[Region, int] = {}
         self._host = f"process {os.getpid()}"
 

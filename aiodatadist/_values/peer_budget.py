@@ -152,6 +152,8 @@ OPENING_CHANNELS = 2
 
 One is usual. An NPU that waits for a peer cannot be told to stop, so a peer that failed to open its half needs another.
 """
+MAX_STREAMS = 32
+"""Data connections of one link. Each has a file, and buffers of the kernel: enough for networks that lose packets."""
 CHECKSUM_CACHES = 4
 """Bytes that are being summed up for a peer, in sizes of the caches that it knows.
 

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter, model_validator
 
 from aiodatadist._config.trust import MAX_KEYS
+from aiodatadist._values.peer_budget import MAX_STREAMS
 
 PROTOCOL = 5
 """The major version, raised when a message changes its meaning. Both ends must have the same.
@@ -55,8 +56,6 @@ MAX_INDEXES = 16384
 """Blocks that one request names; a caller that wants more makes several."""
 MAX_TAKERS = 4096
 """Peers that share kept blocks."""
-MAX_STREAMS = 32
-"""Data connections of one channel."""
 MAX_NOTE = 64 << 10
 """The largest notification, in bytes."""
 

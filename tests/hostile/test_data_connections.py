@@ -167,6 +167,20 @@ async def test_a_peer_that_parts_has_time_to_say_so(
         assert [each.datadist.figures().links_ended for each in both] == [{"unlinked": 1}] * 2
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [(True, True), (True, False), (False, True)])
+async def test_bytes_are_sealed_unless_both_ends_trust_the_network(
+    ours: bool, theirs: bool, options: dict[str, Any]
+) -> None:
+    networks = {True: "10.0.0.0/8, 127.0.0.0/8", False: "10.0.0.0/8"}
+    async with (
+        open_cluster(1, **options, auth_key=KEY, tcp_plain_networks=networks[theirs]) as prompt,
+        open_cluster(2, device_id=1, **options, auth_key=KEY, tcp_plain_networks=networks[ours]) as decoder,
+    ):
+        await link(decoder, prompt)
+        seals = [each.seals for each in (*only(transport_of(decoder)), *only(transport_of(prompt)))]
+        assert [each is None for each in seals] == [ours and theirs] * (2 * STREAMS)
+
+
 # ---- an end that is made by hand, and has proved the key of its link ----
 
 

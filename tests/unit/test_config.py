@@ -71,6 +71,10 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "cluster_info": cluster_texts | st.just(""),
     "output_max_size": st.integers(0, 2**63 - 1),
     "transport": st.sampled_from(["hccl", "loopback"]),
+    "tcp_streams": st.integers(1, 32),
+    "tcp_threads": st.integers(1, 16),
+    "tcp_zerocopy": st.booleans(),
+    "tcp_plain_networks": st.sampled_from(["", "10.0.0.0/8", "10.1.0.0/16, fd00::/8"]),
     "heartbeat_interval": st.floats(0.01, 600),
     "heartbeat_misses": st.integers(1, 100),
     "relink": st.sampled_from(["{}", '{"wait": 1.5, "duration": null}', ""]),
@@ -165,6 +169,10 @@ def test_everything_set_is_in_the_dictionary_under_its_key() -> None:
         cluster_info='{"listen_ip_info": [{"ip": "1.2.3.4", "port": 1}]}',
         output_max_size=7,
         transport="loopback",
+        tcp_streams=8,
+        tcp_threads=1,
+        tcp_zerocopy=True,
+        tcp_plain_networks="10.1.0.0/16, 10.2.0.0/16",
         heartbeat_interval=0.1,
         heartbeat_misses=5,
         relink=RelinkPolicy(max_delay=2, wait=0.5),
@@ -195,6 +203,10 @@ def test_everything_set_is_in_the_dictionary_under_its_key() -> None:
         "llm.ClusterInfo": '{"listen_ip_info": [{"ip": 67305985, "port": 1}]}',  # 0x04030201
         "llm.OutputMaxSize": "7",
         "aiodatadist.Transport": "loopback",
+        "aiodatadist.TcpStreams": "8",
+        "aiodatadist.TcpThreads": "1",
+        "aiodatadist.TcpZerocopy": "1",
+        "aiodatadist.TcpPlainNetworks": "10.1.0.0/16,10.2.0.0/16",
         "aiodatadist.HeartbeatInterval": "0.1",
         "aiodatadist.HeartbeatMisses": "5",
         "aiodatadist.Relink": '{"max_delay":2.0,"wait":0.5}',
@@ -226,7 +238,7 @@ def test_listen_is_another_name_of_listen_ip_info() -> None:
 UNSET_BY_DEFAULT = [
     "listen_ip_info", "local_comm_res", "mem_pool_cfg", "host_mem_pool_cfg", "rdma_traffic_class", "rdma_service_level",
     "transfer_backend", "global_resource_config", "buf_pool_cfg", "deploy_res_path", "cluster_info", "output_max_size",
-    "relink", "quotas", "trust", "auth_key",
+    "relink", "quotas", "trust", "auth_key", "tcp_plain_networks",
 ]  # fmt: skip
 
 
@@ -249,6 +261,7 @@ def test_what_is_unset_by_default_can_be_unset(name: str) -> None:
         "cluster_info",
         "relink",
         "quotas",
+        "tcp_plain_networks",
     ],
 )
 def test_empty_text_is_unset(name: str) -> None:
@@ -289,6 +302,10 @@ WRONG_TYPES: list[tuple[str, object]] = [
     ("cluster_info", {}),
     ("output_max_size", "1"),
     ("transport", 1),
+    ("tcp_streams", "4"),
+    ("tcp_threads", 2.0),
+    ("tcp_zerocopy", 1),
+    ("tcp_plain_networks", ["10.0.0.0/8"]),
     ("heartbeat_interval", "1"),
     ("heartbeat_interval", True),
     ("heartbeat_interval", None),
@@ -362,6 +379,12 @@ BROKEN_RULES = [
     ("cluster_info", '{"listen_ip_info": [{"ip": -1}]}', "listen_ip_info[0].ip is -1: must be an IPv4"),
     ("output_max_size", -1, "output_max_size is -1: must be in [0, 9223372036854775807]"),
     ("transport", "tcp", "transport is 'tcp': must be hccl or loopback"),
+    ("tcp_streams", 0, "tcp_streams is 0: must be in [1, 32]"),
+    ("tcp_streams", 33, "tcp_streams is 33: must be in [1, 32]"),
+    ("tcp_threads", 17, "tcp_threads is 17: must be in [1, 16]"),
+    ("tcp_plain_networks", "10.1.0.1/16", "tcp_plain_networks has '10.1.0.1/16': must be networks such as 10.1.0.0/16"),
+    ("tcp_plain_networks", "a.example", "tcp_plain_networks has 'a.example': must be networks"),
+    ("tcp_plain_networks", ",".join(["10.0.0.0/8"] * 65), "tcp_plain_networks has 65 networks: the limit is 64"),
     ("heartbeat_interval", 0.009, "heartbeat_interval is 0.009: must be in [0.01, 600] seconds"),
     ("heartbeat_interval", 2000, "heartbeat_interval is 2000: must be in [0.01, 600] seconds"),
     ("heartbeat_interval", float("nan"), "heartbeat_interval is nan: must be in [0.01, 600] seconds"),

@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from aiodatadist._values.peer_budget import MAX_STREAMS
 from aiodatadist._wire.key_proof import heartbeat_key
 from aiodatadist._wire.messages import (
-    MAX_STREAMS,
     MAX_TENSORS,
     MINOR,
     PLAIN_PROTOCOL,
