@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import socket
 from abc import abstractmethod
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
 
 from aiodatadist._device import Device, Memory, Program, StreamTransfer
-from aiodatadist._transport import Access, Channel, ChannelOffer, Region, Transport
+from aiodatadist._transport import Access, Channel, ChannelOffer, DataConnection, OpenSockets, Region, Transport
 from aiodatadist._values.descriptors import Placement
 from aiodatadist._values.grid import Grid
-from aiodatadist.errors import LinkError, LLMException, ParamInvalid, TransferError
+from aiodatadist.errors import LinkError, LinkTimeout, LLMException, ParamInvalid, TransferError
 
 SIZE = 1 << 20
 
@@ -35,10 +37,44 @@ class End:
         self.memory.view()[:] = bytes([byte]) * SIZE
 
 
+class SocketPairs:
+    """The data connections of a channel: pairs of sockets, made when both ends ask for them."""
+
+    def __init__(self) -> None:
+        self._asking: set[int] = set()
+        self._made = anyio.Event()
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+
+    def of(self, rank: int) -> OpenSockets:
+        """Return the function by which an end opens its sockets."""
+
+        async def open_sockets(count: int, seconds: float) -> list[DataConnection]:
+            self._asking.add(rank)
+            try:
+                if len(self._asking) == 2:
+                    self._pairs = [socket.socketpair() for _ in range(count)]
+                    self._made.set()
+                with anyio.move_on_after(seconds):
+                    await self._made.wait()
+            finally:
+                self._asking.discard(rank)
+            if not self._made.is_set():
+                raise LinkTimeout(f"the peer did not ask for its data connections within {seconds:g} s")
+            for pair in self._pairs:
+                pair[rank].setblocking(False)
+            return [DataConnection(pair[rank], None) for pair in self._pairs]
+
+        return open_sockets
+
+
 def offers(name: str, ends: tuple[End, End]) -> tuple[ChannelOffer, ChannelOffer]:
     """Return the offers of both ends, under a name with this process's id: names are valid on the whole machine."""
-    both = (ends[0].transport.endpoint, ends[1].transport.endpoint)
-    return ChannelOffer(f"{name}-{os.getpid()}", 0, both), ChannelOffer(f"{name}-{os.getpid()}", 1, both)
+    both, title = (ends[0].transport.endpoint, ends[1].transport.endpoint), f"{name}-{os.getpid()}"
+    first, second = ChannelOffer(title, 0, both), ChannelOffer(title, 1, both)
+    if not first.streams:
+        return first, second
+    pairs = SocketPairs()
+    return replace(first, sockets=pairs.of(0)), replace(second, sockets=pairs.of(1))
 
 
 def grid(local: End, remote: End, pairs: list[tuple[int, int]], nbytes: int) -> Grid:
@@ -200,6 +236,26 @@ class TransportContract:
                 assert ended == transfers
             finally:
                 await stream.aclose()
+
+    async def test_a_channel_is_broken_by_the_end_of_its_connections_and_not_by_its_own_close(self) -> None:
+        async with self.channels("contract-broken") as (mine, theirs, channel, back):
+            reasons: list[str] = []
+            others: list[str] = []
+            told = anyio.Event()
+
+            def note(why: str) -> None:
+                reasons.append(why)
+                told.set()
+
+            channel.when_broken(note)
+            back.when_broken(others.append)
+            await back.aclose()
+            connections = min(mine.transport.endpoint.streams, theirs.transport.endpoint.streams)
+            if connections:
+                await told.wait()
+            await channel.aclose()
+            assert len(reasons) == bool(connections)  # once, however many connections have ended
+            assert others == []
 
     async def test_a_peer_that_does_not_come_is_a_timeout(self) -> None:
         async with self.ends() as pair:

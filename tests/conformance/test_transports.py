@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiodatadist._device import Device
 from aiodatadist._testing.contracts import TransportContract
 from aiodatadist._transport import Transport, open_transport
+from tests.connected_loopback import ConnectedLoopback
 
 
 class TestLoopback(TransportContract):
@@ -15,3 +16,10 @@ class TestLoopback(TransportContract):
 class TestHccl(TransportContract):
     def transport(self, device: Device) -> Transport:
         return open_transport("hccl", device)
+
+
+class TestConnectedLoopback(TransportContract):
+    """``loopback`` with data connections, which the suite opens."""
+
+    def transport(self, device: Device) -> Transport:
+        return ConnectedLoopback(device)
