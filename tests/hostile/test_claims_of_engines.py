@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -248,6 +250,42 @@ def test_another_prompt_has_another_digest(vllm: SimpleNamespace, kind: str) -> 
     changes = {"tokens": TOKENS, "mm_features": [image("a", 3)], **DIFFERENT[kind]}
     load = decode.decode("d", changes.pop("tokens"), {**offer, **changes.pop("offer", {})}, **changes)
     assert load.prompt_digest != keep.prompt_digest
+
+
+@pytest.mark.parametrize("changed", ["adapter_model.safetensors", "adapter_config.json"])
+def test_an_adapter_of_one_name_and_other_weights_has_another_digest(
+    vllm: SimpleNamespace, tmp_path: Path, changed: str
+) -> None:
+    """An engine that has an update of the adapter gets nothing from one that has not, wherever their folders are."""
+    loras = []
+    for name in ("old", "copy", "new"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "adapter_model.safetensors").write_bytes(bytes(4096))
+        (folder / "adapter_config.json").write_text(json.dumps({"r": 8, "lora_alpha": 16, "path": name}))
+        loras.append(SimpleNamespace(lora_name="adapter", lora_path=str(folder)))
+    update = {"adapter_model.safetensors": b"\1" * 4096, "adapter_config.json": b'{"r": 8, "lora_alpha": 32}'}
+    (tmp_path / "new" / changed).write_bytes(update[changed])
+    prefill, decode = Engine(vllm), Engine(vllm)
+    offer = prefill.prefill("p", TOKENS, [1, 2, 3], lora_request=loras[0])
+    (keep,) = prefill.orders().keeps
+    digests = [
+        decode.decode(f"d{number}", TOKENS, offer, lora_request=lora).prompt_digest for number, lora in enumerate(loras)
+    ]
+    assert [each == keep.prompt_digest for each in digests] == [True, True, False]
+
+
+def test_an_update_on_disk_counts_when_the_engine_loads_it(vllm: SimpleNamespace, tmp_path: Path) -> None:
+    """An engine goes on with the weights that it loaded, whatever is written to their folder."""
+    digests = []
+    for load, content in ((1, b"\0"), (1, b"\1"), (2, b"\1")):
+        (tmp_path / "adapter_model.safetensors").write_bytes(content * 4096)
+        lora = SimpleNamespace(lora_name="adapter", lora_path=str(tmp_path), lora_int_id=load)
+        prefill = Engine(vllm)
+        prefill.prefill("p", TOKENS, [1, 2, 3], lora_request=lora)
+        (keep,) = prefill.orders().keeps
+        digests.append(keep.prompt_digest)
+    assert [each == digests[0] for each in digests] == [True, True, False]
 
 
 @pytest.mark.parametrize("size", [8, 17, 32])

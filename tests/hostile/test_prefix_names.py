@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +54,18 @@ async def test_a_prompt_whose_hash_begins_like_another_ones_finds_none_of_its_bl
         await cache.save(name(context, TRUE), chunks=[[(0, TOKENS)]])
         assert not await is_there(cache, context, COLLIDING)
         assert await is_there(cache, context, TRUE)
+
+
+def test_blocks_under_other_weights_of_an_adapter_have_other_names(context: Any, tmp_path: Path) -> None:
+    names = []
+    for number, content in enumerate((bytes(4096), bytes(4096), b"\1" * 4096)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "adapter_model.safetensors").write_bytes(content)
+        lora = SimpleNamespace(lora_name="adapter", lora_path=str(folder), lora_int_id=1)
+        names.append(context.hashes_of(SimpleNamespace(block_hashes=[TRUE], lora_request=lora), 0, 1))
+    assert names[0] == names[1]
+    assert len({*names, name(context, TRUE)}) == 3
 
 
 async def test_blocks_that_an_older_version_named_by_64_bits_are_absent(context: Any) -> None:

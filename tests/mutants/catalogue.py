@@ -1145,7 +1145,23 @@ MUTANTS = (
         "HASH_BYTES = 8\n",
         ("tests/hostile/test_prefix_names.py",),
     ),
+    Mutant(
+        "adapters-by-name",
+        "blocks under other weights of an adapter are other blocks in a pool",
+        "aiodatadist/_adapters/vllm/context_scheduler.py",
+        "_with(whole, weights) if weights else whole[:HASH_BYTES]",
+        "whole[:HASH_BYTES]",
+        ("tests/hostile/test_prefix_names.py",),
+    ),
     # ---- what a router carries, and what is shown of it ----
+    Mutant(
+        "prompts-of-any-weights",
+        "a prompt under other weights of an adapter is another prompt",
+        "aiodatadist/_adapters/vllm/lora.py",
+        'return f"{name} #{weights}" if weights else name',
+        "return name",
+        (CLAIMS_OF_ENGINES,),
+    ),
     Mutant(
         "parameters-of-any-type",
         "kv_transfer_params that are no object are refused",

@@ -36,6 +36,7 @@ PARSED_ELSEWHERE = {
     "aiodatadist._cluster.rank_groups": "likewise",
     "aiodatadist._adapters.sglang.settings": "this engine's environment",
     "aiodatadist._adapters.weights": "the header of a file of weights, which this engine's user chose",
+    "aiodatadist._adapters.vllm.lora": "the configuration beside an adapter's weights, which this engine's user chose",
     "aiodatadist._adapters.vllm.model": "this engine's settings",
     "aiodatadist._adapters.lmcache.l2_adapter": "likewise",
     "aiodatadist._adapters.lmcache.remote_connector": "likewise",

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from aiodatadist._adapters.cache_service import CacheService
 from aiodatadist._adapters.vllm.computed import ComputedBlocks
 from aiodatadist._adapters.vllm.context_orders import Blocks, ContextOrders
+from aiodatadist._adapters.vllm.lora import weights_of
 
 HASH_BYTES = 16
 """Bytes that are used of vLLM's hash of a block, which covers the blocks before it and all else that matters."""
 
 
 def hashes_of(request: Any, first: int, stop: int) -> tuple[int, ...]:
-    """Return the hashes of full blocks."""
-    return tuple(int.from_bytes(whole[:HASH_BYTES], "big") for whole in request.block_hashes[first:stop])
+    """Return the hashes of full blocks, together with the weights of the request's adapter: vLLM's hash has its name only."""
+    weights = weights_of(request).encode()
+    return tuple(
+        int.from_bytes(_with(whole, weights) if weights else whole[:HASH_BYTES], "big")
+        for whole in request.block_hashes[first:stop]
+    )
+
+
+def _with(block_hash: bytes, weights: bytes) -> bytes:
+    return blake2b(block_hash, digest_size=HASH_BYTES, key=weights, person=b"adist adapter").digest()
 
 
 @dataclass

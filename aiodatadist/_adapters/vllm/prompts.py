@@ -7,19 +7,19 @@ from hashlib import sha256
 from importlib import import_module
 from typing import Any
 
+from aiodatadist._adapters.vllm.lora import adapter_of
 from aiodatadist._values.digests import prompt_digest
 
 
 def digest_of(request: Any, tokens: int) -> bytes:
     """Return the digest of the first ``tokens`` tokens of one of vLLM's requests, and of what else decides their KV.
 
-    That is the adapter's name, ``cache_salt``, and each image or other input that begins among them, by the hash under which
-    vLLM caches it. Embeddings count byte by byte.
+    That is the adapter's name and weights, ``cache_salt``, and each image or other input that begins among them, by the hash
+    under which vLLM caches it. Embeddings count byte by byte.
     """
-    lora = request.lora_request
     return prompt_digest(
         [0] * tokens if request.prompt_token_ids is None else request.prompt_token_ids[:tokens],
-        lora="" if lora is None else str(lora.lora_name),
+        lora=adapter_of(request),
         salt=str(request.cache_salt or ""),
         images=[*_images(request, tokens), *_embeddings(request, tokens)],
     )
