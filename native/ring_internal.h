@@ -2,9 +2,7 @@
 #pragma once
 #include <stdatomic.h>
 #include <stdbool.h>
-#pragma GCC visibility push(default)
-#include "ring.h"
-#pragma GCC visibility pop
+#include "grid.h"
 
 typedef struct ring_stream {
     ring_driver driver;
@@ -19,9 +17,6 @@ typedef struct ring_stream {
     uint64_t bytes_per_us;                /* how fast windows land; 0: not known. Only the running program uses this and `passed` */
     uint64_t passed[RING_PRIORITIES];     /* bytes that have passed each priority, less what its own shares have paid for */
 } ring_stream;
-
-/* A place in the ranges of a grid. */
-typedef struct cursor { uint32_t tensor, block; uint64_t offset; } cursor;
 
 typedef struct program {
     const ring_step *steps;
