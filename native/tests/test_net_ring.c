@@ -153,6 +153,27 @@ TEST(test_program_fails_when_the_peer_goes)
     close_pair(&p);
 }
 
+TEST(test_cancelled_push_that_the_peer_never_confirms_breaks_the_channel)
+{
+    ring_completion ran;
+    net_reason why;
+    int fds[2];
+    pair p = {open_channel(), open_channel(), NULL};
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    CHECK_EQ(net_channel_add(p.a, fds[0], NULL), 0);
+    CHECK_EQ(net_open(p.a, &(net_options){8, 0}, &p.r), 0);
+    ring_step s = step_of(&p, RING_PUT, BLOCKS);
+    CHECK_EQ(net_submit_as(p.r, RING_NORMAL, 1, &s, 1, LIMIT_MS, &ran), RING_QUEUED);
+    CHECK_EQ(net_cancel(p.r, 1), 1);
+    ran = next(p.r);
+    CHECK_EQ(ran.state, RING_FAILED);
+    CHECK_EQ(ran.code, 507057);
+    CHECK_EQ(ran.bytes, 0);
+    CHECK_EQ(net_channel_why(p.a, &why), NET_LATE);
+    close(fds[1]);
+    close_pair(&p);
+}
+
 int main(void)
 {
     RUN(test_pulls_move_all_bytes);
@@ -160,5 +181,6 @@ int main(void)
     RUN(test_range_that_is_not_lent_is_refused);
     RUN(test_cancelled_pull_ends_at_once_though_the_peer_says_nothing);
     RUN(test_program_fails_when_the_peer_goes);
+    RUN(test_cancelled_push_that_the_peer_never_confirms_breaks_the_channel);
     return check_done();
 }
