@@ -35,7 +35,7 @@ DEFAULT_HEARTBEAT_MISSES = 3
 DEFAULT_TCP_STREAMS = 4
 DEFAULT_TCP_THREADS = 2
 
-TransportName = Literal["hccl", "loopback"]
+TransportName = Literal["hccl", "loopback", "tcp"]
 
 
 class _Unset:
@@ -100,13 +100,12 @@ class LLMConfig(BaseModel):
             are checked and kept, but have no effect, and ``init`` logs a warning with the reason.
             ``global_resource_config`` must be JSON by the time of ``init``. Addresses in ``cluster_info`` are kept as
             integers.
-        transport: how bytes travel: ``"hccl"``, or ``"loopback"`` inside one process.
+        transport: how bytes travel: ``"hccl"``; ``"tcp"``, for HOST memory and softnpu's between any machines; or
+            ``"loopback"`` inside one process. It must be the same at both ends.
         tcp_streams: connections for bytes of one link with ``transport="tcp"``, 1 to 32. The smaller of both ends' numbers
             applies. More of them help on networks that lose packets, or with long ways.
         tcp_threads: threads of this process that move bytes over these connections, 1 to 16. The first cluster's number
             applies to all clusters of the process.
-        tcp_zerocopy: True to send without copying into the kernel (``MSG_ZEROCOPY``). It saves CPU time with some network
-            cards and costs some with others, and on loopback addresses, so measure it.
         tcp_plain_networks: networks on which bytes of these connections travel without seals, as ``"10.1.0.0/16"``, joined
             by commas, if both ends say so of the other's address. None: nowhere, as long as there is a key or a certificate.
         heartbeat_interval: seconds between two signs of life that this end sends on a link, 0.01 to 600. The peer is
@@ -163,7 +162,6 @@ class LLMConfig(BaseModel):
         DEFAULT_TCP_STREAMS
     )
     tcp_threads: Annotated[int, BeforeValidator(bounded("tcp_threads", 1, 16))] = DEFAULT_TCP_THREADS
-    tcp_zerocopy: Annotated[bool, rules.flag("tcp_zerocopy")] = False
     tcp_plain_networks: Annotated[str | None, optional(joined_networks)] = None
     heartbeat_interval: Annotated[float, BeforeValidator(rules.heartbeat_interval)] = DEFAULT_HEARTBEAT_INTERVAL
     heartbeat_misses: Annotated[int, BeforeValidator(bounded("heartbeat_misses", 1, 100))] = DEFAULT_HEARTBEAT_MISSES
@@ -201,7 +199,6 @@ class LLMConfig(BaseModel):
         transport: TransportName = "hccl",
         tcp_streams: int = DEFAULT_TCP_STREAMS,
         tcp_threads: int = DEFAULT_TCP_THREADS,
-        tcp_zerocopy: bool = False,
         tcp_plain_networks: str | None = None,
         heartbeat_interval: float = DEFAULT_HEARTBEAT_INTERVAL,
         heartbeat_misses: int = DEFAULT_HEARTBEAT_MISSES,
@@ -543,7 +540,6 @@ _OPTIONS: Final = (
     _Option("aiodatadist.Transport", "transport", is_quiet=True),
     _Option("aiodatadist.TcpStreams", "tcp_streams", _NUMBER, is_quiet=True),
     _Option("aiodatadist.TcpThreads", "tcp_threads", _NUMBER, is_quiet=True),
-    _Option("aiodatadist.TcpZerocopy", "tcp_zerocopy", _SWITCH, is_quiet=True),
     _Option("aiodatadist.TcpPlainNetworks", "tcp_plain_networks", is_quiet=True),
     _Option("aiodatadist.HeartbeatInterval", "heartbeat_interval", _SECONDS, is_quiet=True),
     _Option("aiodatadist.HeartbeatMisses", "heartbeat_misses", _NUMBER, is_quiet=True),

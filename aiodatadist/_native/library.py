@@ -26,14 +26,14 @@ SOFTNPU = FOLDER / "libsoftnpu.so"
 
 SPELLED = (
     "CommMem *", "HcclComm *", "HcclCommConfig *", "HcclMemDesc *", "HcclMemDescs *", "HcclOneSideOpDesc[]",
-    "HcclPrepareConfig *", "HcclResult", "aclmdlRI *", "aclmdlRICaptureStatus *",
-    "aclrtContext *", "aclrtEvent *", "aclrtNotify *", "aclrtNotify[]",
-    "aclrtPtrAttributes *", "aclrtStream *", "aclrtStreamStatus *", "heartbeats **", "heartbeats_news *", "int32_t *",
-    "int32_t[3]", "int64_t *", "int64_t[]", "ring **", "ring_blocks", "ring_blocks *", "ring_completion *",
-    "ring_driver *", "ring_layers *", "ring_options *", "ring_step[]", "ring_units *", "size_t *", "slots_class[]",
-    "slots_values *",
-    "softnpu_counters", "softnpu_counters *", "uint16_t[]", "uint32_t *", "uint32_t[]", "uint64_t *", "uint64_t[]",
-    "uint8_t[]", "uintptr_t", "void *", "void **",
+    "HcclPrepareConfig *", "HcclResult", "aclmdlRI *", "aclmdlRICaptureStatus *", "aclrtContext *", "aclrtEvent *",
+    "aclrtNotify *", "aclrtNotify[]", "aclrtPtrAttributes *", "aclrtStream *", "aclrtStreamStatus *", "heartbeats **",
+    "heartbeats_news *", "int32_t *", "int32_t[3]", "int64_t *", "int64_t[]", "net_channel **",
+    "net_channel_options *", "net_options *", "net_reason *", "net_ring **", "ring **", "ring_blocks",
+    "ring_blocks *", "ring_completion *", "ring_driver *", "ring_layers *", "ring_options *", "ring_step[]",
+    "ring_units *", "size_t *", "slots_class[]", "slots_values *", "softnpu_counters", "softnpu_counters *",
+    "uint16_t[]", "uint32_t *", "uint32_t[]", "uint64_t *", "uint64_t[]", "uint8_t[]", "uintptr_t", "void *",
+    "void **",
 )  # fmt: skip
 """The types that this package uses, as it spells them."""
 

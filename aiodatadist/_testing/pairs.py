@@ -60,10 +60,14 @@ class Cluster:
         return self.memories[cache.cache_id]
 
 
+DEFAULTS: dict[str, Any] = {}
+"""Options of ``LLMConfig`` for clusters of tests, so that a whole run can have another transport."""
+
+
 @asynccontextmanager
 async def open_cluster(cluster_id: int, role: LLMRole = LLMRole.MIX, **options: Any) -> AsyncIterator[Cluster]:
-    """Open a cluster that listens on a free loopback port."""
-    config = LLMConfig(**{"listen_ip_info": "127.0.0.1:0", **options})
+    """Open a cluster that listens on a free loopback port. It has ``DEFAULTS`` where ``options`` says nothing else."""
+    config = LLMConfig(**{"listen_ip_info": "127.0.0.1:0", **DEFAULTS, **options})
     async with LLMDataDist(role, cluster_id, config) as datadist:
         yield Cluster(datadist)
 

@@ -146,11 +146,10 @@ DEFAULT_RDMA: Final = RdmaConfig()
 
 
 class TcpConfig(NamedTuple):
-    """The options of channels over TCP: ``tcp_streams``, ``tcp_threads`` and ``tcp_zerocopy`` of ``LLMConfig``."""
+    """The options of channels over TCP: ``tcp_streams`` and ``tcp_threads`` of ``LLMConfig``."""
 
     streams: int = 4
     threads: int = 2
-    zerocopy: bool = False
 
 
 DEFAULT_TCP: Final = TcpConfig()

@@ -244,8 +244,10 @@ class Handshake:
         mine = self._hello
         # ids instead of "this end" and "the peer": the peer gets the text, too, and it must be true there
         us, them = f"cluster {mine.cluster_id}", f"cluster {theirs.cluster_id}"
+        # HOST memory of an NPU's machine and memory of softnpu meet over TCP.
+        needs_one_runtime = not mine.endpoint.transport == theirs.endpoint.transport == "tcp"
         for what, a, b in (
-            ("runtime", mine.endpoint.runtime, theirs.endpoint.runtime),
+            *((("runtime", mine.endpoint.runtime, theirs.endpoint.runtime),) if needs_one_runtime else ()),
             ("transport", mine.endpoint.transport, theirs.endpoint.transport),
             ("enable_remote_cache_accessible", mine.one_sided, theirs.one_sided),
             ("transfer_backend", mine.backend or "none", theirs.backend or "none"),

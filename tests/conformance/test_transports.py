@@ -18,6 +18,16 @@ class TestHccl(TransportContract):
         return open_transport("hccl", device)
 
 
+class TestTcp(TransportContract):
+    def transport(self, device: Device) -> Transport:
+        return open_transport("tcp", device)
+
+    @staticmethod
+    def can_call_off(device: Device) -> bool:
+        """Return True: it waits for its peer on the event loop."""
+        return True
+
+
 class TestConnectedLoopback(TransportContract):
     """``loopback`` with data connections, which the suite opens."""
 

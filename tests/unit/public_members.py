@@ -69,7 +69,7 @@ MEMBERS: Final = {
         "global_resource_config heartbeat_interval heartbeat_misses host_mem_pool_cfg link_retry_count link_total_time "
         "links_have_owners listen listen_address listen_ip_info local_comm_res mem_pool_cfg mem_utilization model_config "
         "options output_max_size peer_quotas plain_networks quotas rdma_service_level rdma_traffic_class relink "
-        "relink_policy sync_kv_timeout tcp_plain_networks tcp_streams tcp_threads tcp_zerocopy transfer_backend "
+        "relink_policy sync_kv_timeout tcp_plain_networks tcp_streams tcp_threads transfer_backend "
         "transfer_checksum transport trust"
     ),
     "aiodatadist._config.option_rules.JsonOption": "model_config parse",
