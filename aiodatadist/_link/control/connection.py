@@ -194,6 +194,8 @@ class _Reader(asyncio.StreamReader):
         self._has_unread: Callable[[], int] = self._buffer.__len__  # type: ignore[attr-defined]
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        if self.wrong is not None:  # nothing may come behind the end of the stream
+            return
         pipe = self.pipe
         content = bytes(data) if pipe is None else self._opened(pipe, data)  # type: ignore[arg-type]  # bytes, or a view
         if content and (self.hear is None or self._has_unread() or not self.hear(content)):

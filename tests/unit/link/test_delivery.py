@@ -6,8 +6,9 @@ import asyncio
 import gc
 import socket
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -16,6 +17,7 @@ import pytest
 from aiodatadist._link.control import delivery
 from aiodatadist._link.control.connection import Connection
 from aiodatadist._link.control.delivery import PATIENCE, Delivery, UnderWay, keep_alive, under_way
+from aiodatadist.errors import PeerLost
 from aiodatadist.testing import linked_pair
 from tests.clock import took
 from tests.faults.peer import DESC
@@ -129,17 +131,36 @@ def test_an_idle_connection_is_probed(both: tuple[socket.socket, socket.socket])
 # ---- links ----
 
 
-@pytest.mark.parametrize(("interval", "patience"), [(0.5, PATIENCE), (10.0, 40.0)])
-async def test_messages_have_at_least_the_time_of_heartbeats(
-    interval: float, patience: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Delivery] = []
+class Made(Delivery):
+    """A delivery whose failure the test may call for. It counts how often the stream was told to end."""
 
-    def make(*arguments: object) -> Delivery:
-        made.append(Delivery(*arguments))  # type: ignore[arg-type]
-        return made[-1]
+    def __init__(self, look: Callable[[], UnderWay | None], fail: Callable[[], object]) -> None:
+        super().__init__(look, fail)
+        self.fail = fail
+        self.ends = 0
+
+    def end(self) -> None:
+        super().end()
+        self.ends += 1
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
+    """Note the deliveries of all connections, in the order in which these were made."""
+    all_made: list[Made] = []
+
+    def make(look: Callable[[], UnderWay | None], fail: Callable[[], object]) -> Made:
+        all_made.append(Made(look, fail))
+        return all_made[-1]
 
     monkeypatch.setattr("aiodatadist._link.control.connection.Delivery", make)
+    return all_made
+
+
+@pytest.mark.parametrize(("interval", "patience"), [(0.5, PATIENCE), (10.0, 40.0)])
+async def test_messages_have_at_least_the_time_of_heartbeats(
+    interval: float, patience: float, made: list[Made]
+) -> None:
     async with linked_pair(DESC, heartbeat_interval=interval, heartbeat_misses=3):
         assert [each.patience for each in made] == [patience, patience]
 
@@ -155,3 +176,26 @@ async def test_a_connection_that_was_closed_is_forgotten_at_once(both: tuple[soc
     await anyio.lowlevel.checkpoint()
     gc.collect()
     assert forgotten() is None
+
+
+async def test_what_comes_after_the_network_swallowed_messages_is_ignored(
+    both: tuple[socket.socket, socket.socket], made: list[Made]
+) -> None:
+    """A network may swallow what goes one way only. Bytes of the peer come until the link is closed."""
+    one, other = both
+    one.setblocking(False)
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    connection = await Connection.over(one.dup())
+    other.sendall(b"before")
+    assert await connection.receive() == b"before"
+    (watched,) = made
+    watched.fail()
+    other.sendall(b"after")
+    other.shutdown(socket.SHUT_WR)
+    while watched.ends < 2:  # the event loop has not read to the end
+        await anyio.lowlevel.checkpoint()
+    with pytest.raises(PeerLost, match="the network does not deliver messages"):
+        await connection.receive()
+    await connection.aclose()
+    assert failures == []
