@@ -76,9 +76,9 @@ class PeerLeases:
     def told(self, entry: Entry) -> bool:
         """Note that the peer is told where a cache is. Return True if it did not know."""
         is_new = entry.cache_id not in self._held
-        self.held_bytes += _size(entry) if is_new else 0
         if is_new and self._loans is not None:
             self._loans.lend(entry)
+        self.held_bytes += _size(entry) if is_new else 0
         self._held[entry.cache_id] = entry
         entry.hold(self._holder)
         return is_new

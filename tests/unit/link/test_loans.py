@@ -6,11 +6,14 @@ from array import array
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from aiodatadist._cache.table import Entry
 from aiodatadist._link.control.loans import Loans
 from aiodatadist._link.control.peer_leases import PeerLeases
 from aiodatadist._transport import Access, Channel, Region
 from aiodatadist._values.descriptors import Placement
+from aiodatadist.errors import OutOfMemory
 
 
 class Lending:
@@ -80,3 +83,18 @@ def test_what_the_peer_may_not_use_is_not_lent() -> None:
     assert channel.lent == []
     revoked(made, one)
     assert channel.lent == []
+
+
+class Full(Lending):
+    """A channel that has no memory for a loan."""
+
+    def lend(self, regions: list[Region], access: Access) -> None:
+        raise OutOfMemory("there is no memory for a list")
+
+
+def test_a_cache_that_could_not_be_lent_does_not_count_as_held() -> None:
+    made = leases(Full(), {1: Access.ALL})
+    for _ in range(2):
+        with pytest.raises(OutOfMemory):
+            made.told(entry(1))
+    assert (made.held(1), made.held_bytes) == (None, 0)
