@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
+from aiodatadist._concurrency import forks
 from aiodatadist._concurrency.outlast import outlast
 from aiodatadist._concurrency.threads import DaemonThread
 from aiodatadist._counting import OF_PROCESS, Incident
@@ -94,6 +95,7 @@ class KeptThread:
         self._thread: DaemonThread | None = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._last: asyncio.Future[Any] | None = None
+        self._generation = forks.generation
 
     def start(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Start a call, and return its future, as :func:`started_in_thread` does. The call before it must have returned."""
@@ -125,7 +127,8 @@ class KeptThread:
     async def aclose(self) -> None:
         """End the thread. If a call hangs in it, do not wait: the thread ends when that call returns."""
         thread, is_busy = self._thread, self._last is not None and not self._last.done()
-        if thread is None:
+        # A forked child does not have the thread, and would wait for it for ever.
+        if thread is None or self._generation != forks.generation:
             return
         ends = None if is_busy else self.start(lambda: None)
         self._jobs.put(None)

@@ -207,8 +207,8 @@ def test_one_of_the_connections_of_a_link_that_is_cut_never_hangs(number: int) -
         assert len(flows) == 2
         net.change(cut_flows=[flows[number]])
         if number == 1:
-            for end, peer in ((one, 2), (other, 1)):
-                assert "no heartbeat for" in end.call("closed", peer=peer)
+            # The end that misses them first parts, which the other one may hear before it misses them, too.
+            assert any("no heartbeat for" in end.call("closed", peer=peer) for end, peer in ((one, 2), (other, 1)))
         else:
             with pytest.raises(Refused, match=r"LinkTimeout: .*did not answer"):
                 other.call("ping", peer=1)
