@@ -180,13 +180,14 @@ class Stream:
         calls: the calls for such a handle.
 
     Attributes:
+        calls: as above.
         ring: the handle; None once it has been released.
     """
 
     def __init__(self, name: str, limits: StreamLimits, ring: Handle, calls: RingCalls = DEVICE_RING) -> None:
         self.name = name
         self.limits = limits
-        self._calls = calls
+        self.calls: RingCalls = calls
         self._loop = asyncio.get_running_loop()
         self.loop_time: LoopTime = loop_time(self._loop)
         self._numbers = itertools.count(1)
@@ -279,7 +280,7 @@ class Stream:
             self._put_back(transfer)
             return False
         steps, count = program.assemble()
-        status = self._calls.submit_as(self.ring, priority, transfer._id, steps, count, timeout_ms, self._ran)
+        status = self.calls.submit_as(self.ring, priority, transfer._id, steps, count, timeout_ms, self._ran)
         if status == ring.RING_RAN:
             ran = self._ran
             if ran.finished_ns > self.loop_time.limit:
@@ -317,7 +318,7 @@ class Stream:
     def _cancel(self, transfer: StreamTransfer) -> bool:
         if transfer._id in self._pending:
             self._look_within(self.limits.patience + 2 * self.limits.grace)
-            return bool(self._calls.cancel(self.ring, transfer._id))
+            return bool(self.calls.cancel(self.ring, transfer._id))
         if transfer.is_failing:
             return True
         transfer._end_waiting(TransferState.CANCELLED, None)  # its backlog skips it when its turn comes
@@ -326,7 +327,7 @@ class Stream:
     def _watch(self, transfer: StreamTransfer) -> int:
         if transfer._id not in self._pending:
             return 0
-        return int(self._calls.watch(self.ring, transfer._id))
+        return int(self.calls.watch(self.ring, transfer._id))
 
     def _drain(self) -> None:
         """Take all completions, end their transfers, and start what waits. Called when the eventfd is readable.
@@ -334,7 +335,7 @@ class Stream:
         It takes one at a time: what a callback submits must not end before those that C has still to report.
         """
         completion = self._reaped
-        while self._calls.reap(self.ring, completion, 1):
+        while self.calls.reap(self.ring, completion, 1):
             if completion.state == ring.RING_UNDER_WAY:
                 if (transfer := self._pending.get(completion.id)) is not None:
                     transfer._pass(completion.step)
@@ -401,7 +402,7 @@ class Stream:
 
         Such a call holds the worker, and nothing says when the device lets go of the memory.
         """
-        number = self._calls.overdue(self.ring, self._left)
+        number = self.calls.overdue(self.ring, self._left)
         if (transfer := self._pending.pop(number, None)) is not None:
             transfer.stick(StuckError("a call of the device's library has not returned in time"))
         elif self._left[0] >= 0:
@@ -421,11 +422,11 @@ class Stream:
         self._cancel_waiting()
         self._silence()
         # A thread closes the ring. The loop must not reap it meanwhile: what is left is taken at the end.
-        self._loop.remove_reader(self._calls.fd(self.ring))
+        self._loop.remove_reader(self.calls.fd(self.ring))
         wait_ms = round(1000 * self.limits.quiesce)
         answers: list[int] = []
         try:
-            await in_thread(lambda: answers.append(self._calls.close(self.ring, wait_ms)), gives_back=True)
+            await in_thread(lambda: answers.append(self.calls.close(self.ring, wait_ms)), gives_back=True)
         finally:  # also when cancelled: the call has ended by then, too
             self._settle_all()
             if answers == [0]:
@@ -436,7 +437,7 @@ class Stream:
             raise StuckError(f"{self.name}: the device does not let go of a transfer's memory")
 
     def _free(self) -> None:
-        self._calls.free(self.ring)
+        self.calls.free(self.ring)
         self.ring = None
         for transfer in _stuck.pop(self, []):
             transfer._drop_program()
@@ -445,7 +446,7 @@ class Stream:
         """Wait in a thread until the device has let go. If no thread can be started, that is never known."""
 
         def wait() -> None:
-            if self._calls.close(self.ring, WITHOUT_LIMIT) == 0:
+            if self.calls.close(self.ring, WITHOUT_LIMIT) == 0:
                 self._free()
 
         with suppress(RuntimeError):

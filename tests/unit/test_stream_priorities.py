@@ -25,7 +25,7 @@ class GivingBack:
 
     def of(self, stream: Stream) -> None:
         """Take the place of the ring's own calls."""
-        stream._calls = replace(stream._calls, reap=self.reap)
+        stream.calls = replace(stream.calls, reap=self.reap)
 
     def reap(self, handle: Any, completion: Any, room: int) -> int:
         got = int(ring.ring_reap(handle, completion, room))
