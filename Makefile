@@ -65,6 +65,7 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 	$(MAKE) sglang SGLANG='sglang sglang-newest'
 	AIODATADIST_NIGHTLY=1 $(MAKE) vllm VLLM='0.31 0.32 newest'
 	$(MAKE) bare
+	$(BIN)/python -m tests.lanes machines
 	$(MAKE) fuzz SECONDS=60
 	$(MAKE) chaos SECONDS=600
 
