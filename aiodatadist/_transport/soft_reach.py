@@ -65,9 +65,13 @@ def networks_of(mine: Place, peer: Place) -> str:
 
 def _network(place: Place) -> str:
     """Return the network namespace of a process on this machine; empty if that cannot be known."""
+    found, ours = PROC / str(place.process) / "ns", PROC / "self" / "ns"
     try:
-        return str((PROC / str(place.process) / "ns" / "net").readlink())
-    except OSError:  # it has ended, or is in another pid namespace, or is another user's
+        # A peer in a container says its number there, which here may be that of a process in any other container.
+        if (found / "pid").readlink() != (ours / "pid").readlink():
+            return ""
+        return str((found / "net").readlink())
+    except OSError:  # it has ended, or is another user's
         return ""
 
 

@@ -18,10 +18,14 @@ PEER = replace(MINE, device_id="1", process=2)
 
 @pytest.fixture(autouse=True)
 def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder that stands for ``/proc``: processes 1 and 3 are in one network, 2 is in another, 4 has none to show."""
-    for process, network in ((1, "net:[10]"), (2, "net:[20]"), (3, "net:[10]"), (4, "")):
+    """Make a folder that stands for ``/proc``: processes 1 and 3 are in one network, 2 is in another, 4 has none to show.
+
+    Process 5 is in the other network, and in a container whose processes have numbers of their own.
+    """
+    for process, network in (("self", ""), (1, "net:[10]"), (2, "net:[20]"), (3, "net:[10]"), (4, ""), (5, "net:[20]")):
         folder = tmp_path / str(process) / "ns"
         folder.mkdir(parents=True)
+        (folder / "pid").symlink_to("pid:[2]" if process == 5 else "pid:[1]")
         if network:
             (folder / "net").symlink_to(network)
     monkeypatch.setattr(soft_reach, "PROC", tmp_path)
@@ -44,9 +48,9 @@ def test_two_networks_need_a_folder(mine: Endpoint, peer: Endpoint, monkeypatch:
     assert doubts(replace(mine, runtime="ascend"), replace(peer, runtime="ascend")) == ""
 
 
-@pytest.mark.parametrize("process", [1, 3, 4, 5])
+@pytest.mark.parametrize("process", [1, 3, 4, 5, 6])
 def test_one_network_and_one_that_cannot_be_known_are_not_refused(process: int) -> None:
-    """Process 4 is another user's, and 5 has ended, or is in another pid namespace."""
+    """Process 4 is another user's, 5 is not the peer but has its number here, and 6 has ended."""
     peer = replace(PEER, process=process)
     assert networks_of(MINE, peer) == networks_of(peer, MINE) == ""
     check_reach(MINE, peer)
