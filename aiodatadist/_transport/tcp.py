@@ -29,7 +29,7 @@ from aiodatadist._transport.contract import (
 from aiodatadist._transport.hccl import host_identity
 from aiodatadist._values.descriptors import Placement
 from aiodatadist._values.foreign import printable
-from aiodatadist.errors import IncompatiblePeer, LinkError, OutOfMemory, ParamInvalid, explained
+from aiodatadist.errors import IncompatiblePeer, LinkClosed, LinkError, OutOfMemory, ParamInvalid, explained
 
 if TYPE_CHECKING:
     from aiodatadist._device import Device, Layering, Program
@@ -145,7 +145,8 @@ class TcpChannel(Channel):
                 self._add(left[0])
                 left.pop(0)
         except BaseException:
-            self._close()
+            if self._handle is not None:
+                ring.net_channel_free(self._handle)
             raise
         finally:
             for each in left:
@@ -165,32 +166,41 @@ class TcpChannel(Channel):
             raise LinkError(f"a data connection cannot be used: {explained(OSError(-code, os.strerror(-code)))}")
         connection.sock.detach()
 
+    def _usable(self) -> Handle:
+        """Return the handle. Raises LinkClosed if the channel is closed, or a thread is closing it."""
+        if self._handle is None:
+            raise LinkClosed("the channel is closed")
+        return self._handle
+
     # ---- programs ----
 
     def open_stream(self, name: str, *, is_serial: bool = False, is_ordered: bool = False) -> Stream:
         options, out = ffi.new("net_options *"), ffi.new("net_ring **")
         options.depth, options.ordered = LIMITS.depth, is_ordered
-        if code := ring.net_open(self._handle, options, out):
+        if code := ring.net_open(self._usable(), options, out):
             raise OutOfMemory(
                 f"{name}: no stream can be opened: code {code}, a limit of memory or open files is reached"
             )
         return Stream(f"{name}, tcp", LIMITS, out[0], NET_RING)
 
     def add_get(self, program: Program, grid: Grid) -> None:
-        program.get(self._handle, 0, grid)
+        program.get(self._usable(), 0, grid)
 
     def add_put(self, program: Program, grid: Grid, layering: Layering | None = None) -> None:
-        program.put(self._handle, 0, grid, layering)
+        program.put(self._usable(), 0, grid, layering)
 
     # ---- what the peer reaches ----
 
     def lend(self, regions: Sequence[Region], access: Access) -> None:
+        handle = self._usable()
         for number, region in enumerate(regions):
-            if ring.net_lend(self._handle, region.address, region.nbytes, int(access)):
+            if ring.net_lend(handle, region.address, region.nbytes, int(access)):
                 self.take_back(regions[:number], access)
                 raise OutOfMemory(f"{region} cannot be lent to the peer: there is no memory for a list")
 
     def take_back(self, regions: Sequence[Region], access: Access) -> None:
+        if self._handle is None:  # then nothing is lent
+            return
         for region in regions:
             ring.net_take_back(self._handle, region.address, region.nbytes, int(access))
 
@@ -212,15 +222,10 @@ class TcpChannel(Channel):
         if self._when_broken is not None:
             self._loop.remove_reader(ring.net_channel_fd(self._handle))
 
-    def _close(self) -> None:
-        """Close the connections; from any thread. No byte from the peer lands here from then on."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            ring.net_channel_free(handle)
-
     async def aclose(self) -> None:
         if self._handle is None:
             return
         self._stop_looking()
-        self._when_broken = None
-        await in_thread(self._close, gives_back=True)
+        # Before the thread begins, so that nothing on the loop uses what it frees.
+        handle, self._handle, self._when_broken = self._handle, None, None
+        await in_thread(ring.net_channel_free, handle, gives_back=True)

@@ -1,0 +1,50 @@
+"""A channel over TCP from the moment at which its closing begins: nothing reaches its handle, which a thread is freeing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from aiodatadist import LinkClosed
+from aiodatadist._transport import Access, DataConnection, Region, tcp
+from aiodatadist._transport.tcp import TcpChannel
+from aiodatadist._values.descriptors import Placement
+
+REGIONS = [Region(4096, 64, Placement.HOST)]
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[TcpChannel]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs:
+        channel = TcpChannel(cast(Any, None), [DataConnection(ours, None)], 1)
+        yield channel
+        await channel.aclose()
+
+
+async def test_a_channel_that_is_being_closed_lends_nothing(
+    channel: TcpChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = anyio.Event(), anyio.Event()
+
+    async def held(free: Callable[..., object], *handle: object, **_: object) -> None:
+        begun.set()
+        await go_on.wait()
+        free(*handle)
+
+    monkeypatch.setattr(tcp, "in_thread", held)
+    channel.lend(REGIONS, Access.ALL)
+    async with anyio.create_task_group() as group:
+        group.start_soon(channel.aclose)
+        await begun.wait()
+        for use in (lambda: channel.lend(REGIONS, Access.ALL), lambda: channel.open_stream("late")):
+            with pytest.raises(LinkClosed, match="the channel is closed"):
+                use()
+        channel.take_back(REGIONS, Access.ALL)
+        await channel.aclose()
+        go_on.set()
