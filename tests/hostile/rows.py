@@ -160,7 +160,7 @@ ROWS: Final = (
         (
             Figure(
                 f"seals of {8 * frame_seals.SEAL_BYTES} bits, a window of {frame_seals.WINDOW} messages",
-                f"封印 {8 * frame_seals.SEAL_BYTES} 位，窗口为 {frame_seals.WINDOW} 条消息",
+                f"认证码 {8 * frame_seals.SEAL_BYTES} 位，窗口为 {frame_seals.WINDOW} 条消息",
             ),
             Figure(f"{len(EACH)} kinds of messages, each way", f"{len(EACH)} 种消息，每个方向"),
             Figure(f"{WHOLE_SECONDS:g} s for the rest of a message", f"一条消息的其余部分 {WHOLE_SECONDS:g} s"),
@@ -172,7 +172,7 @@ ROWS: Final = (
         (
             Figure(
                 f"a heartbeat of {on_the_path.BEAT} bytes; other signs of life count for {_EXCUSED} silences",
-                f"心跳为 {on_the_path.BEAT} 字节；其他生命迹象最多算 {_EXCUSED} 个静默期",
+                f"心跳为 {on_the_path.BEAT} 字节；其他存活信号最多算 {_EXCUSED} 个静默期",
             ),
         ),
     ),
@@ -306,7 +306,7 @@ ROWS: Final = (
             Figure(
                 f"{peer_budget.EARLY_CLAIMS} early claims, {peer_budget.WANTS} wants, {peer_budget.HELD_CACHES} caches, "
                 f"{peer_budget.LOOK_UPS} look-ups of a peer",
-                f"一个对端 {peer_budget.EARLY_CLAIMS} 个提前的声明、{peer_budget.WANTS} 个推送、"
+                f"一个对端 {peer_budget.EARLY_CLAIMS} 个提前的认领、{peer_budget.WANTS} 个推送、"
                 f"{peer_budget.HELD_CACHES} 个缓存、{peer_budget.LOOK_UPS} 个查询",
             ),
         ),
