@@ -168,9 +168,15 @@ class UserKey(Credential):
     def current(self) -> tuple[Key, ...]:
         if self._path is None:
             self._path = key_path(self._environment)
-        if not self._keys or self._path.exists():
+        kept = self._keys
+        if not kept or self._path.exists():
             self._keys = ()  # also if the new one cannot be used: then the old one is not used either
-            self._keys = (Key("user", user_key(self._path)),)
+            try:
+                self._keys = (Key("user", user_key(self._path)),)
+            except ParamInvalid:
+                if not kept or self._path.exists():
+                    raise
+                self._keys = kept  # its file has gone in the meantime
         return self._keys
 
     def _why_no_network(self) -> str:

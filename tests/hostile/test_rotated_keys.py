@@ -36,6 +36,7 @@ from aiodatadist._config.llm_config import use_key_file
 from aiodatadist._config.policy import Policy, read_policy
 from aiodatadist._config.seal_keys import SealKeys
 from aiodatadist._config.trust import AuthKeyFile, Credential, Key, TrustFolder, UserKey
+from aiodatadist._config.user_key import user_key
 from aiodatadist._counting import Incidents
 from aiodatadist._values.peer_rights import EVERY_RIGHT, PeerRights
 from aiodatadist._wire.proved import Proved
@@ -552,6 +553,25 @@ def test_a_key_that_is_replaced_within_a_tick_of_the_clock_of_files_is_used_no_l
     first = credential.current()[0].secret
     private(path, f"{name}{'cd' * 32}\n")
     assert credential.current()[0].secret != first
+
+
+def test_the_users_key_stays_when_its_folder_is_removed_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime folder is removed when the user logs out, and this process cannot create it again."""
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    path, credential = secret_of_user(runtime)
+    private(path, f"{'ab' * 32}\n")
+    kept = credential.current()
+
+    def read(path: Path) -> bytes:
+        runtime.rename(tmp_path / "removed")
+        runtime.touch()
+        return user_key(path)
+
+    monkeypatch.setattr("aiodatadist._config.trust.user_key", read)
+    assert [credential.current() for _ in range(2)] == [kept, kept]
 
 
 @pytest.mark.usefixtures("one_tick")
