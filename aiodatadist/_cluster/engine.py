@@ -54,9 +54,10 @@ from aiodatadist._link import (
     NotificationInbox,
     PeerShares,
 )
-from aiodatadist._transport import RdmaConfig, TcpConfig, Transport, open_transport
+from aiodatadist._transport import OpenSockets, RdmaConfig, TcpConfig, Transport, open_transport
 from aiodatadist._values.descriptors import LLMRole, Placement
 from aiodatadist._values.peer_rights import PeerRights
+from aiodatadist._wire.data_proof import ChannelKey
 from aiodatadist._wire.frames import Unknown
 from aiodatadist._wire.handshake import Handshake, OwnListener
 from aiodatadist._wire.key_proof import KeyProof, Side
@@ -156,6 +157,7 @@ class Engine:
         )
         self._half_links = HalfLinks()
         self.data_connections: DataConnections = DataConnections()
+        self.expect_data: Callable[[ChannelKey, int, bool], AbstractContextManager[OpenSockets]]
         self.expect_data = self.data_connections.expected
         self.plain_networks: PlainNetworks = config.plain_networks
         self._owner = owner

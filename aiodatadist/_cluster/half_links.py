@@ -59,9 +59,9 @@ class HalfLinks:
     """
 
     def __init__(self) -> None:
-        self.limit = 0
+        self.limit: int = 0
         self.allow_for(0)
-        self.displaced = 0
+        self.displaced: int = 0
         self._all: dict[_HalfLink, None] = {}  # in the order of their start
         self._line = FairQueue()
         self._alarm: asyncio.TimerHandle | None = None  # set while a link waits until the oldest has had its time

@@ -59,16 +59,16 @@ class TlsPipe:
     """
 
     def __init__(self, side: Side, own: Certificates, expected: int | None = None) -> None:
-        self.names = CertificateNames(())
-        self.expires = 0.0
-        self.is_proved = False
+        self.names: CertificateNames = CertificateNames(())
+        self.expires: float = 0.0
+        self.is_proved: bool = False
         self._own = own
         self._expected = expected
         self._side = side
-        self.is_over = False
+        self.is_over: bool = False
         self._shaken = 0
         self._plain: Decoder | None = None
-        self.records = 0
+        self.records: int = 0
         self._head = b""
         self._missing = 0
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -42,7 +42,7 @@ class Window:
 
     def __init__(self, limit: float, clock: Callable[[], float]) -> None:
         self.limit: Final = limit
-        self.left = limit
+        self.left: float = limit
         self._clock = clock
         self._began = clock()
 
@@ -158,8 +158,8 @@ class NoteRoom:
     """Room for the notifications of a peer that were not taken."""
 
     def __init__(self, quotas: Quotas, waits: Counter[str]) -> None:
-        self.notes = 0
-        self.nbytes = 0
+        self.notes: int = 0
+        self.nbytes: int = 0
         self._quotas = quotas
         self._waits = waits
 
@@ -186,7 +186,7 @@ class CriticalShare:
     """The critical requests of a peer that are served: how many at a time, and for how long in each second."""
 
     def __init__(self, quotas: Quotas, clock: Callable[[], float], waits: Counter[str]) -> None:
-        self.requests = 0
+        self.requests: int = 0
         self._most = quotas.critical_requests
         self._time = Window(quotas.critical_share * WINDOW_SECONDS, clock)
         self._waits = waits
