@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from aiodatadist._concurrency.blocking_calls import in_thread
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from aiodatadist._device import Device, Layering, Program
     from aiodatadist._transport.contract import DataConnection
     from aiodatadist._values.grid import Grid
+
+_ADDRESS: Final = attrgetter("address")
 
 PATIENCE: Final = 0.5
 """Seconds that the peer has to confirm what a cancelled push has under way. Then the channel is broken."""
@@ -65,6 +69,7 @@ class TcpTransport(Transport):
             raise ParamInvalid("local_comm_res describes an NPU to HCCL: must be left out with transport 'tcp'")
         super().__init__(device, resource, rdma, tcp)
         self._regions: dict[Region, int] = {}
+        self._by_address: list[Region] = []
         self._endpoint = Endpoint(
             self.name,
             device.runtime.name,
@@ -87,13 +92,26 @@ class TcpTransport(Transport):
                     f"{region} is on an NPU, whose memory travels by HCCL: transport 'tcp' moves HOST memory",
                     hint="make that cache with Placement.HOST, or use transport='hccl' at both ends",
                 )
-            for other in [*self._regions, *regions]:
-                if region.overlaps(other) and region != other:
-                    raise ParamInvalid(f"{region} overlaps the registered {other}: ranges must be equal or apart")
         fresh = [region for region in dict.fromkeys(regions) if region not in self._regions]
+        by_address = self._with(fresh)
         self.device.adopt([(region.address, region.nbytes, region.placement) for region in fresh])
+        self._by_address = by_address
         for region in regions:
             self._regions[region] = self._regions.get(region, 0) + 1
+
+    def _with(self, fresh: Sequence[Region]) -> list[Region]:
+        """Return all regions by address, together with these. Raises ParamInvalid if two overlap.
+
+        Others are apart from each other, so each is compared with its two neighbours only: there may be thousands.
+        """
+        ordered = self._by_address.copy()
+        for region in fresh:
+            at = bisect_left(ordered, region.address, key=_ADDRESS)
+            for other in ordered[max(at - 1, 0) : at + 1]:
+                if region.overlaps(other):
+                    raise ParamInvalid(f"{region} overlaps the registered {other}: ranges must be equal or apart")
+            ordered.insert(at, region)
+        return ordered
 
     async def unregister(self, regions: Sequence[Region]) -> None:
         for region in regions:
@@ -101,6 +119,7 @@ class TcpTransport(Transport):
             if count > 1:
                 self._regions[region] = count - 1
             elif count:
+                del self._by_address[bisect_left(self._by_address, region.address, key=_ADDRESS)]
                 self.device.disown([(region.address, region.nbytes)])
 
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
@@ -117,6 +136,7 @@ class TcpTransport(Transport):
     async def aclose(self) -> None:
         self.device.disown([(region.address, region.nbytes) for region in self._regions])
         self._regions.clear()
+        self._by_address.clear()
 
 
 class TcpChannel(Channel):
