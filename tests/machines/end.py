@@ -21,6 +21,7 @@ from aiodatadist import (
     CacheDesc,
     DataType,
     LinkPhase,
+    LLMException,
     TransferWithCacheKeyConfig,
 )
 from aiodatadist.testing import Cluster, open_cluster, verify
@@ -46,6 +47,7 @@ class End:
         self._changes = cluster.datadist.link_changes()
         self._notes = cluster.datadist.notifications()
         self._cache: Cache | None = None
+        self._copy = b""
 
     # ---- links ----
 
@@ -122,6 +124,23 @@ class End:
     async def verify_blocks(self, moved: dict[str, list[int]]) -> None:
         """Do the same, but look at no other blocks."""
         verify(self._memory, self._own, _places(moved))
+
+    async def fail(self, what: str, peer: int, src: list[int], dst: list[int]) -> list[str]:
+        """Pull or push blocks until that fails, and keep a copy of memory; return class and words of the error."""
+        try:
+            await getattr(self, what)(peer, src, dst)
+        except LLMException as error:
+            await self.keep()
+            return [type(error).__name__, str(error)]
+        raise AssertionError(f"{what} has succeeded")
+
+    async def keep(self) -> None:
+        """Keep a copy of memory as it is now."""
+        self._copy = bytes(self._memory.view())
+
+    async def unchanged(self) -> bool:
+        """Return True if memory is as it was when the last copy was made."""
+        return bytes(self._memory.view()) == self._copy
 
     async def cancel_pulls(self, peer: int, count: int, seconds: float, seed: int = 1) -> int:
         """Cancel pulls of all blocks, each within so many seconds, from microseconds on; return how many had not ended.

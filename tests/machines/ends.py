@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
-from tests.machines.networks import PORT, Machine
-from tests.machines.programs import Program
+from tests.machines.networks import PORT, Machine, address, machines
+from tests.machines.programs import Program, Weather, weather
 
 BRISK: dict[str, Any] = {"heartbeat_interval": 0.2, "heartbeat_misses": 4}
 QUICK: dict[str, Any] = {"first_delay": 0.05, "max_delay": 0.5}
 """A policy to make links again."""
+PLAIN = "10.77.0.0/16,fd77::/16"
+"""The networks of these machines, where bytes may travel plain."""
 KEY = "a secret of many characters"
 
 
@@ -88,6 +91,31 @@ def reading(machine: Machine, url: str) -> Iterator[Far]:
         yield reader
     finally:
         reader.program.close()
+
+
+def over(transport: str) -> dict[str, Any]:
+    """Return the options that choose a transport."""
+    return {"transport": transport, **({"tcp_plain_networks": PLAIN} if transport == "tcp" else {})}
+
+
+@contextmanager
+def pair(
+    transport: str, cache: Mapping[str, int] = MappingProxyType({}), **options: Any
+) -> Iterator[tuple[End, End, Weather]]:
+    """Link an owner, cluster 1, and a puller, cluster 2, over a carrier; both have a cache."""
+    settings = {**over(transport), "relink": QUICK, **BRISK, **options}
+    with (
+        machines("a", "b") as (a, b),
+        weather(a, b) as net,
+        opened(a, 1, listen=at(address(1, 1)), **settings) as owner,
+        opened(b, 2, **settings) as puller,
+    ):
+        for end in (owner, puller):
+            end.call("cache", **cache)
+        puller.call("link", peer=1, host=address(1, 1), port=PORT)
+        for end in (owner, puller):
+            end.call("until", phase="LINKED")
+        yield owner, puller, net
 
 
 def at(host: str, port: int = PORT) -> str:

@@ -1,23 +1,21 @@
 """Transfers between machines: bytes arrive where they should, and none after a cancellation, whatever the network does.
 
-Each case is for every transport that reaches another machine. softnpu's reaches another namespace of this one, through memory
-that is shared: what then crosses the network is what the two ends tell each other.
+Each case is for every transport that reaches another machine. HCCL of softnpu reaches another namespace of this one, through
+memory that is shared: what then crosses the network is what the two ends tell each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from tests.machines.ends import BRISK, QUICK, End, Refused, at, opened
+from tests.machines.ends import BRISK, QUICK, Refused, at, opened, over, pair
 from tests.machines.networks import PORT, address, machines, route
-from tests.machines.programs import Weather, weather
+from tests.machines.programs import weather
 from tests.profiles import IS_NIGHT, at_night
 
-TRANSPORTS = ("hccl",)
+TRANSPORTS = ("hccl", "tcp")
 pytestmark = [
     pytest.mark.usefixtures("meeting"),
     pytest.mark.parametrize("transport", TRANSPORTS),
@@ -29,24 +27,6 @@ BAD = {"delay": 0.01, "loss": 0.01, "late": 0.05}
 BYTES = 4 * 4096
 """Of a block, over all tensors."""
 CANCELLED = 300 if IS_NIGHT else 30
-
-
-@contextmanager
-def pair(transport: str, **options: Any) -> Iterator[tuple[End, End, Weather]]:
-    """Link an owner, cluster 1, and a puller, cluster 2, over a carrier; both have a cache."""
-    settings = {"transport": transport, "relink": QUICK, **BRISK, **options}
-    with (
-        machines("a", "b") as (a, b),
-        weather(a, b) as net,
-        opened(a, 1, listen=at(address(1, 1)), **settings) as owner,
-        opened(b, 2, **settings) as puller,
-    ):
-        for end in (owner, puller):
-            end.call("cache")
-        puller.call("link", peer=1, host=address(1, 1), port=PORT)
-        for end in (owner, puller):
-            end.call("until", phase="LINKED")
-        yield owner, puller, net
 
 
 @modes
@@ -74,7 +54,7 @@ def test_pushed_blocks_arrive_whole_or_layer_by_layer(change: dict[str, Any], tr
 @pytest.mark.parametrize("family", [4, 6])
 def test_blocks_cross_a_router(family: int, mode: dict[str, Any], transport: str) -> None:
     host = address(2, 1, family)
-    settings = {"transport": transport, **mode}
+    settings = {**over(transport), **mode}
     with machines("a", "router", "b") as (a, router, b):
         route(a, router, b, mtus=(9000, 1500))
         with opened(b, 1, listen=at(host), **settings) as owner, opened(a, 2, **settings) as puller:
@@ -114,7 +94,7 @@ def test_a_request_that_is_cut_off_fails_and_later_ones_succeed(transport: str) 
 @pytest.mark.nightly
 @modes
 def test_an_owner_that_is_killed_and_started_again_serves_again(mode: dict[str, Any], transport: str) -> None:
-    settings = {"transport": transport, **BRISK, **mode}
+    settings = {**over(transport), **BRISK, **mode}
     with machines("a", "b") as (a, b), weather(a, b), opened(b, 2, **settings, relink=QUICK) as puller:
         puller.call("cache")
         for generation in range(2):
