@@ -240,7 +240,8 @@ class Engine:
         rdma = RdmaConfig(
             known(config.rdma_traffic_class, TRAFFIC_CLASSES), known(config.rdma_service_level, SERVICE_LEVELS)
         )
-        tcp = TcpConfig(config.tcp_streams, config.tcp_threads)
+        silence = config.heartbeat_interval * (config.heartbeat_misses + 1)
+        tcp = TcpConfig(config.tcp_streams, config.tcp_threads, silence)
         return open_transport(config.transport, self.device, config.local_comm_res or None, rdma, tcp)
 
     async def _open_pools(self) -> None:

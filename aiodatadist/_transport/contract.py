@@ -146,10 +146,15 @@ DEFAULT_RDMA: Final = RdmaConfig()
 
 
 class TcpConfig(NamedTuple):
-    """The options of channels over TCP: ``tcp_streams`` and ``tcp_threads`` of ``LLMConfig``."""
+    """The options of channels over TCP: ``tcp_streams`` and ``tcp_threads`` of ``LLMConfig``.
+
+    Attributes:
+        silence: seconds that what was sent may stay unacknowledged, before its connection is lost; 0 for the kernel's rule.
+    """
 
     streams: int = 4
     threads: int = 2
+    silence: float = 0.0
 
 
 DEFAULT_TCP: Final = TcpConfig()

@@ -131,7 +131,7 @@ class TcpTransport(Transport):
         if offer.sockets is None:
             raise LinkError(f"cluster at {printable(peer.host)} offers no data connections: tcp needs at least one")
         connections = await offer.sockets(offer.streams, timeout)
-        return TcpChannel(self.device, connections, self.tcp.threads)
+        return TcpChannel(self.device, connections, self.tcp)
 
     async def aclose(self) -> None:
         self.device.disown([(region.address, region.nbytes) for region in self._regions])
@@ -144,7 +144,7 @@ class TcpChannel(Channel):
 
     Args:
         connections: they belong to the channel from here on, even if it cannot be made.
-        threads: the threads of the process that move bytes; the first channel's number counts.
+        config: the first channel's number of threads counts for the process.
 
     Raises LinkError if a connection cannot be used.
     """
@@ -153,14 +153,14 @@ class TcpChannel(Channel):
     runs_blocks = False
     needs_loans = True
 
-    def __init__(self, device: Device, connections: Sequence[DataConnection], threads: int) -> None:
+    def __init__(self, device: Device, connections: Sequence[DataConnection], config: TcpConfig) -> None:
         super().__init__(device)
         self._handle: Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._when_broken: Callable[[str], object] | None = None
         left = list(connections)
         try:
-            self._handle = self._open(threads)
+            self._handle = self._open(config)
             while left:
                 self._add(left[0])
                 left.pop(0)
@@ -173,9 +173,10 @@ class TcpChannel(Channel):
                 each.sock.close()
 
     @staticmethod
-    def _open(threads: int) -> Handle:
+    def _open(config: TcpConfig) -> Handle:
         options, out = ffi.new("net_channel_options *"), ffi.new("net_channel **")
-        options.threads, options.patience_ms = threads, round(1000 * PATIENCE)
+        options.threads, options.patience_ms = config.threads, round(1000 * PATIENCE)
+        options.silence_ms = round(1000 * config.silence)
         if code := ring.net_channel_open(options, out):
             raise LinkError(f"no channel can be made: {explained(OSError(-code, os.strerror(-code)))}")
         return out[0]

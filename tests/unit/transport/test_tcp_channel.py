@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from aiodatadist import LinkClosed
-from aiodatadist._transport import Access, DataConnection, Region, tcp
+from aiodatadist._transport import Access, DataConnection, Region, TcpConfig, tcp
 from aiodatadist._transport.tcp import TcpChannel
 from aiodatadist._values.descriptors import Placement
 
@@ -22,7 +22,7 @@ async def channel() -> AsyncIterator[TcpChannel]:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with theirs:
-        channel = TcpChannel(cast(Any, None), [DataConnection(ours, None)], 1)
+        channel = TcpChannel(cast(Any, None), [DataConnection(ours, None)], TcpConfig())
         yield channel
         await channel.aclose()
 
@@ -48,3 +48,15 @@ async def test_a_channel_that_is_being_closed_lends_nothing(
         channel.take_back(REGIONS, Access.ALL)
         await channel.aclose()
         go_on.set()
+
+
+async def test_a_connection_is_lost_when_what_was_sent_stays_unacknowledged_as_long_as_heartbeats_may_be_missing() -> (
+    None
+):
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as ours:
+        kept = ours.dup()
+        ours.setblocking(False)
+        with kept, listener.accept()[0]:
+            channel = TcpChannel(cast(Any, None), [DataConnection(ours, None)], TcpConfig(silence=1.25))
+            assert kept.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1250
+            await channel.aclose()
