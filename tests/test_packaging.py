@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests import bare_root, packaging, sbom
+from tests import bare_root, index_page, packaging, pages, sbom
 from tests.packaging import BUILT, ROOT, Wrong
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -220,6 +220,64 @@ def test_bill_that_lacks_a_library_or_a_requirement_is_refused(tmp_path: Path) -
         other.write_text(json.dumps(spoiled))
         with pytest.raises(Wrong, match=rf"lacks \['{name}'\]"):
             packaging.check_bill(other, wheel)
+
+
+# ---- the page of an index ----
+
+
+def checkout(folder: Path) -> Path:
+    for name in ("README.md", "pyproject.toml"):
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    return folder
+
+
+def test_on_an_index_every_link_of_the_readme_leads_to_the_repository(tmp_path: Path) -> None:
+    before = list(pages.links(ROOT / "README.md"))
+    index_page.prepare(checkout(tmp_path), "https://example.org/we/it", "v9.1.0")
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    targets = pages.LINK.findall(text)
+    assert len(before) > 20
+    assert all(target.startswith("https://") for target in targets)
+    assert (
+        "![Each layer travels while the next one is computed](https://example.org/we/it/raw/v9.1.0/docs/layered-transfer.svg)"
+        in text
+    )
+    assert "(https://example.org/we/it/blob/v9.1.0/SECURITY.md#set-up)" in text
+    assert pages.blocks(text) == pages.blocks((ROOT / "README.md").read_text(encoding="utf-8"))  # no program is changed
+    for target in targets:
+        if target.startswith("https://example.org/"):
+            assert (ROOT / target.split("/v9.1.0/")[1].partition("#")[0]).exists()
+
+
+def test_the_package_of_an_index_names_its_repository(tmp_path: Path) -> None:
+    index_page.prepare(checkout(tmp_path), "https://example.org/we/it", "v9.1.0")
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"].pop("urls") == {
+        "Repository": "https://example.org/we/it",
+        "Documentation": "https://example.org/we/it/tree/v9.1.0/docs",
+        "Changelog": "https://example.org/we/it/blob/v9.1.0/CHANGELOG.md",
+        "Issues": "https://example.org/we/it/issues",
+    }
+    assert project == PYPROJECT
+    with pytest.raises(SystemExit, match="must not have them yet"):
+        index_page.prepare(tmp_path, "https://example.org/we/it", "v9.1.0")
+
+
+@pytest.mark.parametrize(
+    ("address", "version"), [("http://example.org/we/it", "v1"), ("/", "v1"), ("https://example.org/we/it", '"')]
+)
+def test_what_is_no_address_of_a_repository_is_refused(tmp_path: Path, address: str, version: str) -> None:
+    with pytest.raises(SystemExit, match="must be https://HOST/OWNER/NAME"):
+        index_page.prepare(checkout(tmp_path), address, version)
+    assert (tmp_path / "README.md").read_bytes() == (ROOT / "README.md").read_bytes()
+
+
+def test_all_that_is_published_is_prepared_for_an_index_before_it_is_built() -> None:
+    steps = (ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8")
+    for job in ("sdist", "wheel"):
+        inside = steps.split(f"\n  {job}:\n")[1].split("\n  publish:" if job == "wheel" else "\n  wheel:\n")[0]
+        build = "build --sdist" if job == "sdist" else "cibuildwheel --platform"
+        assert 0 < inside.index("tests.index_page") < inside.index(build)
 
 
 # ---- the workflows ----
