@@ -32,6 +32,8 @@ AT_ONCE: Final = 512
 """The number of hashes that are looked up at a time."""
 KEYS_AT_ONCE: Final = 2048
 """Keys that a pool is asked for at a time: each takes some microseconds of the event loop."""
+NAMES_AT_ONCE: Final = 1 << 15
+"""Most names of a shard that are made at a time. A layout that was read from the pool may claim any number of groups."""
 
 
 T = TypeVar("T")
@@ -124,18 +126,20 @@ class BlockIndex:
     async def exists(self, hashes: Sequence[int], question: ExistsQuery) -> CcResult:
         """Look up hashes, a part at a time, up to the part with the first gap."""
         details = [CcStatus.SKIPPED] * len(hashes)
-        for first in range(0, len(hashes), AT_ONCE):
-            part = hashes[first : first + AT_ONCE]
-            found = await self._find(part, question)
+        first = 0
+        while first < len(hashes):
+            found = await self._find(hashes[first : first + AT_ONCE], question)
+            end = first + len(found)
             if not all(found):
-                details[first : first + len(part)] = [CcStatus.OK if there else CcStatus.MISS for there in found]
+                details[first:end] = [CcStatus.OK if there else CcStatus.MISS for there in found]
                 break
-            details[first : first + len(part)] = [CcStatus.OK] * len(part)
+            details[first:end] = [CcStatus.OK] * len(found)
+            first = end
             await anyio.lowlevel.checkpoint()
         return CcResult.of(details)
 
     async def _find(self, hashes: Sequence[int], question: ExistsQuery) -> list[bool]:
-        """Return for each hash True if all the shards have it.
+        """Return for each hash True if all the shards have it, for fewer hashes if a layout has very many groups.
 
         A shard without a known layout has nothing, and then the shards behind it do not matter.
         """
@@ -144,6 +148,8 @@ class BlockIndex:
         known = list(takewhile(lambda shard: shard in shapes and question.is_possible(shapes[shard]), shards))
         if len(known) < len(shards):
             self._shapes.pop(shards[len(known)], None)  # it may have other layer groups now: read it again next time
+        widest = max((len(question.groups_of(shapes[shard])) for shard in known), default=1)
+        hashes = hashes[: max(1, NAMES_AT_ONCE // widest)]
         keys: list[PoolKey] = []
         for shard in known:
             if keys:
@@ -218,12 +224,16 @@ class BlockIndex:
         shape = (await self._shapes_of([self._names.shard], False, deadline)).get(self._names.shard)
         if shape is None:
             return 0
-        keys: list[PoolKey] = []
-        for part in _portions(hashes):
-            if keys:
-                await anyio.lowlevel.checkpoint()
-            keys += self._names.of_blocks(product(part, range(shape.groups)), shape)
-        return await self.remove_keys(keys, deadline)
+        step = max(1, KEYS_AT_ONCE // shape.groups)
+        parts = [hashes[first : first + step] for first in range(0, len(hashes), step)]
+
+        def names(part: Sequence[int]) -> list[PoolKey]:
+            return self._names.of_blocks(product(part, range(shape.groups)), shape)
+
+        for part in parts:
+            self._pipeline.local.remove(names(part))
+            await anyio.lowlevel.checkpoint()
+        return sum([await self.remove_keys(names(part), deadline) for part in parts])
 
     async def exists_keys(self, keys: Sequence[PoolKey], lease: float, deadline: float) -> list[bool]:
         """Return for each of the caller's own keys True if its value is there."""

@@ -11,6 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from aiodatadist._context_caching.block_index import NAMES_AT_ONCE
 from aiodatadist._context_caching.pools.contract import PoolKey, PoolUnreachable
 from aiodatadist._testing.views import entries_of, pipeline_of, store_of
 from aiodatadist.context_caching import CcConfig_v1, CcStatus, ContextCache, EmsInvalidArgument, MemoryPool
@@ -102,6 +103,28 @@ async def test_a_note_that_is_none_says_nothing(text: bytes) -> None:
         pool.questions.clear()
         assert (await scheduler.exists(HASHES, all_ranks=True)).details == (CcStatus.MISS,) * 4
         assert all(len(question) < len(HASHES) * RANKS for question in pool.questions)
+
+
+async def test_a_note_with_very_many_groups_costs_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another writer of the pool may claim them: a lookup or a removal makes few names at a time, and does its work."""
+    hashes, made = [*range(1, 1001)], []
+    async with asked() as (_, scheduler):
+        note = scheduler._names.of_layout_record("p0t0")
+        text = b"0" * 32 + b"00004096"
+        assert await pipeline_of(scheduler).write_layout_record(note, text, anyio.current_time() + 5)
+        of_blocks = scheduler._names.of_blocks
+
+        def counted(*args: Any) -> list[PoolKey]:
+            names = of_blocks(*args)
+            made.append(len(names))
+            return names
+
+        monkeypatch.setattr(scheduler._names, "of_blocks", counted)
+        found = await scheduler.exists(hashes)
+        assert set(found.details) == {CcStatus.MISS, CcStatus.SKIPPED}
+        assert await scheduler.remove(hashes[:8]) == 0
+    assert made
+    assert max(made) <= NAMES_AT_ONCE
 
 
 async def test_a_pool_that_does_not_answer_is_said(caplog: pytest.LogCaptureFixture) -> None:

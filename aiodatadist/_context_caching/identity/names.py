@@ -128,6 +128,8 @@ class Shape(NamedTuple):
 LAYOUT_RECORD_BYTES: Final = 40
 MAX_GROUPS: Final = 4096
 """Most layer groups of a layout. A lookup makes a name for each group of a block."""
+MAX_SPACES: Final = 256
+"""Most namespaces of layouts that are kept, so that they need not be hashed again."""
 
 _pool_key = partial(tuple.__new__, PoolKey)
 """Return the key made of a tuple of all fields; much faster than naming the fields."""
@@ -166,6 +168,8 @@ class Names:
         """Return the keys of the data of blocks, each given as ``(hash, layer group)``."""
         space = self._spaces.get(shape.fingerprint)
         if space is None:
+            if len(self._spaces) >= MAX_SPACES:  # layouts are read from the pool, which may name a new one each time
+                self._spaces.clear()
             space = self._spaces[shape.fingerprint] = _namespace("blocks", [*self._identity, shape.fingerprint])
         groups = [f"{shard or self.shard}g{group}" for group in range(shape.groups)]
         # a minus sign keeps -1 and 2**64 - 1 apart
