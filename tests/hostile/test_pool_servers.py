@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
 import pytest
 
 from aiodatadist._context_caching.pools.contract import GetStatus, PoolTimeout, PoolUnreachable, PutStatus
+from aiodatadist._context_caching.pools.redis.nodes import MAX_SERVERS, MAX_VIEW, Account, Node, NodeDown, parse_nodes
+from aiodatadist._context_caching.pools.redis.pool import RedisPool
+from aiodatadist._context_caching.pools.redis.resp import request
 from aiodatadist._context_caching.pools.remarks import remarks_on
 from aiodatadist.context_caching import open_pool
 from aiodatadist.testing.pools import fetch, new_key, soon, store
@@ -144,3 +147,96 @@ async def test_a_pool_that_is_opened_says_so_once(
         await open_pool(url)
     assert caplog.text.count(words) == 1
     assert "hunter2" not in caplog.text
+
+
+def _says(nodes: Callable[[int], str]) -> Callable[[Peer], Awaitable[None]]:
+    """Return a server that says this of its cluster, given its port, and has nothing else to say."""
+
+    async def serve(peer: Peer) -> None:
+        while True:
+            words = await peer.command()
+            if words[0] == b"SET":
+                await peer.skip_value(words)
+            text = nodes(peer.writer.get_extra_info("sockname")[1]).encode()
+            peer.writer.write(b"$%d\r\n%b\r\n" % (len(text), text) if words[0] == b"CLUSTER" else b":0\r\n")
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        (f"a 10.0.0.1:1@1 master - 0 0 1 connected {'0-16383 ' * 2}\n", "a slot has more than one owner"),
+        ("a 10.0.0.1:1@1 master - 0 0 1 connected 5-3\n", "5-3 are no slots"),
+        ("a 10.0.0.1:1@1 master - 0 0 1 connected 16384\n", "16384 are no slots"),
+        ("a 10.0.0.1:1@1 master - 0 0 1 connected\n" * (MAX_SERVERS + 1), "it has 4097 servers: the limit is 4096"),
+        ("a" * (MAX_VIEW + 1), "it has 1048577 characters: the limit is 1048576"),
+        ("a 10.0.0\0.1:1@1 master - 0 0 1 connected 0-16383\n", "is no host"),
+        ("a 10.0.0.1:1@1,kv\0 master - 0 0 1 connected 0-16383\n", "is no host"),
+        (f"a 10.0.0.1:1@1,{'x' * 254} master - 0 0 1 connected 0-16383\n", "is no host"),
+    ],
+)
+def test_what_a_server_says_of_its_cluster_is_bounded(nodes: str, why: str) -> None:
+    """Otherwise 16 MiB of slots would stop the event loop for half an hour."""
+    need_redis()
+
+    with pytest.raises(ValueError, match=why):
+        parse_nodes(nodes, "10.0.0.1")
+
+
+async def test_a_server_that_names_impossible_addresses_has_failed() -> None:
+    """The calls end as if it did not answer, and not with an error of the name service."""
+    async with pool_at(
+        _says(lambda port: f"a 127.0.0.1\0:{port}@1 master - 0 0 1 connected 0-16383\n"), is_cluster=True
+    ) as pool:
+        for call in (store(pool, [new_key()], [b"value"]), fetch(pool, [new_key()], [5])):
+            with pytest.raises(PoolUnreachable, match="does not say who is in its cluster"):
+                await call
+        assert not await pool.healthy(deadline=soon())
+
+
+@pytest.mark.parametrize("host", ["a\0b", "x" * 300, "..", "\x1b[31m"])
+async def test_a_host_that_is_none_is_a_server_that_does_not_answer(host: str) -> None:
+    need_redis()
+
+    with pytest.raises(NodeDown):
+        await Node(host, 1, Account({}, False, 1)).ask(request("PING"))
+
+
+async def test_servers_that_have_left_are_forgotten() -> None:
+    """A server that names another address each time costs no memory for each."""
+    names = (f"127.0.1.{number}" for number in range(1, 200))
+    nodes = _says(lambda _: f"a {next(names)}:1@1 master - 0 0 1 connected 0-16383\n")
+    async with pool_at(nodes, is_cluster=True) as pool:
+        for _ in range(20):
+            await pool.healthy(deadline=soon())
+        assert isinstance(pool, RedisPool)
+        assert len(pool._account._settings) <= 3
+
+
+async def test_a_number_that_is_too_long_counts_as_unknown() -> None:
+    """Python reads no int of more than 4300 digits."""
+    told = b"cluster_enabled:0\r\nused_memory:%b\r\nmaxmemory:%b\r\n" % (b"8" * 5000, b"9" * 5000)
+
+    async def boasts(peer: Peer) -> None:
+        while True:
+            for _ in range(2 * int((await peer.reader.readuntil())[1:])):
+                await peer.reader.readuntil()
+            peer.writer.write(b"$%d\r\n%b\r\n" % (len(told), told))
+
+    async with pool_at(boasts) as pool:
+        (node,) = await pool.nodes(deadline=soon())
+        assert (node.is_alive, node.capacity, node.used) == (True, None, None)
+
+
+async def test_an_answer_to_a_removal_is_shown_short_and_printable() -> None:
+    async def talks(peer: Peer) -> None:
+        while True:
+            await peer.command()
+            peer.writer.write(b"$70000\r\n" + b"\x1b" * 70000 + b"\r\n")
+
+    async with pool_at(talks) as pool:
+        with pytest.raises(PoolUnreachable, match="1 of 1 keys were not removed") as caught:
+            await pool.remove_many([new_key()], deadline=soon())
+    assert len(str(caught.value)) < 400
+    assert str(caught.value).isprintable()

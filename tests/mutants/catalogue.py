@@ -1963,6 +1963,22 @@ MUTANTS = (
         (POOL_SERVERS,),
     ),
     Mutant(
+        "a-view-names-slots-for-ever",
+        "a server of a pool cannot stop the event loop with its description of the cluster",
+        "aiodatadist/_context_caching/pools/redis/nodes.py",
+        "                if owned > SLOTS:\n",
+        "                if owned < 0:\n",
+        (f"{POOL_SERVERS}::test_what_a_server_says_of_its_cluster_is_bounded",),
+    ),
+    Mutant(
+        "a-layout-makes-names-for-ever",
+        "a layout that another writer of the pool recorded costs few names at a time",
+        "aiodatadist/_context_caching/block_index.py",
+        "        hashes = hashes[: max(1, NAMES_AT_ONCE // widest)]\n",
+        "        hashes = hashes[: max(512, NAMES_AT_ONCE // widest)]\n",
+        ("tests/context_caching/test_block_index.py",),
+    ),
+    Mutant(
         "keys-known-before-their-policy",
         "no link is made with keys whose policy is not known yet",
         "aiodatadist/_cluster/key_ring.py",

@@ -44,6 +44,12 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 SLOTS: Final = 16384
+MAX_VIEW: Final = 1 << 20
+"""Most characters in a cluster's description of itself: it is read on the event loop."""
+MAX_HOST: Final = 253
+"""Most characters of a server's name or address."""
+MAX_SERVERS: Final = 4096
+"""Most servers in it. Redis's own advice is 1000 at most."""
 REFUSALS: Final = (ServerRefused, NotRedis)
 """Errors of a server that answers, for which trying again does not help."""
 SMALL: Final = 2
@@ -62,6 +68,10 @@ class Account:
     is_tls: bool
     connections: int
     _settings: dict[tuple[str, int], Connection] = field(default_factory=dict, compare=False, repr=False)
+
+    def forget(self, address: tuple[str, int]) -> None:
+        """Forget a server that has left the pool."""
+        self._settings.pop(address, None)
 
     def connection(self, host: str, port: int) -> RedisConnection:
         """Return a new connection. Raises TypeError if redis-py does not know an option."""
@@ -133,8 +143,8 @@ class Node:
                 if self._is_over:
                     raise ConnectionResetError("this pool is closed")
                 return await self._talk(self._account.connection(self.host, self.port), requests)
-            except (OSError, UnicodeError, OverflowError) as error:
-                # the last two are raised for a host that is not an address
+            except (OSError, ValueError, OverflowError) as error:
+                # the last two are raised for a host or a port that is not an address
                 self.is_down = True
                 raise NodeDown(printable(f"redis at {self.name}: {error}")) from error
 
@@ -195,6 +205,7 @@ class Node:
     def drop(self) -> None:
         """Close idle connections: the server has left the pool. Running calls continue."""
         self._is_closed = True
+        self._account.forget((self.host, self.port))
         for connection in self._idle:
             connection.drop()
         self._idle.clear()
@@ -224,24 +235,54 @@ class View:
 
 
 def parse_nodes(text: str, asked: str) -> View:
-    """Return the view in the answer to ``CLUSTER NODES`` from the server at host ``asked``."""
+    """Return the view in the answer to ``CLUSTER NODES`` from the server at host ``asked``.
+
+    Raises ValueError if it is none. Whatever the text says, reading it takes some milliseconds.
+    """
+    if len(text) > MAX_VIEW:
+        raise ValueError(f"it has {len(text)} characters: the limit is {MAX_VIEW}")
+    lines = text.splitlines()
+    if len(lines) > MAX_SERVERS:
+        raise ValueError(f"it has {len(lines)} servers: the limit is {MAX_SERVERS}")
     view = View([None] * SLOTS)
-    for line in text.splitlines():
+    owned = 0
+    for line in lines:
         _, place, flags, _, _, _, _, _, *ranges = line.split()
-        place, _, hostname = place.partition(",")
-        host, _, port = place.partition("@")[0].rpartition(":")
         kinds = flags.split(",")
         if "noaddr" in kinds or "handshake" in kinds:
             continue
-        address = (hostname.partition(",")[0] or host or asked, int(port))
-        view.members.update((address, (host or asked, int(port))))
+        address, by_number = _addresses(place, asked)
+        view.members.update((address, by_number))
         if "master" not in kinds:
             continue
         if "fail" in kinds:
             view.failed.add(address)
         for part in ranges:
             if not part.startswith("["):  # "[": a slot that is being migrated, which its owner lists as well
-                first, _, last = part.partition("-")
-                for slot in range(int(first), int(last or first) + 1):
-                    view.owners[slot] = address
+                slots = _slots(part)
+                owned += len(slots)
+                if owned > SLOTS:
+                    raise ValueError("a slot has more than one owner")
+                view.owners[slots.start : slots.stop] = [address] * len(slots)
     return view
+
+
+def _addresses(place: str, asked: str) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Return a server's addresses, by name if it has one, and by number. Raises ValueError if there is none."""
+    place, _, hostname = place.partition(",")
+    host, _, port = place.partition("@")[0].rpartition(":")
+    return (_host(hostname.partition(",")[0] or host or asked), int(port)), (_host(host or asked), int(port))
+
+
+def _host(name: str) -> str:
+    if len(name) > MAX_HOST or not (name.isascii() and name.isprintable()):
+        raise ValueError(f"{printable(name)!r} is no host")
+    return name
+
+
+def _slots(part: str) -> range:
+    first, _, last = part.partition("-")
+    slots = range(int(first), int(last or first) + 1)
+    if not 0 <= slots.start < slots.stop <= SLOTS:
+        raise ValueError(f"{printable(part)} are no slots")
+    return slots

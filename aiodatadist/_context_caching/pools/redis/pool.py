@@ -281,8 +281,8 @@ class RedisPool(KVPool):
                     group.start_soon(look, node)
         if not any(node.is_alive for node in found.values()):
             if scope.cancelled_caught:
-                raise PoolTimeout(f"no answer from redis at {', '.join(found)} by the deadline")
-            raise PoolUnreachable(f"no answer from redis at {', '.join(found)}")
+                raise PoolTimeout(f"no answer from redis at {printable(', '.join(found))} by the deadline")
+            raise PoolUnreachable(f"no answer from redis at {printable(', '.join(found))}")
         return list(found.values())
 
     async def healthy(self, *, deadline: float) -> bool:
@@ -523,7 +523,7 @@ class RedisPool(KVPool):
             for _ in range(ASKED):
                 group.start_soon(ask, group.cancel_scope)
         if not answers:
-            raise PoolUnreachable("; ".join(str(failure) for failure in failures)) from failures[-1]
+            raise PoolUnreachable(_in_words(failures)) from failures[-1]
         return answers[0]
 
 
@@ -571,12 +571,12 @@ def _buffer(stage: Stage) -> Buffer:
 
 def _in_words(failures: Iterable[object]) -> str:
     """Return the different reasons why servers failed."""
-    return "; ".join(list(dict.fromkeys(map(str, failures)))[:TOLD])
+    return "; ".join(list(dict.fromkeys(map(printable, failures)))[:TOLD])
 
 
 def _fact(info: bytes, name: bytes) -> int | None:
     """Return a number from an answer to ``INFO``, or None if it is missing."""
-    found = re.search(rb"^%b:([0-9]+)\r?$" % name, info, re.MULTILINE)
+    found = re.search(rb"^%b:([0-9]{1,20})\r?$" % name, info, re.MULTILINE)
     return None if found is None else int(found[1])
 
 
