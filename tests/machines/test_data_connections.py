@@ -21,7 +21,8 @@ BYTES = 16 << 20
 MIDDLE = 1500
 """Packets of a large transfer that have passed in its middle: there are about 12000."""
 STREAMS = 4
-ONE_SIDED, REQUESTS = {"enable_remote_cache_accessible": True}, {"enable_remote_cache_accessible": False}
+ONE_SIDED: dict[str, Any] = {"enable_remote_cache_accessible": True}
+REQUESTS: dict[str, Any] = {"enable_remote_cache_accessible": False}
 modes = pytest.mark.parametrize("mode", [ONE_SIDED, at_night(REQUESTS)], ids=["one_sided", "requests"])
 transfers = pytest.mark.parametrize(
     ("what", "mode"),
@@ -193,7 +194,8 @@ def test_blocks_cross_networks_of_both_families_and_of_large_packets(
 @modes
 @pytest.mark.parametrize("loss", [0.01, 0.05])
 def test_blocks_arrive_whole_on_networks_that_lose_packets(loss: float, mode: dict[str, Any]) -> None:
-    with pair("tcp", {"blocks": 16, "block": 1 << 14}, heartbeat_interval=1.0, **mode) as (owner, puller, net):
+    patient = {**PATIENT, "heartbeat_interval": 1.0}
+    with pair("tcp", {"blocks": 16, "block": 1 << 14}, **{**patient, **mode}) as (owner, puller, net):
         owner.call("keep")
         net.change(delay=0.01, loss=loss, late=0.05)
         for _ in range(3):

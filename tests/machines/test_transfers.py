@@ -20,7 +20,8 @@ pytestmark = [
     pytest.mark.usefixtures("meeting"),
     pytest.mark.parametrize("transport", TRANSPORTS),
 ]
-ONE_SIDED, REQUESTS = {"enable_remote_cache_accessible": True}, {"enable_remote_cache_accessible": False}
+ONE_SIDED: dict[str, Any] = {"enable_remote_cache_accessible": True}
+REQUESTS: dict[str, Any] = {"enable_remote_cache_accessible": False}
 modes = pytest.mark.parametrize("mode", [ONE_SIDED, REQUESTS], ids=["one_sided", "requests"])
 BAD = {"delay": 0.01, "loss": 0.01, "late": 0.05}
 """A round trip of 20 ms, with 1 % of the packets lost, and some late."""
