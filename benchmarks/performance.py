@@ -330,7 +330,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path, metavar="FOLDER", default=DOCS, help="where the page goes (docs)")
     given = parser.parse_args()
     if find_spec("matplotlib") is None:
-        raise SystemExit("the picture of the page needs the extra plot: pip install 'aiodatadist[plot]'")
+        raise SystemExit("the picture of the page needs the extra plot: pip install '.[plot]'")
     large, small = asyncio.run(both(given.seconds))
     others = measured_others(given.seconds, given.rounds)
     given.into.joinpath("performance.md").write_text(page(large, small, others), encoding="utf-8")

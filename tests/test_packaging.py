@@ -280,6 +280,13 @@ def test_all_that_is_published_is_prepared_for_an_index_before_it_is_built() -> 
         assert 0 < inside.index("tests.index_page") < inside.index(build)
 
 
+@pytest.mark.parametrize("folder", ["aiodatadist", "benchmarks", "examples"])
+def test_no_message_says_to_install_an_extra_from_an_index_that_does_not_have_the_package(folder: str) -> None:
+    saying = re.compile(r"pip install ['\"]?aiodatadist\[")
+    files = [file for file in (ROOT / folder).rglob("*.py") if saying.search(file.read_text(encoding="utf-8"))]
+    assert files == []
+
+
 # ---- the workflows ----
 
 PINNED = re.compile(r"[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+")

@@ -10,13 +10,14 @@ from __future__ import annotations
 from time import time_ns
 from typing import Final
 
+from aiodatadist._context_caching.pools.extras import how_to_install
 from aiodatadist._counting import Call, Ended, Tell
 
 try:
     from opentelemetry.trace import SpanKind, StatusCode, TracerProvider, get_tracer
     from opentelemetry.util.types import AttributeValue
 except ImportError as _error:
-    raise ImportError("spans need the extra: pip install 'aiodatadist[otel]'") from _error
+    raise ImportError(f"spans need opentelemetry-api: {how_to_install('otel')}") from _error
 
 _FIGURES: Final = ("bytes", "ranges", "queue_seconds", "transfer_seconds", "hits")
 

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 
 from aiodatadist._cache.pool import PoolUsage
 from aiodatadist._context_caching.calls import CacheFigures
+from aiodatadist._context_caching.pools.extras import how_to_install
 from aiodatadist._counting import OF_POOLS, SECONDS, SUCCESS, Figures, FlowFigures, Incident
 from aiodatadist._link import LeaseEnd
 from aiodatadist._link.lifecycle import LINK_CAUSES, LinkState
@@ -35,7 +36,7 @@ try:
     from prometheus_client.metrics_core import Metric as Family
     from prometheus_client.registry import Collector
 except ImportError as _error:
-    raise ImportError("metrics for Prometheus need the extra: pip install 'aiodatadist[prometheus]'") from _error
+    raise ImportError(f"metrics for Prometheus need prometheus-client: {how_to_install('prometheus')}") from _error
 
 _SIZES: Final = range(8, 41, 2)
 """Powers of two, from 256 B to 1 TiB: the bounds by which sizes of transfers are counted."""

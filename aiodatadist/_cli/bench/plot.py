@@ -11,6 +11,7 @@ from aiodatadist._cli.bench.figures import MEMCPY, OURS, Row
 from aiodatadist._cli.bench.report import BenchReport
 from aiodatadist._cli.bench.sizes import size_text
 from aiodatadist._cli.kit.errors import wrong_input
+from aiodatadist._context_caching.pools.extras import how_to_install
 
 NEEDS_LATEX = {"pgf"}
 """The formats of matplotlib that need LaTeX."""
@@ -23,7 +24,7 @@ def check_plot(into: Path) -> None:
         CommandError: if matplotlib is not installed, or does not know the format.
     """
     if find_spec("matplotlib") is None:
-        raise wrong_input("--plot needs matplotlib: pip install 'aiodatadist[plot]'; --json needs nothing")
+        raise wrong_input(f"--plot needs matplotlib: {how_to_install('plot')}; --json needs nothing")
     formats = set(import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()) - NEEDS_LATEX
     if into.suffix[1:].lower() not in formats:
         raise wrong_input(f"--plot: the suffix of {into} is not a format of matplotlib: {', '.join(sorted(formats))}")

@@ -13,6 +13,7 @@ from aiodatadist._cli.demo.messages import LayerTimes
 from aiodatadist._cli.kit.errors import wrong_input
 from aiodatadist._cli.kit.numbers import duration
 from aiodatadist._cli.kit.options import write_report
+from aiodatadist._context_caching.pools.extras import how_to_install
 
 WIDTH = 38
 
@@ -74,7 +75,7 @@ def write_trace(layers: Sequence[LayerTimes], path: Path) -> None:
 def check_plot() -> None:
     """Check that a plot can be drawn. Raises CommandError if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        raise wrong_input("--plot needs matplotlib: pip install 'aiodatadist[plot]'; --trace needs nothing")
+        raise wrong_input(f"--plot needs matplotlib: {how_to_install('plot')}; --trace needs nothing")
 
 
 def write_plot(layers: Sequence[LayerTimes], path: Path) -> None:
