@@ -254,8 +254,10 @@ class Allocator:
         )  # fmt: skip
         self._allocator = lmcache.adhoc.AdHocMemoryAllocator("cpu")
         self.is_full = False
+        self.asked = 0
 
     def allocate(self, *words: Any) -> Any | None:
+        self.asked += 1
         return None if self.is_full else self._allocator.allocate(*words)
 
 
@@ -310,6 +312,27 @@ async def test_chunks_are_put_and_got(lmcache: SimpleNamespace) -> None:
         assert await connector.list() == []
         flags = (connector.support_ping, connector.support_batched_get, connector.support_batched_put)
         assert all(flag() for flag in flags)
+    finally:
+        await connector.close()
+
+
+@pytest.mark.parametrize(
+    "shapes", [[2, 3, 2**30, 8], [2**30] * 4, [-2, -3, 8, 8], [2, 3, 2 * CHUNK, 8], [2, 3, 1, 8]], ids=str
+)
+async def test_a_forged_header_allocates_nothing(lmcache: SimpleNamespace, shapes: list[int]) -> None:
+    """LMCache would evict what it has, and wait for ever, until there is room for the shape."""
+    allocator = Allocator(lmcache)
+    connector = await connector_of(lmcache, allocator)
+    try:
+        (key,), (chunk,) = engine_keys(lmcache, 77), objects(lmcache, 7)
+        forged = SimpleNamespace(
+            byte_array=chunk.byte_array, get_dtypes=chunk.get_dtypes, get_memory_format=chunk.get_memory_format,
+            get_shapes=lambda: [lmcache.torch.Size(shapes)],
+        )  # fmt: skip
+        await connector.put(key, forged)
+        assert await connector.get(key) is None
+        assert allocator.asked == 0
+        await asyncio.to_thread(connector.remove_sync, key)
     finally:
         await connector.close()
 

@@ -7,6 +7,7 @@ import builtins
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from math import prod
 from typing import Any
 
 from lmcache.v1.protocol import RemoteMetadata
@@ -104,9 +105,16 @@ class AioDataDistRemoteConnector(RemoteConnector):  # type: ignore[misc]  # LMCa
         return objects
 
     def _allocate(self, header: bytearray) -> Any | None:
-        """Allocate memory of the shape in a header; return None if the header has none, or there is no room."""
+        """Allocate memory of the shape in a header; return None if the header has none, or there is no room.
+
+        Another writer of the pool may have written the header. LMCache evicts chunks, and waits for ever, until there is
+        room for a shape: so one of more bytes than a chunk can have is refused before.
+        """
         try:
             told = RemoteMetadata.deserialize(bytes(header))
+            nbytes = sum(prod(shape) * dtype.itemsize for shape, dtype in zip(told.shapes, told.dtypes, strict=True))
+            if not 0 < nbytes == told.length <= self.full_chunk_size_bytes or min(map(min, told.shapes)) < 0:
+                raise ValueError(f"{told.length} bytes of shape {told.shapes}")
             made = self._allocator.allocate(told.shapes, told.dtypes, told.fmt)
         except (ValueError, KeyError) as error:
             told = "a chunk's header is unreadable: %s", printable(error)
