@@ -19,6 +19,7 @@ from aiodatadist import (
     BlocksCacheKey,
     Cache,
     CacheDesc,
+    CacheTask,
     DataType,
     LinkPhase,
     LLMException,
@@ -48,6 +49,7 @@ class End:
         self._notes = cluster.datadist.notifications()
         self._cache: Cache | None = None
         self._copy = b""
+        self._begun: CacheTask | None = None
 
     # ---- links ----
 
@@ -133,6 +135,26 @@ class End:
             await self.keep()
             return [type(error).__name__, str(error)]
         raise AssertionError(f"{what} has succeeded")
+
+    async def begin(self, what: str, peer: int, src: list[int], dst: list[int]) -> None:
+        """Begin to pull or push blocks."""
+        call = self._manager.pull_blocks if what == "pull" else self._manager.push_blocks
+        self._begun = call(BlocksCacheKey(peer), self._own, src, dst)
+
+    async def cancel(self) -> bool:
+        """Cancel what was begun, and keep a copy of memory; return True if it had not ended.
+
+        Raises LLMException if it fails instead.
+        """
+        assert self._begun is not None
+        self._begun.cancel()
+        try:
+            await self._begun
+        except asyncio.CancelledError:
+            return True
+        finally:
+            await self.keep()
+        return False
 
     async def keep(self) -> None:
         """Keep a copy of memory as it is now."""

@@ -154,6 +154,58 @@ def test_an_owner_that_is_stopped_in_the_middle_of_a_transfer_finds_its_link_los
         moves_right(puller, what)
 
 
+@pytest.mark.nightly
+@transfers
+def test_an_initiator_that_is_stopped_in_the_middle_of_a_transfer_finds_its_link_lost(
+    what: str, mode: dict[str, Any]
+) -> None:
+    with pair("tcp", LARGE, **PATIENT, **mode) as (owner, puller, net):
+        begin(puller, what, net)
+        puller.program.stop()
+        owner.call("until", phase="LOST")
+        owner.call("keep")
+        puller.program.go_on()
+        kind, words = puller.answer()
+        assert kind in LOST, words
+        relinked(net, owner, puller)
+        puller.call("ping", peer=1)
+        assert puller.call("unchanged")
+        assert owner.call("unchanged")
+
+
+@modes
+def test_a_pull_is_cancelled_at_once_while_the_network_is_cut(mode: dict[str, Any]) -> None:
+    """Heartbeats are so seldom that the link has not been lost when the cancellation is delivered."""
+    seldom = {**PATIENT, "heartbeat_interval": 5.0}
+    with pair("tcp", LARGE, **{**seldom, **mode}) as (_, puller, net):
+        passed = net.wait_passed(THERE, 0)
+        puller.call("begin", what="pull", peer=1, src=ALL, dst=ALL)
+        net.wait_passed(THERE, passed + MIDDLE)
+        net.cut()
+        if mode == ONE_SIDED:
+            assert puller.call("cancel")
+            net.mend()
+        else:  # the owner writes: it must say that it has stopped
+            net.mend()
+            puller.call("cancel")
+        puller.call("ping", peer=1)
+        assert puller.call("unchanged")
+
+
+@pytest.mark.nightly
+def test_a_push_whose_peer_cannot_confirm_its_cancellation_loses_the_link() -> None:
+    with pair("tcp", LARGE, **{**PATIENT, "heartbeat_interval": 5.0}) as (owner, puller, net):
+        passed = net.wait_passed(BACK, 0)
+        puller.call("begin", what="push", peer=1, src=ALL, dst=ALL)
+        net.wait_passed(BACK, passed + MIDDLE)
+        net.cut()
+        with pytest.raises(Refused, match="PeerLost"):
+            puller.call("cancel")
+        puller.call("until", phase="LOST")
+        relinked(net, owner, puller)
+        moves_right(puller, "push")
+
+
 @pytest.mark.usefixtures("nft")
 @pytest.mark.parametrize("mode", [ONE_SIDED, REQUESTS], ids=["one_sided", "requests"])
 def test_blocks_come_from_behind_a_forwarded_port(mode: dict[str, Any]) -> None:
