@@ -183,6 +183,7 @@ class Channel(ABC):
         runs_blocks: True if its streams can run a :class:`~aiodatadist._device.BlockRun`.
         needs_loans: True if the peer reaches only what :meth:`lend` has lent. Otherwise it reaches what ``reach`` shows, and
             nothing is lent.
+        has_connections: True if it moves bytes over data connections of the link: if the peer fails a transfer, one is lost.
         tells_access: True if a peer that may read a region cannot write it. Otherwise it can do both, or neither.
         reaches_host: True if the peer's HOST memory can be read and written, too; otherwise only DEVICE memory.
     """
@@ -191,6 +192,7 @@ class Channel(ABC):
     takes_gates: bool = True
     runs_blocks: bool = True
     needs_loans: bool = False
+    has_connections: bool = False
     tells_access: bool = True
     reaches_host: bool = True
 

@@ -152,6 +152,7 @@ class TcpChannel(Channel):
     takes_gates = False
     runs_blocks = False
     needs_loans = True
+    has_connections = True
 
     def __init__(self, device: Device, connections: Sequence[DataConnection], config: TcpConfig) -> None:
         super().__init__(device)

@@ -89,6 +89,7 @@ class Traits(NamedTuple):
     has_one_queue: bool = False
     takes_gates: bool = True
     reaches_host: bool = True
+    has_connections: bool = False
 
 
 class Channels:
@@ -190,7 +191,7 @@ class Channels:
         )
         channel.when_broken(self.losses.report)
         self._current = LinkChannel(name, channel, epoch, 0)
-        self.traits = Traits(channel.has_one_queue, channel.takes_gates, channel.reaches_host)
+        self.traits = Traits(channel.has_one_queue, channel.takes_gates, channel.reaches_host, channel.has_connections)
         if channel.needs_loans:
             self.begin_lending(channel)
 

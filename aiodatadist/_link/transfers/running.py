@@ -363,8 +363,12 @@ class RunningTransfers:
     def _peer_failed(self, error: LLMException | None) -> str:
         """End the link: a transfer has found out before the heartbeats did that the peer failed. Return why, in words."""
         words = "" if error is None else error.args[0]
-        died = f"cluster {self.session.cluster_id}: the peer's process is gone, or gave up its memory: {words}"
-        self.session.break_off(PeerLost(died), Cause.DEVICE_ERROR)
+        name = f"cluster {self.session.cluster_id}"
+        if self.session.channels.traits.has_connections:
+            died, cause = f"{name}: a data connection was lost: {words}", Cause.DATA_CONNECTION_LOST
+        else:
+            died, cause = f"{name}: the peer's process is gone, or gave up its memory: {words}", Cause.DEVICE_ERROR
+        self.session.break_off(PeerLost(died), cause)
         return died
 
     def take_back(self, remote: RemoteCache) -> None:
