@@ -65,29 +65,36 @@ static int set_up(const net_channel *c, int fd)
     return 0;
 }
 
-static connection *new_connection(net_channel *c, int fd)
+static void free_connection(connection *k)
+{
+    records_free(k->sealer);
+    records_free(k->opener);
+    pthread_mutex_destroy(&k->lock);
+    free(k);
+}
+
+static int new_connection(net_channel *c, int fd, const uint8_t *keys, connection **out)
 {
     connection *k = calloc(1, sizeof *k);
     if (!k)
-        return NULL;
+        return -ENOMEM;
     k->channel = c;
     k->fd = fd;
     k->index = c->connections_count;
     k->out_end = &k->out;
     pthread_mutex_init(&k->lock, NULL);
-    return k;
-}
-
-static void free_connection(connection *k)
-{
-    pthread_mutex_destroy(&k->lock);
-    free(k);
+    int code = keys ? records_new(keys, true, &k->sealer) : 0;
+    if (!code && keys)
+        code = records_new(keys + NET_KEY, false, &k->opener);
+    if (code)
+        free_connection(k);
+    else
+        *out = k;
+    return code;
 }
 
 int net_channel_add(net_channel *c, int fd, const uint8_t *keys)
 {
-    if (keys)
-        return -ENOTSUP;
     if (is_forked(c))
         return -EPERM;
     int code = set_up(c, fd);
@@ -99,9 +106,7 @@ int net_channel_add(net_channel *c, int fd, const uint8_t *keys)
         code = -EPIPE;
     else if (c->connections_count == NET_MOST_CONNECTIONS)
         code = -EMFILE;
-    else if (!(k = new_connection(c, fd)))
-        code = -ENOMEM;
-    else if ((code = io_join(k, c->options.threads)))
+    else if (!(code = new_connection(c, fd, keys, &k)) && (code = io_join(k, c->options.threads)))
         free_connection(k);
     uint32_t touched = 0;
     if (!code) {

@@ -168,18 +168,26 @@ static bool on_unreadable(connection *k, net_reason *why)
     return true;
 }
 
+static ssize_t transmit(connection *k, struct iovec *iov, uint32_t count)
+{
+    struct msghdr message = {.msg_iov = iov, .msg_iovlen = count};
+    ssize_t got;
+    if (k->sealer)
+        return records_send(k->sealer, k->fd, iov, count);
+    while ((got = sendmsg(k->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)) < 0 && errno == EINTR)
+        ;
+    return got;
+}
+
 /* Returns false if the connection broke. *bytes: 0 if the socket has no room. */
 static bool send_some(connection *k, uint64_t most, uint64_t *bytes, bool *is_full, net_reason *why)
 {
     enum { PIECES = 2 * NET_MOST_RANGES };
     struct iovec iov[PIECES];
     uint64_t total;
-    struct msghdr message = {.msg_iov = iov, .msg_iovlen = gather(k, iov, PIECES, most, &total)};
-    ssize_t got;
-    while ((got = sendmsg(k->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)) < 0 && errno == EINTR)
-        ;
+    ssize_t got = transmit(k, iov, gather(k, iov, PIECES, most, &total));
     *bytes = got > 0 ? (uint64_t)got : 0;
-    *is_full = *bytes < total;
+    *is_full = *bytes < total || records_wait(k->sealer);
     if (got < 0 && errno == EFAULT) {
         *is_full = false;
         return on_unreadable(k, why);
@@ -190,9 +198,14 @@ static bool send_some(connection *k, uint64_t most, uint64_t *bytes, bool *is_fu
     return true;
 }
 
+static bool has_to_send(const connection *k)
+{
+    return k->out || records_wait(k->sealer);
+}
+
 static void note_interest(connection *k)
 {
-    bool out = k->out != NULL;
+    bool out = has_to_send(k);
     if (out != k->wants_out)
         io_interest(k, k->wants_out = out);
 }
@@ -406,15 +419,23 @@ static void on_unwritable(connection *k)
     k->into->refused = 0;
 }
 
+static ssize_t take_in(connection *k, struct iovec *iov, uint32_t count)
+{
+    struct msghdr message = {.msg_iov = iov, .msg_iovlen = count};
+    ssize_t got;
+    if (k->opener)
+        return records_receive(k->opener, k->fd, iov, count);
+    while ((got = recvmsg(k->fd, &message, MSG_DONTWAIT)) < 0 && errno == EINTR)
+        ;
+    return got;
+}
+
 /* *is_empty: the socket has nothing more. */
 static bool receive_some(connection *k, char *scratch, uint64_t *bytes, bool *is_empty, net_reason *why)
 {
     struct iovec iov[NET_MOST_RANGES + 1];
     uint64_t total;
-    struct msghdr message = {.msg_iov = iov, .msg_iovlen = expected(k, iov, scratch, &total)};
-    ssize_t got;
-    while ((got = recvmsg(k->fd, &message, MSG_DONTWAIT)) < 0 && errno == EINTR)
-        ;
+    ssize_t got = take_in(k, iov, expected(k, iov, scratch, &total));
     *bytes = got > 0 ? (uint64_t)got : 0;
     *is_empty = *bytes < total;
     if (got == 0)
@@ -424,6 +445,8 @@ static bool receive_some(connection *k, char *scratch, uint64_t *bytes, bool *is
         *is_empty = false;
         return true;
     }
+    if (got < 0 && errno == EBADMSG)
+        return broken(why, NET_PROTOCOL, 0, "what came over a data connection has a wrong seal: it was changed or added on its way");
     if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
         return broken(why, NET_ENDED, errno, "receiving on a data connection failed");
     return arrived(k, *bytes, why);
@@ -435,8 +458,9 @@ bool connection_serve(connection *k, uint32_t events, char *scratch, net_reason 
 {
     enum { CALLS = 32 };
     uint64_t moved = 0, bytes;
-    bool in = events & ~(uint32_t)EPOLLOUT, out = true, fine = true, is_full, is_empty;
-    for (int calls = 0; fine && (in || out) && calls < CALLS && moved < NET_MOST_BYTES; calls++) {
+    bool in = events & ~(uint32_t)EPOLLOUT, out = true, fine = true, has_left = false, is_full, is_empty;
+    /* No event tells of bytes that were opened and not handed out, so none are left behind. */
+    for (int calls = 0; fine && (in || out) && (has_left || (calls < CALLS && moved < NET_MOST_BYTES)); calls++) {
         pthread_mutex_lock(&k->lock);
         if (k->fd < 0)
             in = out = false;
@@ -445,12 +469,13 @@ bool connection_serve(connection *k, uint32_t events, char *scratch, net_reason 
             in = !is_empty;
             moved += bytes;
         }
-        if (fine && k->fd >= 0 && k->out && out) {
+        if (fine && k->fd >= 0 && has_to_send(k) && out) {
             fine = send_some(k, NET_MOST_BYTES, &bytes, &is_full, why);
             out = !is_full;
             moved += bytes;
         }
-        out &= k->out != NULL || in;
+        out &= has_to_send(k) || in;
+        has_left = in && records_left(k->opener);
         bool settle = k->has_ended;
         connection_give(k);
         if (fine && (settle || atomic_load(&k->wanted)))

@@ -1,6 +1,7 @@
 /* net_internal.h: what the files of native/net/ share.
  *
  *   lent.c          what the peer may reach
+ *   records.c       bytes under a seal
  *   connection.c    frames of one connection: sends, receives, checks, answers
  *   queue.c         which program's part goes next, and what its end means
  *   channel.c       connections that live and end together
@@ -18,6 +19,7 @@
 #include <sys/uio.h>
 #include "frames.h"
 #include "grid.h"
+#include "records.h"
 #pragma GCC visibility push(default)
 #include "net_ring.h"
 #pragma GCC visibility pop
@@ -76,6 +78,7 @@ struct connection {
     atomic_uint wanted;                   /* threads that wait for the lock */
     pthread_mutex_t lock;                 /* guards the rest */
     int fd;                               /* -1: closed */
+    records *sealer, *opener;             /* NULL: bytes travel as they are */
     bool wants_out;                       /* epoll tells when there is room to send */
     uint64_t last_number, next_number;    /* the peer's last part; our next one */
     part *out, **out_end;

@@ -1,0 +1,30 @@
+/* records.h: bytes of a connection under a seal, so that nobody on the way reads, changes, repeats, reorders or drops them unnoticed.
+ *
+ * A record is its length in 4 bytes, at most RECORD_MOST bytes sealed with AES-256-GCM, and their tag of 16 bytes. The nonce is the
+ * number of the record, which does not travel, and the length is authenticated as well. libcrypto does the work; it is opened when
+ * the first seal is needed.
+ *
+ * What arrives is opened and compared before any byte of it is handed out, so memory of the caller has only bytes of the peer.
+ * Memory is read and written by this process itself: unlike the kernel it does not survive memory that is not there.
+ *
+ * Each of the two is used by one thread at a time. Its buffer of 64 KiB exists while it is needed.                            */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+enum { RECORD_KEY = 32, RECORD_HEAD = 4, RECORD_TAG = 16, RECORD_MOST = 1 << 16 };
+
+typedef struct records records;
+
+int  records_new(const uint8_t *key, bool seals, records **out);    /* 0, -ENOTSUP without libcrypto, or -ENOMEM */
+void records_free(records *r);            /* wipes the key; NULL is fine */
+
+/* As sendmsg(): returns how many of these bytes are under way. What could not be sent of a record waits, and goes first. */
+ssize_t records_send(records *r, int fd, const struct iovec *iov, uint32_t count);
+bool records_wait(const records *r);      /* some bytes were not sent */
+
+/* As recvmsg(). EBADMSG: what came is not the next record of the peer. */
+ssize_t records_receive(records *r, int fd, const struct iovec *iov, uint32_t count);
+bool records_left(const records *r);      /* bytes were opened, and not handed out */
