@@ -1,11 +1,12 @@
-/* records.h: bytes of a connection under a seal, so that nobody on the way reads, changes, repeats, reorders or drops them unnoticed.
+/* records.h: bytes of a connection under a seal. A process on the way can neither read them nor change, repeat, reorder or drop them
+ * unnoticed.
  *
  * A record is its length in 4 bytes, at most RECORD_MOST bytes sealed with AES-256-GCM, and their tag of 16 bytes. The nonce is the
  * number of the record, which does not travel, and the length is authenticated as well. libcrypto does the work; it is opened when
  * the first seal is needed.
  *
  * What arrives is opened and compared before any byte of it is handed out, so memory of the caller has only bytes of the peer.
- * Memory is read and written by this process itself: unlike the kernel it does not survive memory that is not there.
+ * This process itself reads and writes memory. Unlike the kernel, it ends with SIGSEGV if that is unmapped meanwhile.
  *
  * Each of the two is used by one thread at a time. Its buffer of 64 KiB exists while it is needed.                            */
 #pragma once

@@ -1,4 +1,4 @@
-/* Sealed connections: right bytes, and nothing that somebody on the way has changed, repeated, dropped or added. */
+/* Sealed connections: right bytes, and none that a process on the way has changed, repeated, dropped or added. */
 #include "check.h"
 #include "net/net_ring.h"
 #include <fcntl.h>
@@ -51,7 +51,7 @@ static void fill(void)
     }
 }
 
-/* ---- two ends, and somebody between them ---- */
+/* ---- two ends, and a relay between them ---- */
 
 enum act { NOTHING, FLIP, REPEAT, DROP, CUT };
 typedef struct relay {
