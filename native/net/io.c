@@ -26,7 +26,7 @@ struct io_thread {
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t turned;
-    pid_t pid;
+    _Atomic pid_t pid;                    /* read before the lock is taken, which a fork may have left taken */
     uint32_t count, users;
     bool is_ending;                       /* its threads are being joined */
     io_thread threads[MOST_THREADS];
@@ -133,11 +133,18 @@ static void forget_parent(void)
     engine.is_ending = false;
 }
 
+/* A thread of the parent may have held the lock, and others may have waited. */
+static void forget_locks(void)
+{
+    pthread_mutex_init(&engine.lock, NULL);
+    pthread_cond_init(&engine.turned, NULL);
+}
+
 int io_join(connection *k, uint32_t threads)
 {
     int code = 0;
     if (engine.pid && engine.pid != getpid())
-        pthread_mutex_init(&engine.lock, NULL);      /* a thread of the parent may have held it */
+        forget_locks();
     pthread_mutex_lock(&engine.lock);
     forget_parent();
     while (engine.is_ending)
@@ -165,22 +172,20 @@ int io_join(connection *k, uint32_t threads)
     return code;
 }
 
-static void leave(connection *k)
+static void unlist(connection *k)
 {
     connection **at = &k->io->first;
     while (*at && *at != k)
         at = &(*at)->next_of_io;
     if (*at)
         *at = k->next_of_io;
-    k->io->users--;
-    engine.users--;
 }
 
 void io_leave(net_channel *c)
 {
     pthread_mutex_lock(&engine.lock);
     for (uint32_t i = 0; i < c->connections_count; i++)
-        leave(c->connections[i]);
+        unlist(c->connections[i]);
     for (uint32_t i = 0; c->connections_count && i < engine.count; i++) {
         io_thread *t = &engine.threads[i];
         uint64_t before = t->turns;
@@ -188,6 +193,9 @@ void io_leave(net_channel *c)
         while (t->turns == before)
             pthread_cond_wait(&engine.turned, &engine.lock);
     }
+    for (uint32_t i = 0; i < c->connections_count; i++)
+        c->connections[i]->io->users--;
+    engine.users -= c->connections_count;         /* only now: who leaves last ends the threads that others wait for */
     if (c->connections_count && !engine.users && engine.count && !engine.is_ending) {
         for (uint32_t i = 0; i < engine.count; i++) {
             engine.threads[i].ends = true;
