@@ -116,12 +116,12 @@ static void on_sent(connection *k)
         *(p->head.op == NET_OP_ENDED && p->head.status ? &k->counts.refused : &k->counts.served) += 1;
 }
 
-/* As much of the queue as one call may send. */
-static uint32_t gather(const connection *k, struct iovec *iov, uint32_t room, uint64_t most, uint64_t *total)
+/* As much of the queue as one call may send; alone: of its first part. */
+static uint32_t gather(const connection *k, struct iovec *iov, uint32_t room, uint64_t most, bool alone, uint64_t *total)
 {
     uint32_t n = 0;
     *total = 0;
-    for (const part *p = k->out; p && n + 2 <= room && *total < most; p = p->next) {
+    for (const part *p = k->out; p && n + 2 <= room && *total < most; p = alone ? NULL : p->next) {
         uint64_t bytes = 0, before = *total;
         if (p->head_sent < p->head_bytes)
             iov[n++] = (struct iovec){(char *)&p->head + p->head_sent, p->head_bytes - p->head_sent};
@@ -185,7 +185,12 @@ static bool send_some(connection *k, uint64_t most, uint64_t *bytes, bool *is_fu
     enum { PIECES = 2 * NET_MOST_RANGES };
     struct iovec iov[PIECES];
     uint64_t total;
-    ssize_t got = transmit(k, iov, gather(k, iov, PIECES, most, &total));
+    bool alone = false;
+    ssize_t got;
+    do {
+        got = transmit(k, iov, gather(k, iov, PIECES, most, alone, &total));
+        alone = !alone;
+    } while (got < 0 && errno == EFAULT && alone);        /* once more: memory of a later part may be what cannot be read */
     *bytes = got > 0 ? (uint64_t)got : 0;
     *is_full = *bytes < total || records_wait(k->sealer);
     if (got < 0 && errno == EFAULT) {
