@@ -110,11 +110,13 @@ int net_channel_add(net_channel *c, int fd, const uint8_t *keys)
         free_connection(k);
     uint32_t touched = 0;
     if (!code) {
-        c->connections[c->connections_count++] = k;
+        c->connections[k->index] = k;
+        c->connections_count++;           /* last: io_look_at() uses the first one as soon as it counts */
         touched = queue_cut(c, UINT32_MAX);
     }
     pthread_mutex_unlock(&c->lock);
     channel_push(c, touched);
+    io_look_at(c);
     return code;
 }
 
@@ -170,6 +172,7 @@ void channel_settle(connection *k)
     uint32_t touched = queue_cut(c, UINT32_MAX);
     pthread_mutex_unlock(&c->lock);
     channel_push(c, touched);
+    io_look_at(c);                        /* another thread may keep the time of what has begun */
 }
 
 void channel_look(net_channel *c)
@@ -191,8 +194,13 @@ static void drop_parts(connection *k)
     for (part *q = k->own; q < k->own + OWN_PARTS; q++) {
         net_program *p = q->state != PART_FREE ? q->program : NULL;
         if (p) {
+            bool has_ended = q->state == PART_ENDED, has_left = q->state == PART_AWAITED || q->head_sent;
             p->parts--;
-            p->done.bytes += q->op == NET_OP_READ && !q->spoilt ? q->moved : q->state == PART_ENDED && !q->status ? q->bytes : 0;
+            if (q->op == NET_OP_READ)
+                p->done.bytes += q->spoilt ? 0 : q->moved;
+            else
+                p->done.bytes += has_ended && !q->status && !q->fault ? q->bytes : 0;
+            p->is_unconfirmed |= q->op == NET_OP_WRITE && !has_ended && has_left;
         }
         q->state = PART_FREE;
         q->program = NULL;
@@ -213,10 +221,10 @@ static net_program *first_live(const net_ring *r)
 
 static void end_programs(net_ring *r, const net_reason *why)
 {
-    bool closed = why->kind == NET_CLOSED;
     for (net_program *p; (p = first_live(r));) {
-        p->patience_ns = 0;               /* also a program that is being stopped: its bytes are unconfirmed */
-        program_stop(p, closed ? RING_CANCELLED : RING_FAILED, closed ? 0 : CODE_LOST, why->message, ring_now_ns());
+        bool cancelled = why->kind == NET_CLOSED && !p->is_unconfirmed;      /* what is unconfirmed may still land */
+        p->patience_ns = 0;               /* also a program that is being stopped */
+        program_stop(p, cancelled ? RING_CANCELLED : RING_FAILED, cancelled ? 0 : CODE_LOST, why->message, ring_now_ns());
     }
 }
 

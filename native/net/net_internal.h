@@ -142,6 +142,7 @@ struct net_program {
     bool watched;
     int64_t deadline_ns, aside_since_ns;  /* 0: not begun; it does not stand aside */
     int64_t patience_ns;                  /* stopped: when the channel breaks */
+    bool is_unconfirmed;                  /* the channel ended while the peer had bytes of a push that it did not confirm */
     ring_completion done;
 };
 
@@ -165,7 +166,7 @@ struct net_channel {
     pthread_mutex_t lock;                 /* guards the rest */
     net_reason reason;
     int fd;
-    uint32_t connections_count;
+    _Atomic uint32_t connections_count;   /* io_look_at() reads it without the lock */
     connection *connections[NET_MOST_CONNECTIONS];
     node rings;
     node queue[RING_PRIORITIES];

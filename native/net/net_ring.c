@@ -312,7 +312,9 @@ int net_close(net_ring *r, int64_t timeout_ms)
                 program_stop(p, RING_CANCELLED, 0, NULL, ring_now_ns());
         }
     }
+    uint32_t touched = queue_cut(r->channel, r->channel->connections_count);       /* other rings may use the room */
     pthread_mutex_unlock(&r->channel->lock);
+    channel_push(r->channel, touched);
     io_look_at(r->channel);
     pthread_mutex_lock(&r->channel->lock);
     int code = 0;

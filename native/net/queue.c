@@ -30,6 +30,15 @@ static void look_by(net_channel *c, int64_t ns)
 
 /* ---- in the queue, and out of it ---- */
 
+static bool moves_on(net_program *p)
+{
+    while (p->step < p->count && !has_range(&p->steps[p->step].grid, &p->at)) {
+        p->step++;
+        p->at = (cursor){0};
+    }
+    return p->step < p->count;
+}
+
 static void enter(net_program *p)
 {
     p->state = PROGRAM_QUEUED;
@@ -40,6 +49,7 @@ static void enter(net_program *p)
 void program_enqueue(net_program *p)
 {
     net_ring *r = p->ring;
+    moves_on(p);                          /* its first step may be empty, and of another operation */
     if (!r->is_ordered || !r->cutting[p->priority]) {
         r->cutting[p->priority] = p;
         enter(p);
@@ -106,6 +116,14 @@ static void come_back(net_channel *c, int priority, int64_t now)
     c->is_aside[priority] = false;
 }
 
+static bool is_most_urgent(const net_channel *c, const net_program *p)
+{
+    int priority = 0;
+    while (!first_of(c, priority))
+        priority++;
+    return priority == p->priority;
+}
+
 /* The most urgent program; or a less urgent one whose turn it is. */
 static net_program *pick(const net_channel *c)
 {
@@ -137,15 +155,6 @@ static void count_share(net_channel *c, int priority, uint64_t bytes, int64_t no
 }
 
 /* ---- cutting ---- */
-
-static bool moves_on(net_program *p)
-{
-    while (p->step < p->count && !has_range(&p->steps[p->step].grid, &p->at)) {
-        p->step++;
-        p->at = (cursor){0};
-    }
-    return p->step < p->count;
-}
 
 /* The connection with room and the fewest bytes under way. Critical programs have a slot that others leave free. */
 static connection *with_room(const net_channel *c, const net_program *p)
@@ -220,8 +229,11 @@ uint32_t queue_cut(net_channel *c, uint32_t most)
     net_program *p;
     while (most-- && (p = pick(c))) {
         connection *k = with_room(c, p);
-        if (!k || p->next_sequence - p->first_sequence >= PARTS_IN_A_ROW)
+        if (!k || p->next_sequence - p->first_sequence >= PARTS_IN_A_ROW) {
+            if (c->is_aside[p->priority] && is_most_urgent(c, p))
+                come_back(c, p->priority, now);       /* it waits for room, not for urgent programs */
             break;
+        }
         uint64_t bytes = cut_part(p, k, now);
         touched |= 1u << k->index;
         count_share(c, p->priority, bytes, now);
