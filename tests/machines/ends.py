@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tests.certificates import folder_for
 from tests.machines.networks import PORT, Machine, address, machines
 from tests.machines.programs import Program, Weather, weather
 
@@ -91,6 +93,11 @@ def reading(machine: Machine, url: str) -> Iterator[Far]:
         yield reader
     finally:
         reader.program.close()
+
+
+def trust_of(kind: str, folder: Path, cluster_id: int) -> dict[str, Any]:
+    """Return the options of a cluster that has certificates of its own, or the key that all have."""
+    return {"trust": str(folder_for(folder / str(cluster_id), cluster_id))} if kind == "certificates" else {}
 
 
 def over(transport: str) -> dict[str, Any]:

@@ -5,11 +5,12 @@ A transfer is large and the network slow, so that what happens to it happens in 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.machines.ends import BRISK, End, Refused, at, opened, over, pair
+from tests.machines.ends import BRISK, End, Refused, at, opened, over, pair, trust_of
 from tests.machines.networks import PORT, address, cable, forward, machines
 from tests.machines.programs import Weather, weather
 from tests.profiles import at_night
@@ -207,8 +208,9 @@ def test_a_push_whose_peer_cannot_confirm_its_cancellation_loses_the_link() -> N
 
 
 @pytest.mark.usefixtures("nft")
-@pytest.mark.parametrize("mode", [ONE_SIDED, REQUESTS], ids=["one_sided", "requests"])
-def test_blocks_come_from_behind_a_forwarded_port(mode: dict[str, Any]) -> None:
+@pytest.mark.parametrize("trust", ["key", "certificates"])
+@pytest.mark.parametrize("mode", [ONE_SIDED, at_night(REQUESTS)], ids=["one_sided", "requests"])
+def test_blocks_come_from_behind_a_forwarded_port(mode: dict[str, Any], trust: str, tmp_path: Path) -> None:
     """The listener cannot be seen: the data connections are dialled where the link was."""
     settings = {**over("tcp"), **BRISK, **mode}
     with machines("a", "router", "b") as (a, router, b):
@@ -216,7 +218,10 @@ def test_blocks_come_from_behind_a_forwarded_port(mode: dict[str, Any]) -> None:
         cable(router, b, net=2)
         router.set("ipv4/ip_forward", 1)
         forward(router, 4000, address(2, 2))
-        with opened(b, 1, listen=at(address(2, 2)), **settings) as owner, opened(a, 2, **settings) as puller:
+        with (
+            opened(b, 1, listen=at(address(2, 2)), **settings, **trust_of(trust, tmp_path, 1)) as owner,
+            opened(a, 2, **settings, **trust_of(trust, tmp_path, 2)) as puller,
+        ):
             for end in (owner, puller):
                 end.call("cache")
             puller.call("link", peer=1, host=address(1, 2), port=4000)

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.certificates import folder_for
-from tests.machines.ends import BRISK, QUICK, End, Refused, at, opened
+from tests.machines.ends import BRISK, QUICK, End, Refused, at, opened, trust_of
 from tests.machines.networks import PORT, address, cable, forward, machines, route, switch
 from tests.machines.programs import weather
 from tests.profiles import at_night
@@ -22,10 +21,6 @@ BOTH: dict[str, Any] = {**BRISK, "relink": QUICK}
 
 
 pytestmark = pytest.mark.usefixtures("meeting")
-
-
-def trust_of(kind: str, folder: Path, cluster_id: int) -> dict[str, Any]:
-    return {"trust": str(folder_for(folder / str(cluster_id), cluster_id))} if kind == "certificates" else {}
 
 
 def use(one: End, other: End) -> None:
