@@ -7,6 +7,7 @@ range with what it has lent to this peer. So a channel reaches what is lent, whe
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -185,6 +186,11 @@ class TcpChannel(Channel):
     def _add(self, connection: DataConnection) -> None:
         keys = ffi.NULL if connection.seals is None else ffi.from_buffer("uint8_t[]", b"".join(connection.seals))
         if code := ring.net_channel_add(self._handle, connection.sock.fileno(), keys):
+            if code == -errno.ENOTSUP:
+                raise LinkError(
+                    "a data connection cannot be sealed here, and with a key or certificates it must be",
+                    hint="on a trusted network, name it in tcp_plain_networks at both ends: bytes travel plain there",
+                )
             raise LinkError(f"a data connection cannot be used: {explained(OSError(-code, os.strerror(-code)))}")
         connection.sock.detach()
 

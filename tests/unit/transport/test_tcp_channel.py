@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
@@ -10,9 +11,11 @@ import anyio
 import pytest
 
 from aiodatadist import LinkClosed
+from aiodatadist._native.library import ring
 from aiodatadist._transport import Access, DataConnection, Region, TcpConfig, tcp
 from aiodatadist._transport.tcp import TcpChannel
 from aiodatadist._values.descriptors import Placement
+from aiodatadist.errors import LinkError
 
 REGIONS = [Region(4096, 64, Placement.HOST)]
 
@@ -60,3 +63,22 @@ async def test_a_connection_is_lost_when_what_was_sent_stays_unacknowledged_as_l
             channel = TcpChannel(cast(Any, None), [DataConnection(ours, None)], TcpConfig(silence=1.25))
             assert kept.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1250
             await channel.aclose()
+
+
+class Unsealing:
+    """The calls of the library, where it cannot seal."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ring, name)
+
+    def net_channel_add(self, *_: object) -> int:
+        return -errno.ENOTSUP
+
+
+async def test_a_connection_that_cannot_be_sealed_is_refused_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "ring", Unsealing())
+    ours, theirs = socket.socketpair()
+    with theirs, pytest.raises(LinkError, match="cannot be sealed here") as caught:
+        TcpChannel(cast(Any, None), [DataConnection(ours, None)], TcpConfig())
+    assert "tcp_plain_networks" in str(caught.value)
+    assert ours.fileno() == -1
