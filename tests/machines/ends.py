@@ -101,8 +101,8 @@ def trust_of(kind: str, folder: Path, cluster_id: int) -> dict[str, Any]:
 
 
 def over(transport: str) -> dict[str, Any]:
-    """Return the options that choose a transport."""
-    return {"transport": transport, **({"tcp_plain_networks": PLAIN} if transport == "tcp" else {})}
+    """Return the options that choose a transport. ``plain`` is ``tcp`` without seals."""
+    return {"transport": "tcp", "tcp_plain_networks": PLAIN} if transport == "plain" else {"transport": transport}
 
 
 @contextmanager

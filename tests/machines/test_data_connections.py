@@ -78,10 +78,11 @@ def test_bytes_travel_over_every_data_connection_and_each_comes_to_the_listening
 
 
 @transfers
+@pytest.mark.parametrize("transport", ["tcp", at_night("plain")])
 def test_a_network_that_is_cut_in_the_middle_of_a_transfer_loses_it_and_no_byte_lands_later(
-    what: str, mode: dict[str, Any]
+    transport: str, what: str, mode: dict[str, Any]
 ) -> None:
-    with pair("tcp", LARGE, **PATIENT, **mode) as (owner, puller, net):
+    with pair(transport, LARGE, **PATIENT, **mode) as (owner, puller, net):
         begin(puller, what, net)
         net.cut()
         kind, words = puller.answer()
@@ -209,10 +210,13 @@ def test_a_push_whose_peer_cannot_confirm_its_cancellation_loses_the_link() -> N
 
 @pytest.mark.usefixtures("nft")
 @pytest.mark.parametrize("trust", ["key", "certificates"])
-@pytest.mark.parametrize("mode", [ONE_SIDED, at_night(REQUESTS)], ids=["one_sided", "requests"])
-def test_blocks_come_from_behind_a_forwarded_port(mode: dict[str, Any], trust: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["tcp", at_night("plain")])
+@modes
+def test_blocks_come_from_behind_a_forwarded_port(
+    mode: dict[str, Any], transport: str, trust: str, tmp_path: Path
+) -> None:
     """The listener cannot be seen: the data connections are dialled where the link was."""
-    settings = {**over("tcp"), **BRISK, **mode}
+    settings = {**over(transport), **BRISK, **mode}
     with machines("a", "router", "b") as (a, router, b):
         cable(a, router)
         cable(router, b, net=2)

@@ -15,7 +15,7 @@ from tests.machines.networks import PORT, address, machines, route
 from tests.machines.programs import weather
 from tests.profiles import IS_NIGHT, at_night
 
-TRANSPORTS = ("hccl", "tcp")
+TRANSPORTS = ("hccl", "tcp", at_night("plain"))
 pytestmark = [
     pytest.mark.usefixtures("meeting"),
     pytest.mark.parametrize("transport", TRANSPORTS),
