@@ -361,9 +361,9 @@ static void stop_part(connection *k, part *q, int32_t state, int64_t late_ns, in
         p->done.bytes += q->spoilt ? 0 : q->moved;
         q->program = NULL;
         q->spoilt = true;
-        q->due_ns = state == RING_TIMED_OUT ? late_ns : 0;
-        if (q->due_ns)
-            look_by(k->channel, q->due_ns);
+        int64_t passed_ns = p->aside_since_ns ? now - p->aside_since_ns : 0, patience_ns = late_ns - now;
+        q->due_ns = state == RING_TIMED_OUT ? late_ns : p->deadline_ns + passed_ns + patience_ns;
+        look_by(k->channel, q->due_ns);   /* the peer has as long as it would have had for the program */
     }
 }
 

@@ -160,6 +160,53 @@ TEST(test_time_limit_goes_on_once_nothing_more_urgent_waits)
     close_hand(&h);
 }
 
+/* The pulls ended at once, but the connection is not free before the peer has answered them. */
+TEST(test_peer_that_never_answers_cancelled_pulls_breaks_the_channel)
+{
+    net_reason why;
+    hand h = open_hand(1);
+    ring_step get = step_of(&h, RING_GET, 1, 64);
+    for (uint64_t id = 1; id <= 3; id++) {
+        CHECK_EQ(submit(&h, RING_NORMAL, id, &get, 1, 100), RING_QUEUED);
+        CHECK_EQ(net_cancel(h.r, id), 1);
+        CHECK_EQ(next(h.r).state, RING_CANCELLED);
+    }
+    CHECK_EQ(submit(&h, RING_NORMAL, 4, &get, 1, 100), RING_QUEUED);
+    ring_completion done = next(h.r);
+    CHECK_EQ(done.state, RING_FAILED);
+    CHECK_EQ(done.code, LOST);
+    CHECK_EQ(net_channel_why(h.c, &why), NET_LATE);
+    close_hand(&h);
+}
+
+/* The peer reads or writes in the middle of it, and the call returns when it cannot go on. */
+TEST(test_memory_that_the_peer_uses_is_taken_back)
+{
+    net_reason why;
+    for (int op = NET_OP_READ; op <= NET_OP_WRITE; op += NET_OP_WRITE - NET_OP_READ) {
+        hand h = open_hand(1);
+        net_range range = {(uint64_t)here, MIB};
+        net_frame head = {.op = (uint8_t)op, .ranges = 1, .part = 1, .bytes = MIB};
+        CHECK_EQ(net_lend(h.c, range.address, MIB, NET_READ | NET_WRITE), 0);
+        memset(here, 7, MIB);
+        tell(h.peers[0], &head, sizeof head);
+        tell(h.peers[0], &range, sizeof range);
+        if (op == NET_OP_READ) {
+            CHECK_EQ(recv(h.peers[0], there, 64, MSG_WAITALL), 64);
+        } else {
+            net_counts counts = {0};
+            tell(h.peers[0], there, 64);
+            while (!counts.received)
+                net_channel_count(h.c, &counts);
+        }
+        CHECK_EQ(net_take_back(h.c, range.address, MIB, NET_READ | NET_WRITE), 0);
+        memset(here, 9, MIB);             /* a sanitizer would tell if a thread still used it */
+        CHECK_EQ(net_channel_why(h.c, &why), NET_TAKEN_BACK);
+        CHECK_EQ(net_take_back(h.c, range.address, MIB, NET_READ | NET_WRITE), -ENOENT);
+        close_hand(&h);
+    }
+}
+
 /* Both parts leave in one call, which reports nothing but that some of the memory cannot be read. */
 TEST(test_only_the_push_whose_memory_cannot_be_read_fails)
 {
@@ -252,6 +299,8 @@ int main(void)
     RUN(test_empty_steps_are_passed_over);
     RUN(test_time_limit_of_a_program_that_another_thread_begins);
     RUN(test_time_limit_goes_on_once_nothing_more_urgent_waits);
+    RUN(test_peer_that_never_answers_cancelled_pulls_breaks_the_channel);
+    RUN(test_memory_that_the_peer_uses_is_taken_back);
     RUN(test_only_the_push_whose_memory_cannot_be_read_fails);
     RUN(test_last_channels_are_freed_at_the_same_time);
     RUN(test_connection_is_added_while_programs_are_submitted);
