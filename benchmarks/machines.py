@@ -8,7 +8,7 @@ One end serves both contenders, on a port and the next one; the other end measur
 On one machine, two network namespaces joined by a veth pair are as good as two machines (``ip netns exec NAME ...``). Blocks
 lie scattered in the memory of both ends, for both contenders. Processor seconds are of both ends: of whole processes for
 aiodatadist, of the threads that move bytes for plain TCP. A ratio compares the two contenders of one round; the table has its
-median, and its quartiles as the spread. Bytes travel plain: no end seals them.
+median, and its quartiles as the spread. Bytes travel plain unless ``--sealed`` is given.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ OURS, PLAIN = "aiodatadist", "plain TCP"
 Transfer = Callable[[], Awaitable[Measured]]
 
 
-def options(host: str, streams: int) -> dict[str, Any]:
-    """Return the options of an end. Bytes travel plain in the network of the end that serves."""
+def options(host: str, streams: int, sealed: bool) -> dict[str, Any]:
+    """Return the options of an end. Unless they are sealed, bytes travel plain in the network of the end that serves."""
     network = ip_network(f"{host}/{64 if ':' in host else 24}", strict=False)
-    return {"transport": "tcp", "tcp_streams": streams, "auth_key": KEY, "tcp_plain_networks": str(network)}
+    plain = {} if sealed else {"tcp_plain_networks": str(network)}
+    return {"transport": "tcp", "tcp_streams": streams, "auth_key": KEY, **plain}
 
 
 async def caches(cluster: Cluster) -> dict[int, Cache]:
@@ -69,7 +70,7 @@ async def serve(host: str, port: int, size: int) -> None:
     with socket.create_server((host, port + 1), family=family_of(host)) as listener:
         threading.Thread(target=raw_tcp.serve, args=(listener, memory), daemon=True).start()
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        async with open_cluster(1, listen_ip_info=place, **options(host, max(STREAMS))) as cluster:
+        async with open_cluster(1, listen_ip_info=place, **options(host, max(STREAMS), sealed=False)) as cluster:
             await caches(cluster)
             print("ready", flush=True)
             async for note in cluster.datadist.notifications():
@@ -107,11 +108,11 @@ async def plain(socks: list[socket.socket], memory: memoryview, block: int, what
     return await anyio.to_thread.run_sync(partial(raw_tcp.transfer, socks, memory, block, pulls=what == "pull"))
 
 
-async def measure(host: str, port: int, rounds: int) -> list[dict[str, Any]]:
+async def measure(host: str, port: int, rounds: int, sealed: bool) -> list[dict[str, Any]]:
     rows = []
     memory = memoryview(bytearray(SIZE))
     for streams in STREAMS:
-        async with open_cluster(2, listen_ip_info=None, **options(host, streams)) as cluster:
+        async with open_cluster(2, listen_ip_info=None, **options(host, streams, sealed)) as cluster:
             own = await caches(cluster)
             await link_to(cluster.datadist, info_of(1, (host, port)))
             with ExitStack() as stack:
@@ -154,11 +155,12 @@ def main() -> None:
     parser.add_argument("host")
     parser.add_argument("port", type=int)
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="transfers of each kind (15)")
+    parser.add_argument("--sealed", action="store_true", help="seal the bytes; plain TCP stays plain")
     given: argparse.Namespace = parser.parse_args()
     if given.command == "serve":
         anyio.run(serve, given.host, given.port, SIZE)
     else:
-        rows = anyio.run(measure, given.host, given.port, given.rounds)
+        rows = anyio.run(measure, given.host, given.port, given.rounds, given.sealed)
         report("transfers between two machines, beside plain TCP", rows, given.json)
 
 
