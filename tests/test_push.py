@@ -6,11 +6,12 @@ import pytest
 
 from aiodatadist import CacheKeyByIdAndIndex, ParamInvalid
 from aiodatadist.testing import linked_pair, verify
-from tests.test_pull import BLOCKS, SLOTS
+from tests.test_pull import BLOCKS, SLOTS, transports
 
 
-async def test_a_slot_is_pushed_into_a_slot_of_a_peers_cache() -> None:
-    async with linked_pair(SLOTS, slots=True) as (prompt, decoder, source, cache):
+@transports
+async def test_a_slot_is_pushed_into_a_slot_of_a_peers_cache(transport: str) -> None:
+    async with linked_pair(SLOTS, slots=True, transport=transport) as (prompt, decoder, source, cache):
         push = prompt.datadist.cache_manager.push_cache
         await push(CacheKeyByIdAndIndex(2, cache.cache_id, 3), source, 1)
         moved = {(t, 3): (1, 1) for t in range(SLOTS.num_tensors)}
@@ -19,8 +20,9 @@ async def test_a_slot_is_pushed_into_a_slot_of_a_peers_cache() -> None:
             await push(CacheKeyByIdAndIndex(2, cache.cache_id), source, size=5)
 
 
-async def test_blocks_are_pushed_by_cache_id_and_layer() -> None:
-    async with linked_pair(BLOCKS) as (prompt, decoder, source, cache):
+@transports
+async def test_blocks_are_pushed_by_cache_id_and_layer(transport: str) -> None:
+    async with linked_pair(BLOCKS, transport=transport) as (prompt, decoder, source, cache):
         first, last = 1, 2
         layers = range(first, last + 1)  # upstream's C++ interface names the last one
         report = await prompt.datadist.cache_manager.push_blocks(

@@ -35,7 +35,7 @@ from aiodatadist.testing import (
 )
 from tests.stopwatch import lasting
 from tests.strict.marks import any_memory
-from tests.test_pull import BLOCKS, SLOTS, moved
+from tests.test_pull import BLOCKS, SLOTS, moved, transports
 
 POOL = '{"memory_size": 1048576, "page_shift": 12}'
 
@@ -54,8 +54,10 @@ def first_bytes(cluster: Cluster, cache: Cache, slot: int) -> list[int]:
     return [int(array[slot][0]) for array in cluster.datadist.cache_manager.arrays(cache)]
 
 
-async def test_blocks_are_written_by_their_owner() -> None:
-    async with linked_pair(BLOCKS, enable_remote_cache_accessible=False) as (prompt, decoder, source, cache):
+@transports
+async def test_blocks_are_written_by_their_owner(transport: str) -> None:
+    options = {"enable_remote_cache_accessible": False, "transport": transport}
+    async with linked_pair(BLOCKS, **options) as (prompt, decoder, source, cache):
         report = await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3, 4, 9], [0, 1, 7])
         assert (report.bytes, report.ranges) == (3 * 8 * BLOCKS.stride, 2 * 8)
         verify(decoder.memory(cache), cache, moved(BLOCKS, {0: 3, 1: 4, 7: 9}))
