@@ -56,8 +56,8 @@ def first_bytes(cluster: Cluster, cache: Cache, slot: int) -> list[int]:
 
 @transports
 async def test_blocks_are_written_by_their_owner(transport: str) -> None:
-    options = {"enable_remote_cache_accessible": False, "transport": transport}
-    async with linked_pair(BLOCKS, **options) as (prompt, decoder, source, cache):
+    pair = linked_pair(BLOCKS, enable_remote_cache_accessible=False, transport=transport)
+    async with pair as (prompt, decoder, source, cache):
         report = await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3, 4, 9], [0, 1, 7])
         assert (report.bytes, report.ranges) == (3 * 8 * BLOCKS.stride, 2 * 8)
         verify(decoder.memory(cache), cache, moved(BLOCKS, {0: 3, 1: 4, 7: 9}))

@@ -561,6 +561,14 @@ MUTANTS = (
         ("tests/unit/link/test_loans.py",),
     ),
     Mutant(
+        "a-range-is-lent-beyond-its-end",
+        "a peer over TCP reaches no byte behind a cache that was lent to it",
+        "native/net/lent.c",
+        "t->ranges[i].reach >= end;)\n        found = t->ranges[i].end >= end && ",
+        "t->ranges[i].reach > address;)\n        found = t->ranges[i].end > address && ",
+        ("tests/hostile/test_ranges_over_tcp.py",),
+    ),
+    Mutant(
         "a-channel-is-used-while-it-is-freed",
         "nothing uses a channel over TCP that a thread is freeing",
         "aiodatadist/_transport/tcp.py",
