@@ -545,7 +545,7 @@ def _check_pooled(audience: Audience) -> None:
     """Raise ParamInvalid if readers or writers are given for a cache in pool memory."""
     if not audience.is_every_cluster:
         raise ParamInvalid(
-            "readers or writers are given for memory of a pool, which a link reaches as a whole",
+            "readers or writers cannot be given for memory of a pool: a link reaches a pool as a whole",
             hint="give the cache its own memory: register_cache() or register_blocks_cache() with readers or writers",
         )
 

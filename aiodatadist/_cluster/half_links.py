@@ -70,7 +70,7 @@ class HalfLinks:
         return len(self._all)
 
     def allow_for(self, streams: int) -> None:
-        """Set the limit for links with this number of data connections each."""
+        """Set the limit for links that have ``streams`` data connections each."""
         self.limit = min(MAX_HALF_LINKS, max(open_files() * _FILES // (16 * (_FILES + streams)), 1))
 
     @property

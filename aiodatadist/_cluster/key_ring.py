@@ -186,7 +186,7 @@ class KeyRing:
         """
         policy = self._policy
         if self._has_replaced(proved):
-            raise LinkError(f"{self._owner} has other keys since this link was begun", hint="try again")
+            raise LinkError(f"the keys of {self._owner} have changed since this link was begun", hint="try again")
         if isinstance(policy, ParamInvalid):
             told = "%s: no peer can be linked: %s", self._owner, policy
             self._incidents.add(Incident.KEYS_UNUSABLE, logger, *told, level=logging.ERROR)

@@ -39,7 +39,7 @@ class _MemberKey(Key):
 
     @classmethod
     def of(cls, secret: bytes, own: Key | None) -> Self:
-        """Make the key from a member's secret, and from an own key if there is one."""
+        """Make the key from a member's secret, and from the cluster's own key if there is one."""
         name, said = ("communicator", b"") if own is None else own
         made = cls(name, hmac.new(secret, b"aiodatadist member" + said, hashlib.sha256).digest())
         made.own = own

@@ -37,9 +37,9 @@ def check_reach(mine: Place, peer: Place) -> None:
     """
     if peer.host != mine.host:
         raise IncompatiblePeer(
-            "softnpu moves bytes only between processes of one user on one machine, and these are "
-            f"{_words(mine)}, and {_words(peer)}",
-            hint="run both ends there, or use NPUs; between machines without NPUs, share the cache through a pool",
+            "softnpu moves bytes only between processes of one user on one machine: "
+            f"one end is {_words(mine)}, and the other is {_words(peer)}",
+            hint="run both ends there, or use transport='tcp' at both ends, or NPUs",
         )
     if (apart := networks_of(mine, peer)) and not os.environ.get(FOLDER):
         raise IncompatiblePeer(

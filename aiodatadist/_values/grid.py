@@ -5,7 +5,7 @@ A cache is ``num_tensors`` tensors of one shape. Each tensor is cut along dimens
 tensors.
 
 A :class:`Grid` describes the bytes of a transfer: the same list of blocks for each tensor of a range. C expands it
-(``native/program.c``). :meth:`Grid.ranges` does the same in Python, one range per block, as the reference for tests.
+(``native/grid.c``). :meth:`Grid.ranges` does the same in Python, one range per block, as the reference for tests.
 """
 
 from __future__ import annotations

@@ -171,9 +171,9 @@ def _says(nodes: Callable[[int], str]) -> Callable[[Peer], Awaitable[None]]:
         ("a 10.0.0.1:1@1 master - 0 0 1 connected 16384\n", "16384 are no slots"),
         ("a 10.0.0.1:1@1 master - 0 0 1 connected\n" * (MAX_SERVERS + 1), "it has 4097 servers: the limit is 4096"),
         ("a" * (MAX_VIEW + 1), "it has 1048577 characters: the limit is 1048576"),
-        ("a 10.0.0\0.1:1@1 master - 0 0 1 connected 0-16383\n", "is no host"),
-        ("a 10.0.0.1:1@1,kv\0 master - 0 0 1 connected 0-16383\n", "is no host"),
-        (f"a 10.0.0.1:1@1,{'x' * 254} master - 0 0 1 connected 0-16383\n", "is no host"),
+        ("a 10.0.0\0.1:1@1 master - 0 0 1 connected 0-16383\n", "is not a host"),
+        ("a 10.0.0.1:1@1,kv\0 master - 0 0 1 connected 0-16383\n", "is not a host"),
+        (f"a 10.0.0.1:1@1,{'x' * 254} master - 0 0 1 connected 0-16383\n", "is not a host"),
     ],
 )
 def test_what_a_server_says_of_its_cluster_is_bounded(nodes: str, why: str) -> None:

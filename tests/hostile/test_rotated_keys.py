@@ -317,7 +317,7 @@ def test_a_key_counts_as_one_if_the_folder_has_certificates_by_now(tmp_path: Pat
 
 
 def test_a_cluster_knows_when_its_own_certificate_expires(tmp_path: Path) -> None:
-    """Also when the next one cannot be used, because then nothing links."""
+    """It knows that also if the next one cannot be used: then nothing links."""
     authority = Authority()
     folder = tls_folder(tmp_path / "trust", authority.issue([uri_of(1)], valid=(-DAY, 10 * DAY)), authority)
     ring = KeyRing(TrustFolder(str(folder)), "cluster 1", Incidents(), 1)
@@ -648,5 +648,5 @@ def test_a_key_that_is_replaced_after_its_proof_has_no_rights_of_the_new_one(tmp
     folder_of(folder, f"old {'cd' * 32}")
     policy_in(folder, {"version": 1, "clusters": [{"match": {"key": "old"}, "may": ["link", "write"]}]})
     ring.read()
-    with pytest.raises(LinkError, match="cluster 1 has other keys since this link was begun"):
+    with pytest.raises(LinkError, match="the keys of cluster 1 have changed since this link was begun"):
         ring.rights_of(proved, 2)

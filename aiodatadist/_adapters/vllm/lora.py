@@ -21,7 +21,7 @@ MAX_CONFIG = 1 << 20
 
 
 def adapter_of(request: Any) -> str:
-    """Return the adapter of one of vLLM's requests: empty without one, and its name if no file of it can be read."""
+    """Return the name of a request's adapter, and a digest of its weights if they can be read; empty without an adapter."""
     lora = getattr(request, "lora_request", None)
     if lora is None:
         return ""

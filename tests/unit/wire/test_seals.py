@@ -135,7 +135,7 @@ def test_each_counter_is_accepted_once_and_only_within_the_window(counters: list
 
 
 def test_counters_that_are_left_out_cost_no_memory() -> None:
-    """Leave out as many counters as a peer can that makes each message as dear as possible."""
+    """Leave out as many counters as a peer can, so that each message costs as much as possible."""
     opener = Opener(KEY)
     tracemalloc.start()
     try:

@@ -276,7 +276,7 @@ def _addresses(place: str, asked: str) -> tuple[tuple[str, int], tuple[str, int]
 
 def _host(name: str) -> str:
     if len(name) > MAX_HOST or not (name.isascii() and name.isprintable()):
-        raise ValueError(f"{printable(name)!r} is no host")
+        raise ValueError(f"{printable(name)!r} is not a host")
     return name
 
 
