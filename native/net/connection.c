@@ -424,23 +424,23 @@ static void on_unwritable(connection *k)
     k->into->refused = 0;
 }
 
-static ssize_t take_in(connection *k, struct iovec *iov, uint32_t count)
+static ssize_t take_in(connection *k, struct iovec *iov, uint32_t count, bool only_left)
 {
     struct msghdr message = {.msg_iov = iov, .msg_iovlen = count};
     ssize_t got;
     if (k->opener)
-        return records_receive(k->opener, k->fd, iov, count);
+        return records_receive(k->opener, k->fd, iov, count, only_left);
     while ((got = recvmsg(k->fd, &message, MSG_DONTWAIT)) < 0 && errno == EINTR)
         ;
     return got;
 }
 
 /* *is_empty: the socket has nothing more. */
-static bool receive_some(connection *k, char *scratch, uint64_t *bytes, bool *is_empty, net_reason *why)
+static bool receive_some(connection *k, char *scratch, bool only_left, uint64_t *bytes, bool *is_empty, net_reason *why)
 {
     struct iovec iov[NET_MOST_RANGES + 1];
     uint64_t total;
-    ssize_t got = take_in(k, iov, expected(k, iov, scratch, &total));
+    ssize_t got = take_in(k, iov, expected(k, iov, scratch, &total), only_left);
     *bytes = got > 0 ? (uint64_t)got : 0;
     *is_empty = *bytes < total;
     if (got == 0)
@@ -464,23 +464,25 @@ bool connection_serve(connection *k, uint32_t events, char *scratch, net_reason 
     enum { CALLS = 32 };
     uint64_t moved = 0, bytes;
     bool in = events & ~(uint32_t)EPOLLOUT, out = true, fine = true, has_left = false, is_full, is_empty;
-    /* No event tells of bytes that were opened and not handed out, so none are left behind. */
-    for (int calls = 0; fine && (in || out) && (has_left || (calls < CALLS && moved < NET_MOST_BYTES)); calls++) {
+    bool is_over = false;
+    /* No event tells of bytes that were opened and not handed out, so they are handed out when the turn is over, too. */
+    for (int calls = 0; fine && (in || out) && (has_left || !is_over); calls++) {
         pthread_mutex_lock(&k->lock);
         if (k->fd < 0)
             in = out = false;
         if (in) {
-            fine = receive_some(k, scratch, &bytes, &is_empty, why);
+            fine = receive_some(k, scratch, is_over, &bytes, &is_empty, why);
             in = !is_empty;
             moved += bytes;
         }
-        if (fine && k->fd >= 0 && has_to_send(k) && out) {
+        if (fine && k->fd >= 0 && has_to_send(k) && out && !is_over) {
             fine = send_some(k, NET_MOST_BYTES, &bytes, &is_full, why);
             out = !is_full;
             moved += bytes;
         }
         out &= has_to_send(k) || in;
         has_left = in && records_left(k->opener);
+        is_over = calls + 1 >= CALLS || moved >= NET_MOST_BYTES;
         bool settle = k->has_ended;
         connection_give(k);
         if (fine && (settle || atomic_load(&k->wanted)))

@@ -250,7 +250,7 @@ static size_t hand_out(records *r, const struct iovec *iov, uint32_t count, size
     return moved;
 }
 
-ssize_t records_receive(records *r, int fd, const struct iovec *iov, uint32_t count)
+ssize_t records_receive(records *r, int fd, const struct iovec *iov, uint32_t count, bool only_left)
 {
     size_t moved = 0, room = 0;
     for (uint32_t i = 0; i < count; i++)
@@ -259,6 +259,10 @@ ssize_t records_receive(records *r, int fd, const struct iovec *iov, uint32_t co
         if (r->start < r->end) {
             moved += hand_out(r, iov, count, moved);
             continue;
+        }
+        if (only_left) {
+            errno = EAGAIN;
+            return moved ? (ssize_t)moved : -1;
         }
         if (!has_buffer(r)) {
             errno = ENOMEM;

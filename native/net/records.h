@@ -26,6 +26,6 @@ void records_free(records *r);            /* wipes the key; NULL is fine */
 ssize_t records_send(records *r, int fd, const struct iovec *iov, uint32_t count);
 bool records_wait(const records *r);      /* some bytes were not sent */
 
-/* As recvmsg(). EBADMSG: what came is not the next record of the peer. */
-ssize_t records_receive(records *r, int fd, const struct iovec *iov, uint32_t count);
+/* As recvmsg(). EBADMSG: what came is not the next record of the peer. `only_left`: hands out what was opened, and receives nothing. */
+ssize_t records_receive(records *r, int fd, const struct iovec *iov, uint32_t count, bool only_left);
 bool records_left(const records *r);      /* bytes were opened, and not handed out */
