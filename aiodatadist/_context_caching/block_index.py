@@ -78,12 +78,12 @@ class BlockIndex:
         self._own: Shape | None = None
         self._recorded = -math.inf
         self._is_recording = False
-        self._not_before = 0.0
+        self.not_before = 0.0
         self._shapes: dict[str, Shape] = {}  # by shard, as read from the pool
 
     def register(self, shape: Shape | None) -> None:
         """Set the layout of this rank's blocks; None if it has none."""
-        self._own, self._recorded, self._not_before = shape, -math.inf, 0.0
+        self._own, self._recorded, self.not_before = shape, -math.inf, 0.0
 
     def layout_record_bytes(self, call: SaveLoadCall) -> int:
         """Return the size of the layout's record, or 0 if there is no room for it beside the values of a call."""
@@ -99,7 +99,7 @@ class BlockIndex:
         """
         now = anyio.current_time()
         is_due = self._recorded + RECORD_AGAIN_SECONDS <= now
-        if self._own is None or not (is_due or has_stored) or self._is_recording or now < self._not_before:
+        if self._own is None or not (is_due or has_stored) or self._is_recording or now < self.not_before:
             return  # one of several concurrent saves is enough
         self._is_recording = True
         try:
@@ -112,7 +112,7 @@ class BlockIndex:
         finally:
             self._is_recording = False
         if not is_there:
-            self._recorded, self._not_before = -math.inf, now + RECORD_RETRY_SECONDS
+            self._recorded, self.not_before = -math.inf, now + RECORD_RETRY_SECONDS
         elif is_due:
             self._recorded = now
 

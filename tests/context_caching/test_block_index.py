@@ -94,11 +94,16 @@ async def test_many_are_asked_for_in_several_questions(monkeypatch: pytest.Monke
         assert pool.asked["remove_many"] == 5
 
 
+def names_of(scheduler: Any) -> Any:
+    """Return what makes the names of a cache."""
+    return scheduler._names
+
+
 @pytest.mark.parametrize("text", [b"\xff" * 40, *(b"0" * 32 + n for n in (b"00000000", b"-0000001", b"00004097"))])
 async def test_a_note_that_is_none_says_nothing(text: bytes) -> None:
     async with asked() as (pool, scheduler):
         await save(pool, 0, HASHES)
-        note = scheduler._names.of_layout_record("p0t1g0"[:4])
+        note = names_of(scheduler).of_layout_record("p0t1g0"[:4])
         assert await pipeline_of(scheduler).write_layout_record(note, text, anyio.current_time() + 5)
         pool.questions.clear()
         assert (await scheduler.exists(HASHES, all_ranks=True)).details == (CcStatus.MISS,) * 4
@@ -109,17 +114,17 @@ async def test_a_note_with_very_many_groups_costs_little_at_a_time(monkeypatch: 
     """Another writer of the pool may claim them: a lookup or a removal makes few names at a time, and does its work."""
     hashes, made = [*range(1, 1001)], []
     async with asked() as (_, scheduler):
-        note = scheduler._names.of_layout_record("p0t0")
+        note = names_of(scheduler).of_layout_record("p0t0")
         text = b"0" * 32 + b"00004096"
         assert await pipeline_of(scheduler).write_layout_record(note, text, anyio.current_time() + 5)
-        of_blocks = scheduler._names.of_blocks
+        of_blocks = names_of(scheduler).of_blocks
 
         def counted(*args: Any) -> list[PoolKey]:
             names = of_blocks(*args)
             made.append(len(names))
             return names
 
-        monkeypatch.setattr(scheduler._names, "of_blocks", counted)
+        monkeypatch.setattr(names_of(scheduler), "of_blocks", counted)
         found = await scheduler.exists(hashes)
         assert set(found.details) == {CcStatus.MISS, CcStatus.SKIPPED}
         assert await scheduler.remove(hashes[:8]) == 0
@@ -181,7 +186,7 @@ async def test_a_note_that_cannot_be_left_costs_no_save_and_is_left_later(
         del pool.misdeeds["put_many"]
         await cache.save([2], **by_slots([2]))
         assert pool.asked["put_many"] == 3, "not so soon"
-        monkeypatch.setattr(cache._block_index, "_not_before", 0.0)
+        monkeypatch.setattr(cache._block_index, "not_before", 0.0)
         await cache.save([2], **by_slots([2]))
         assert pool.asked["put_many"] == 4, "though nothing else was stored"
 

@@ -33,7 +33,7 @@ from tests.hostile import frames, on_the_path, wild_counts
 from tests.unit.wire.examples import EACH
 
 HOSTILE: Final = "tests/hostile/test_"
-ALL: Final = tuple(f"T{number}" for number in range(1, 24))
+ALL: Final = tuple(f"T{number}" for number in range(1, 25))
 """The names of the threats."""
 NOT_YET: Final[frozenset[str]] = frozenset()
 """Threats without a row: what holds against them is not built, or its row is not written."""
@@ -188,7 +188,7 @@ ROWS: Final = (
     ),
     Row(
         "T11",
-        _hostile("strangers", "data_connections"),
+        _hostile("strangers"),
         (
             Figure(
                 f"{peer_budget.UNPROVED_OF_ONE} connections of an address, {peer_budget.UNPROVED} in all, "
@@ -329,6 +329,16 @@ ROWS: Final = (
                 f"{half_links.MAX_HALF_LINKS} links are made at a time, the oldest gives way after "
                 f"{half_links.UNDISTURBED_SECONDS:g} s",
                 f"同时建立 {half_links.MAX_HALF_LINKS} 条链路，最旧的在 {half_links.UNDISTURBED_SECONDS:g} s 之后让位",
+            ),
+        ),
+    ),
+    Row(
+        "T24",
+        _hostile("data_connections", "ranges_over_tcp"),
+        (
+            Figure(
+                f"{peer_budget.MAX_STREAMS} connections of a link, each {1} time",
+                f"一条链路 {peer_budget.MAX_STREAMS} 条连接，每条 {1} 次",
             ),
         ),
     ),

@@ -211,7 +211,7 @@ async def test_servers_that_have_left_are_forgotten() -> None:
         for _ in range(20):
             await pool.healthy(deadline=soon())
         assert isinstance(pool, RedisPool)
-        assert len(pool._account._settings) <= 3
+        assert len(pool._account.settings) <= 3
 
 
 async def test_a_number_that_is_too_long_counts_as_unknown() -> None:

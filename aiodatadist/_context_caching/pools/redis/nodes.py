@@ -67,17 +67,17 @@ class Account:
     options: Mapping[str, Any]
     is_tls: bool
     connections: int
-    _settings: dict[tuple[str, int], Connection] = field(default_factory=dict, compare=False, repr=False)
+    settings: dict[tuple[str, int], Connection] = field(default_factory=dict, compare=False, repr=False)
 
     def forget(self, address: tuple[str, int]) -> None:
         """Forget a server that has left the pool."""
-        self._settings.pop(address, None)
+        self.settings.pop(address, None)
 
     def connection(self, host: str, port: int) -> RedisConnection:
         """Return a new connection. Raises TypeError if redis-py does not know an option."""
-        if (host, port) not in self._settings:  # kept, because making them takes some milliseconds
-            self._settings[host, port] = self._new_settings(host, port)
-        return RedisConnection(self._settings[host, port])
+        if (host, port) not in self.settings:  # kept, because making them takes some milliseconds
+            self.settings[host, port] = self._new_settings(host, port)
+        return RedisConnection(self.settings[host, port])
 
     def _new_settings(self, host: str, port: int) -> Connection:
         kind = SSLConnection if self.is_tls else Connection
