@@ -317,7 +317,7 @@ def test_a_key_counts_as_one_if_the_folder_has_certificates_by_now(tmp_path: Pat
 
 
 def test_a_cluster_knows_when_its_own_certificate_expires(tmp_path: Path) -> None:
-    """It knows that also if the next one cannot be used: then nothing links."""
+    """The expiry is known even if the next certificate cannot be used: then nothing links."""
     authority = Authority()
     folder = tls_folder(tmp_path / "trust", authority.issue([uri_of(1)], valid=(-DAY, 10 * DAY)), authority)
     ring = KeyRing(TrustFolder(str(folder)), "cluster 1", Incidents(), 1)
