@@ -120,7 +120,7 @@ async def test_a_note_with_very_many_groups_costs_little_at_a_time(monkeypatch: 
         of_blocks = names_of(scheduler).of_blocks
 
         def counted(*args: Any) -> list[PoolKey]:
-            names = of_blocks(*args)
+            names: list[PoolKey] = of_blocks(*args)
             made.append(len(names))
             return names
 

@@ -178,7 +178,7 @@ async def test_memory_of_a_pool_has_no_readers_or_writers_of_its_own() -> None:
         audiences: list[dict[str, Any]] = [{"readers": {2}}, {"writers": set()}]
         for audience in audiences:
             for allocate in (manager.allocate_cache, manager.allocate_blocks_cache):
-                with pytest.raises(ParamInvalid, match=r"which a link reaches as a whole.*register_cache"):
+                with pytest.raises(ParamInvalid, match=r"a link reaches a pool as a whole.*register_cache"):
                     await allocate(DESC, **audience)
         await manager.deallocate_cache(await manager.allocate_cache(DESC, readers=None))
 
