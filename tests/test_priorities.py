@@ -133,7 +133,9 @@ async def test_the_more_urgent_passes_and_all_bytes_arrive(either: Pair) -> None
     assert sorted(either.ended[:2]) == ["critical", "normal"]
     either.check({*MANY, 1, 3, 5})
     assert [report.bytes for report in reports] == [n * 2 * BLOCK for n in (len(MANY), 2, 1)]
-    assert reports[0].queue_seconds >= waited, "it waited while the normal one ran"
+    # In the one queue of RoCE the fourth window may be the background's own: how many it has depends on their speed.
+    if STRICT != "roce":
+        assert reports[0].queue_seconds >= waited, "it waited while the normal one ran"
     assert reports[0].transfer_seconds >= moved - began
     assert either.running == 0
 
