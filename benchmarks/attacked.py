@@ -10,8 +10,8 @@ first cluster or, over a link, at its event loop:
 In each round every attack, and the lack of one, takes its turn. Meanwhile the second cluster pulls 16 KiB in
 request/response mode, one pull after the other, and a third cluster links and unlinks. `pull` is the median over that
 without an attack in the same round, `link` the 99th percentile of the seconds from the call to the link, and `late` the
-99th percentile of how much later than asked for a timer of 1 ms comes. Bars: 1.5, 1 s, and 10 ms. An attacker takes a core
-of its own as far as it can, so a machine with two cores and other work to do shows more.
+99th percentile of how much later than asked for a timer of 1 ms comes. Bars: 1.5, 1 s, and 10 ms. An attacker uses a whole
+core if it can, so a machine with two cores and other work to do shows more.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def _parts(memory: memoryview, block: int, order: Sequence[int]) -> list[list[me
 
 
 def _rest(views: list[memoryview], done: int) -> list[memoryview]:
-    """Return what is left of views of which so many bytes are done."""
+    """Return what is left of views once their first ``done`` bytes are sent."""
     for number, view in enumerate(views):
         if done < len(view):
             return [view[done:], *views[number + 1 :]]

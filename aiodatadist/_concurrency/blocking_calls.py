@@ -86,8 +86,8 @@ def started_in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
 class KeptThread:
     """A thread for short blocking calls of one event loop, one at a time: a new one for each would cost more than the call.
 
-    It starts with the first call. A call that hangs keeps the thread, so calls that must not wait for each other have
-    threads of their own.
+    It starts with the first call. A call that hangs keeps the thread, so calls that must not wait for each other need
+    different threads.
     """
 
     def __init__(self, name: str) -> None:

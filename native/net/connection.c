@@ -156,7 +156,7 @@ static void sent(connection *k, uint64_t bytes)
     }
 }
 
-/* The memory of the first part cannot be read. The frame has to be completed, and then the peer knows its destination as spoilt. Of a
+/* The memory of the first part cannot be read. The frame must be completed; then the peer knows that its destination is spoilt. Of a
  * part of the peer nothing tells it so. */
 static bool on_unreadable(connection *k, net_reason *why)
 {

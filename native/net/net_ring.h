@@ -25,7 +25,7 @@
  * caller's until the completion is reaped, and so does the memory that they name. A channel is freed after all its rings. Any order
  * of net_channel_close() and net_close() will do.
  *
- * Once a completion is reaped, no byte of its program moves any more. A cancelled pull ends at once: what still arrives for it is
+ * Once a completion is reaped, no byte of its program moves any longer. A cancelled pull ends at once: what still arrives for it is
  * discarded. A cancelled push ends when the peer has confirmed the parts that were being sent. If the peer does not within the
  * patience, the channel is broken, and the push ends as failed.
  *

@@ -59,7 +59,7 @@ void program_enqueue(net_program *p)
     }
 }
 
-/* Nothing of it will be cut any more. In an ordered ring, that lets the next one be cut. */
+/* Nothing more of it will be cut. In an ordered ring, that lets the next one be cut. */
 static void leave(net_program *p)
 {
     net_ring *r = p->ring;

@@ -70,7 +70,7 @@ static void one_round(net_channel *a, net_ring *r, int op, uint64_t id, uint32_t
     size_t landed = 0;
     memcpy(copy, to, bytes);
     if (op == RING_PUT)
-        memset(from, 255, bytes);         /* nothing reads it any more; a sanitizer would tell */
+        memset(from, 255, bytes);         /* nothing reads it now; a sanitizer would tell */
     settle(r, a);
     CHECK(memcmp(copy, to, bytes) == 0);
     for (size_t i = 0; i < bytes; i++)

@@ -263,7 +263,7 @@ async def test_links_are_made_without_a_new_thread_for_each_reading_of_the_keys(
 
 
 async def test_a_reading_that_hangs_delays_no_other_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread ends with the reading, and a cluster does not wait for that when it ends."""
+    """The thread ends with the reading, and a cluster does not wait for that when it ends."""
     readings = HeldReadings(monkeypatch)
     slow, fast = folder_of(tmp_path / "slow", OLD), folder_of(tmp_path / "fast", OLD)
     async with open_cluster(1, trust=fast) as prompt, open_cluster(2, device_id=1, trust=fast) as decoder:

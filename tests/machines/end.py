@@ -165,7 +165,7 @@ class End:
         return bytes(self._memory.view()) == self._copy
 
     async def cancel_pulls(self, peer: int, count: int, seconds: float, seed: int = 1) -> int:
-        """Cancel pulls of all blocks, each within so many seconds, from microseconds on; return how many had not ended.
+        """Cancel pulls of all blocks, each within ``seconds``, some after microseconds; return how many had not ended.
 
         Raises AssertionError if memory changes after a cancellation was delivered.
         """

@@ -96,7 +96,7 @@ def reading(machine: Machine, url: str) -> Iterator[Far]:
 
 
 def trust_of(kind: str, folder: Path, cluster_id: int) -> dict[str, Any]:
-    """Return the options of a cluster that has certificates of its own, or the key that all have."""
+    """Return the options of a cluster: its certificates, or the key that all clusters have."""
     return {"trust": str(folder_for(folder / str(cluster_id), cluster_id))} if kind == "certificates" else {}
 
 

@@ -133,7 +133,7 @@ def switch(hub: Machine, *joined: Machine, net: int = 1, mtu: int = 1500) -> Non
 
 
 def route(one: Machine, router: Machine, other: Machine, mtus: tuple[int, int] = (1500, 1500)) -> None:
-    """Join two machines by a router, which is host 2 of networks 1 and 2. They are host 1, each of its own."""
+    """Join two machines by a router, which is host 2 of networks 1 and 2. Each of them is host 1 of its network."""
     for net, (machine, mtu) in enumerate(zip((one, other), mtus, strict=True), 1):
         cable(machine, router, net, mtu)
         machine.ip(*(f"route add default via {address(net, 2, family)}" for family in (4, 6)))

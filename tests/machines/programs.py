@@ -112,11 +112,11 @@ class Weather:
         self.change(*ways, is_cut=False, cut_flows=(), largest=0)
 
     def wait_passed(self, way: tuple[int, int], at_least: int) -> int:
-        """Wait until so many packets in all have passed; return how many have."""
+        """Wait until ``at_least`` packets in all have passed; return how many have."""
         return int(self._program.ask({"count": "passed", "way": way, "at_least": at_least}))
 
     def wait_dropped(self, way: tuple[int, int], at_least: int) -> int:
-        """Wait until so many packets in all were lost, or met a cut; return how many have."""
+        """Wait until ``at_least`` packets in all were lost, or met a cut; return how many have."""
         return int(self._program.ask({"count": "dropped", "way": way, "at_least": at_least}))
 
     def flows(self) -> dict[tuple[int, int], int]:

@@ -276,7 +276,7 @@ def test_a_peer_that_is_killed_and_started_again_is_linked_again() -> None:
 
 @pytest.mark.nightly
 def test_a_machine_that_lost_its_power_and_is_back_is_linked_again() -> None:
-    """Its end says no last word, and heartbeats are too seldom to notice: what comes back knows nothing of the link."""
+    """The peer says no last word, and heartbeats are too seldom to notice: the process that returns knows no link."""
     host = address(1, 1)
     seldom: dict[str, Any] = {"heartbeat_interval": 30.0, "relink": QUICK}
     with machines("a", "b") as (a, b), weather(a, b) as net, opened(b, 2, **seldom) as other:

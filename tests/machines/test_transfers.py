@@ -26,7 +26,7 @@ modes = pytest.mark.parametrize("mode", [ONE_SIDED, REQUESTS], ids=["one_sided",
 BAD = {"delay": 0.01, "loss": 0.01, "late": 0.05}
 """A round trip of 20 ms, with 1 % of the packets lost, and some late."""
 BYTES = 4 * 4096
-"""Of a block, over all tensors."""
+"""The bytes of a block, over all tensors."""
 CANCELLED = 300 if IS_NIGHT else 30
 
 

@@ -796,7 +796,7 @@ MUTANTS = (
     ),
     Mutant(
         "data-connections-have-the-same-keys",
-        "each data connection has keys of its own for what it carries",
+        "each data connection has its own keys for what it carries",
         "aiodatadist/_wire/data_proof.py",
         '        extracted = hmac.digest(bytes.fromhex(asked.nonce + answered.nonce), self.secret, "sha256")\n',
         "        extracted = self.secret\n",

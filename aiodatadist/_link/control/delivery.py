@@ -1,6 +1,6 @@
 """The delivery of messages: a network that swallows them would otherwise keep a link mute for a quarter of an hour.
 
-Heartbeats have a connection of their own. They continue if a firewall has forgotten only the connection of messages, or if a
+Heartbeats travel over another connection. They continue if a firewall has forgotten only the connection of messages, or if a
 route drops only large packets. Then the kernel accepts messages, and repeats them until it gives up, after some 15 minutes.
 
 What the peer's kernel acknowledges is delivered: a peer whose event loop is busy, or that does not read, is none of this
