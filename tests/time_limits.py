@@ -26,7 +26,7 @@ class Watchdog:
         self._process = 0
 
     def set(self, seconds: float, call: Callable[[], object]) -> None:
-        """Make this call in so many seconds, and forget an earlier one."""
+        """Call ``call`` after ``seconds``, in place of an earlier one."""
         with self._changed:
             self._call, self._due = call, time.monotonic() + seconds
             if self._process != os.getpid():  # a forked process has no threads but its first one
