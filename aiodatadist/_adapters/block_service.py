@@ -21,30 +21,21 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, ClassVar
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from aiodatadist._adapters import push_messages
 from aiodatadist._adapters.block_shapes import Axes, BlockShape
 from aiodatadist._adapters.ended import Ended, Tell
 from aiodatadist._adapters.leased_blocks import LeasedBlocks, PullOrder, WorkerAddress
 from aiodatadist._adapters.loop_service import LoopDoor, LoopService
-from aiodatadist._adapters.meaning import Meaning
 from aiodatadist._adapters.order_tasks import OrderTasks
 from aiodatadist._adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
-from aiodatadist._adapters.peers import LOOPBACK, MAX_RULES, PeerRule, Peers, is_loopback
 from aiodatadist._adapters.push_in import ExpectOrder, IncomingPushes
 from aiodatadist._adapters.push_messages import Drop, More, PushMessage, Refused, Sent, TransferKey, Want
 from aiodatadist._adapters.push_out import OutgoingPushes
 from aiodatadist._adapters.sendings import GroupedSending, LayeredSending, Portion, Sending
+from aiodatadist._adapters.settings import Settings
 from aiodatadist._cache_manager import CacheManager
-from aiodatadist._config.llm_config import LLMConfig, TransportName, use_key_file
-from aiodatadist._config.option_rules import MAX_PATH
-from aiodatadist._config.quotas import Quotas
-from aiodatadist._config.secret_files import read_key
-from aiodatadist._config.trust import Credential, TrustFolder, credential_of
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._datadist import LLMDataDist
 from aiodatadist._layered.synchronizers import AwaitableLayerSynchronizer
@@ -54,120 +45,6 @@ from aiodatadist._values.digests import check_prompt_digest
 from aiodatadist.errors import InternalError, LLMException, ParamInvalid
 
 logger = logging.getLogger(__name__)
-
-
-class Settings(BaseModel):
-    """A user's settings of transfers.
-
-    Attributes:
-        host: the address on which peers reach this worker.
-        port: a free one if 0. A worker of rank r uses ``port + r``.
-        trust: a folder with keys that all workers share, see :class:`~aiodatadist.LLMConfig`. Without it ``host`` must be
-            a loopback address.
-        auth_key_file: a file with one key, instead of ``trust``.
-        peers: the peers that this engine dials: :class:`~aiodatadist._adapters.peers.PeerRule`, or their hosts. What a
-            router carries is refused if it names another place. None: loopback addresses if ``host`` is one, otherwise
-            no address.
-        model_id: name of the model's weights, instead of the engine's own: for engines that have the same weights in
-            different folders.
-        accept_differences: names of properties that may differ from another engine's although they decide what the
-            numbers mean: :data:`~aiodatadist._adapters.meaning.Meaning`.
-        cluster_id: of rank 0; rank r has ``cluster_id + r``. If None it is random. Peers to which requests are pushed
-            must be told it.
-        device_id: the device of rank 0; rank r has ``device_id + r``.
-        transport: see :class:`~aiodatadist.LLMConfig`.
-        push: if true, graphs are cut at each layer, so that pushed requests travel layer by layer instead of step by
-            step.
-        lease_seconds: seconds for which finished blocks are kept for a peer to start.
-        pull_seconds: time limit for the arrival of one request's blocks, waiting included. This end keeps blocks no
-            longer than that for a pull that has started, whatever the peer's setting is.
-        link_seconds: time limit for linking to a peer.
-        patience_seconds: seconds in which a peer may learn of its own finished request. One end of a pushed request
-            waits as long for the other if that may have given the request up.
-        max_offer_workers: most workers that a router's message may name.
-        max_leased: the share of the KV cache's blocks that may be kept for peers at a time. Further requests are
-            answered without an offer.
-        max_leased_per_client: the share that may be kept for one client, if the engine knows who sent a request. If
-            None, only ``max_leased`` applies. A client that chooses its own name evades this limit, but not
-            ``max_leased``.
-        max_awaited: the share of the KV cache's blocks that requests may have while they wait for another engine. Further
-            requests are computed here.
-        sync_kv_timeout: milliseconds for one transfer, once it runs.
-        heartbeat_interval, heartbeat_misses, transfer_checksum, quotas: see :class:`~aiodatadist.LLMConfig`.
-    """
-
-    # model_id: pydantic before 2.10 keeps names that begin with model_ for itself, and warns.
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-    host: str = "127.0.0.1"
-    port: int = Field(default=0, ge=0, le=65535)
-    trust: Annotated[str, Field(min_length=1, max_length=MAX_PATH)] | None = None
-    auth_key_file: Path | None = None
-    peers: Annotated[tuple[PeerRule, ...], Field(max_length=MAX_RULES)] | None = None
-    model_id: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    accept_differences: tuple[Meaning, ...] = ()
-    cluster_id: int | None = Field(default=None, ge=0, lt=2**62)
-    device_id: int = Field(default=0, ge=0)
-    transport: TransportName = "hccl"
-    push: bool = False
-    lease_seconds: float = Field(default=60.0, gt=0, le=86_400)
-    pull_seconds: float = Field(default=60.0, gt=0, le=86_400)
-    link_seconds: float = Field(default=10.0, gt=0, le=3600)
-    patience_seconds: float = Field(default=5.0, ge=0, le=3600)
-    max_offer_workers: int = Field(default=64, ge=1, le=1024)
-    max_leased: float = Field(default=0.5, ge=0, le=1)
-    max_leased_per_client: float | None = Field(default=None, ge=0, le=1)
-    max_awaited: float = Field(default=0.5, ge=0, le=1)
-    sync_kv_timeout: int = Field(default=10_000, ge=1)
-    heartbeat_interval: float = 2.0
-    heartbeat_misses: int = 3
-    transfer_checksum: bool = False
-    quotas: Quotas | None = None
-
-    def own_cluster_id(self, rank: int) -> int:
-        """Return the cluster id of the worker of this rank."""
-        return secrets.randbits(62) if self.cluster_id is None else self.cluster_id + rank
-
-    def allowed_peers(self) -> Peers:
-        """Return the peers that this engine dials."""
-        if self.peers is not None:
-            return Peers(self.peers)
-        return Peers(LOOPBACK if is_loopback(self.host) else ())
-
-    @property
-    def have_key(self) -> bool:
-        """True if the workers have a key of their own, beside the user's."""
-        return self.auth_key_file is not None or isinstance(credential_of(self.trust, None), TrustFolder)
-
-    def credential(self) -> Credential:
-        """Return the keys with which workers prove themselves to each other: those of their links.
-
-        Raises ParamInvalid if the key file cannot be read, or others may read or write it.
-        """
-        file = self.auth_key_file
-        key = None if file is None else read_key(file, "auth_key_file")
-        return credential_of(self.trust, key, auth_key_file=file)
-
-    def config(self, rank: int) -> LLMConfig:
-        """Return the configuration of the worker of this rank.
-
-        Raises ParamInvalid if an option is wrong, or others may read or write the key file.
-        """
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        config = LLMConfig(
-            device_id=self.device_id + rank,
-            listen_ip_info=f"{host}:{self.port + rank if self.port else 0}",
-            trust=self.trust,
-            sync_kv_timeout=self.sync_kv_timeout,
-            transport=self.transport,
-            heartbeat_interval=self.heartbeat_interval,
-            heartbeat_misses=self.heartbeat_misses,
-            transfer_checksum=self.transfer_checksum,
-            quotas=self.quotas,
-        )
-        if self.auth_key_file is not None:
-            use_key_file(config, self.auth_key_file, "auth_key_file")
-        return config
 
 
 @dataclass(frozen=True)
@@ -474,16 +351,17 @@ class _Life:
             self.incoming.close()
             self._links.close()
 
-        if self._settings.peers is None and not is_loopback(self._settings.host):
+        if self._settings.lacks_peers:
             logger.warning(
                 "peers is not set: this engine dials no other, and refuses to pull what a router names. Set peers to "
                 'the addresses of the other engines, for instance ["10.0.0.0/24"], or to [] for an engine that dials none'
             )
         await self._service.open(enter, leave)
         self._start(OrderTasks(self._service.group, self.incidents), *sending)
-        address = self._datadist.listen_address
-        assert address is not None
-        return PeerAddress(cluster_id=self._datadist.cluster_id, host=self._settings.host, port=address[1])
+        listening = self._datadist.listen_address
+        assert listening is not None
+        host, port = self._settings.address(self._rank, listening[1])
+        return PeerAddress(cluster_id=self._datadist.cluster_id, host=host, port=port)
 
     def _start(self, tasks: OrderTasks, sending: Sending) -> None:
         settings, layout, tell = self._settings, self._layout, self._tell

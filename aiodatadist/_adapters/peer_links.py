@@ -44,7 +44,8 @@ SPARE = 64
 """Most callers at a time that tell unlinked peers what these may miss. Further callers are refused."""
 
 
-def _is_host(text: str) -> str:
+def checked_host(text: str) -> str:
+    """Return the text if it is an address or the name of a host. Raises ValueError if it is neither."""
     if not is_address(text) and not is_host_name(text):
         raise ValueError("must be an IP address or the name of a host")
     return text
@@ -59,7 +60,7 @@ class PeerAddress(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     cluster_id: int = Field(ge=0, lt=2**64)
-    host: Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_is_host)]
+    host: Annotated[str, Field(min_length=1, max_length=253), AfterValidator(checked_host)]
     port: int = Field(ge=1, le=65535)
 
     @property

@@ -109,6 +109,8 @@ class Peers:
             name = host.lower().rstrip(".")
             # A resolver takes "127.1" and "0x7f000001" for addresses. So only names match a rule, even "*".
             return [rule for rule, pattern in self._names if is_host_name(name) and pattern.fullmatch(name)]
+        if address.is_unspecified:  # the kernel would dial this machine, whatever network was meant
+            return []
         return [rule for rule, network in self._networks if address in network]
 
     def share_of(self, host: str) -> PeerRule | None:
@@ -141,6 +143,12 @@ def _pattern(host: str) -> re.Pattern[str]:
 def is_loopback(host: str) -> bool:
     """Return True if the host is this machine, whatever its network is."""
     return not Peers(LOOPBACK).why_not(host, 1)
+
+
+def is_every_address(host: str) -> bool:
+    """Return True for ``0.0.0.0`` and ``::``, on which a process listens, and which nobody can dial."""
+    address = _as_address(host)
+    return address is not None and address.is_unspecified
 
 
 def is_same_host(one: str, other: str) -> bool:

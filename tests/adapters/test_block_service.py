@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from aiodatadist import CacheManager, LeaseTicket, LLMException, ParamInvalid, new_lease_name, prompt_digest
-from aiodatadist._adapters.block_service import BlockService, Settings
+from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.block_shapes import BlockShape
 from aiodatadist._adapters.ended import Ended
 from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress, lease_name, tickets
 from aiodatadist._adapters.peer_links import PeerLinks
+from aiodatadist._adapters.settings import Settings
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests import children
 from tests.held import held_transfer
@@ -289,7 +290,8 @@ def test_a_service_that_is_not_open_or_badly_set_up() -> None:
             service.keep("r", new_lease_name(), [1], PROMPT)
         with pytest.raises(ParamInvalid, match="the same"):
             service.open([[np.zeros((4, 8), np.uint8)], [np.zeros((4, 9), np.uint8)]], 4, {})
-    with closing(BlockService(Settings(host="0.0.0.0"))) as service, pytest.raises(LLMException, match="auth_key"):
+    settings = Settings(host="0.0.0.0", advertise_host="10.0.0.7")
+    with closing(BlockService(settings)) as service, pytest.raises(LLMException, match="auth_key"):
         service.open([[np.zeros((4, 8), np.uint8)]], 4, {})
     service.close()
 

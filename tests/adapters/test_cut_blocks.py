@@ -13,10 +13,11 @@ import pytest
 
 from aiodatadist import BlockParts, new_lease_name
 from aiodatadist._adapters import leased_blocks
-from aiodatadist._adapters.block_service import BlockService, Settings
+from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.block_shapes import Axes, BlockShape, parts_between
 from aiodatadist._adapters.ended import Ended
 from aiodatadist._adapters.leased_blocks import PullOrder
+from aiodatadist._adapters.settings import Settings
 from aiodatadist._link.transfers import transfers
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.adapters.test_block_service import PROMPT

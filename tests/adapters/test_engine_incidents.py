@@ -16,9 +16,10 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as PromCounter
 
 from aiodatadist import new_lease_name
-from aiodatadist._adapters.block_service import BlockService, Settings
+from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.ended import Ended
 from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress
+from aiodatadist._adapters.settings import Settings
 from tests.adapters.test_block_service import PROMPT
 from tests.hostile.vllm_names import figures_of_vllm
 

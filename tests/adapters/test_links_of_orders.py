@@ -11,8 +11,9 @@ import anyio.lowlevel
 import pytest
 
 from aiodatadist import new_lease_name
-from aiodatadist._adapters.block_service import BlockService, Settings
+from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.leased_blocks import PullOrder
+from aiodatadist._adapters.settings import Settings
 from aiodatadist._cluster.engine import Engine
 from aiodatadist._link.link import Link
 from aiodatadist._testing.views import call_on_loop, life_of

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from aiodatadist._adapters.block_service import BlockService, Settings
+from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.peers import NotAPeer, PeerRule, Peers, is_loopback, is_same_host
+from aiodatadist._adapters.settings import Settings
 from aiodatadist._values.foreign import printable
 
 
@@ -115,14 +116,15 @@ def test_on_loopback_loopback_is_dialled_and_elsewhere_nothing() -> None:
         assert allowed.why_not("10.0.0.1", 1) == "10.0.0.1 is not in peers"
     for host in ("10.0.0.7", "0.0.0.0", "::", "a.name"):
         assert not is_loopback(host)
-        assert Settings(host=host).allowed_peers().why_not("127.0.0.1", 1) == "127.0.0.1 is not in peers"
+        settings = Settings(host=host, advertise_host="10.0.0.7")
+        assert settings.allowed_peers().why_not("127.0.0.1", 1) == "127.0.0.1 is not in peers"
 
 
 @pytest.mark.parametrize("peers", [None, [], ["10.0.0.0/24"]], ids=["unset", "none", "some"])
 def test_an_engine_that_dials_none_says_so_unless_it_was_told_to(
     peers: list[str] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodatadist._adapters.block_service.is_loopback", lambda _: False)
+    monkeypatch.setattr("aiodatadist._adapters.settings.is_loopback", lambda _: False)
     service = BlockService(Settings.model_validate({"peers": peers}))
     try:
         service.open_groups([], [], {})

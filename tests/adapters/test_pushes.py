@@ -13,11 +13,12 @@ import pytest
 
 from aiodatadist import AwaitableLayerSynchronizer
 from aiodatadist._adapters import push_messages
-from aiodatadist._adapters.block_service import BlockService, Settings, TensorGroup
+from aiodatadist._adapters.block_service import BlockService, TensorGroup
 from aiodatadist._adapters.ended import Ended
 from aiodatadist._adapters.peer_links import PeerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
 from aiodatadist._adapters.sendings import Portion
+from aiodatadist._adapters.settings import Settings
 from aiodatadist._values import peer_budget
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.stopwatch import lasting

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodatadist._adapters.block_service import BlockService, Settings, TensorGroup
+from aiodatadist._adapters.block_service import BlockService, TensorGroup
 from aiodatadist._adapters.ended import Ended
 from aiodatadist._adapters.peer_links import PeerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
+from aiodatadist._adapters.settings import Settings
 from aiodatadist.testing import inside
 from tests import children
 from tests.profiles import at_night
@@ -33,7 +34,8 @@ import json, sys, time
 import anyio
 import numpy as np
 from aiodatadist.testing import soft_hold
-from aiodatadist._adapters.block_service import BlockService, Portion, Settings
+from aiodatadist._adapters.block_service import BlockService, Portion
+from aiodatadist._adapters.settings import Settings
 from tests.adapters.test_stopped_pushes import BLOCKS, FAST, group, TENSORS, NBYTES
 service = BlockService(Settings(device_id=1, **FAST))
 arrays = [np.full((BLOCKS, NBYTES), 0x11, np.uint8) for _ in range(TENSORS)]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from aiodatadist import ParamInvalid, new_lease_name, prompt_digest
-from aiodatadist._adapters.block_service import Settings
 from aiodatadist._adapters.peers import PeerRule, Peers
+from aiodatadist._adapters.settings import Settings
 from aiodatadist.context_caching import EmsInvalidArgument
 
 BLOCKS = 8

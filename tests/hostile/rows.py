@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from aiodatadist._adapters import dials, rendezvous, rendezvous_lines
-from aiodatadist._adapters.block_service import Settings
+from aiodatadist._adapters.settings import Settings
 from aiodatadist._adapters.vllm import offer
 from aiodatadist._cluster import half_links, key_ring, link_table, pending_client, relinker
 from aiodatadist._config.trust import NETWORK_BYTES, SECRET_BYTES

@@ -15,9 +15,9 @@ import anyio.to_thread
 import pytest
 
 from aiodatadist import AuthError, LinkError, ParamInvalid
-from aiodatadist._adapters.block_service import Settings
 from aiodatadist._adapters.rendezvous import RendezvousServer, ask, register
 from aiodatadist._adapters.rendezvous_lines import Ask, written
+from aiodatadist._adapters.settings import Settings
 from aiodatadist._config.trust import AuthKey, Credential, TrustFolder, Untrusted, UserKey
 from tests.hostile.test_bootstrap_server import HOST, NOW, Door, registration, say, worker
 from tests.hostile.vllm_names import SGLANG, SGLANG_BASE, sglang_manager

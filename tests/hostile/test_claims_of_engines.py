@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from aiodatadist import new_lease_name, prompt_digest
-from aiodatadist._adapters.block_service import Settings
 from aiodatadist._adapters.block_shapes import BlockShape
 from aiodatadist._adapters.leased_blocks import WorkerAddress
+from aiodatadist._adapters.settings import Settings
 from tests.adapters.test_block_service import LAYOUT, PROMPT, End, order
 from tests.hostile.vllm_names import both_halves
 

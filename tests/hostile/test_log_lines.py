@@ -196,7 +196,7 @@ def vllm() -> Iterator[SimpleNamespace]:
 
 
 def test_requests_with_a_name_that_is_in_use(lines: Lines, vllm: SimpleNamespace) -> None:
-    from aiodatadist._adapters.block_service import Settings  # noqa: PLC0415 - beside the halves
+    from aiodatadist._adapters.settings import Settings  # noqa: PLC0415 - beside the halves
 
     side: Any = vllm.scheduler_side.SchedulerSide(Settings(), 16, 8)
     clock = Clock(lines, side.incidents)

@@ -21,11 +21,12 @@ import numpy as np
 import pytest
 
 from aiodatadist import ParamInvalid, new_lease_name, prompt_digest
-from aiodatadist._adapters.block_service import BlockService, Settings
+from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.block_shapes import BlockShape
 from aiodatadist._adapters.ended import Ended
 from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
+from aiodatadist._adapters.settings import Settings
 from aiodatadist._cluster import dial, host_names
 from aiodatadist._testing.views import call_on_loop
 from aiodatadist.testing import inside

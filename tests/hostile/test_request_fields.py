@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from aiodatadist import new_lease_name
-from aiodatadist._adapters.block_service import Settings
 from aiodatadist._adapters.leased_blocks import WorkerAddress
 from aiodatadist._adapters.peers import PeerRule, Peers
 from aiodatadist._adapters.rendezvous_asks import RendezvousAsks
+from aiodatadist._adapters.settings import Settings
 from tests.hostile.vllm_names import asking_manager, both_halves, sglang_manager
 from tests.keys import having
 

@@ -14,7 +14,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from aiodatadist import BlockPool, CacheDesc, DataType, LLMRole, new_lease_name
-from aiodatadist._adapters.block_service import Settings
+from aiodatadist._adapters.settings import Settings
 from aiodatadist.testing import open_cluster, soft_counters
 from examples.serving import decode, prefill
 from examples.serving.answer import Answer, Pieces, Refused

@@ -6,13 +6,13 @@ import os
 
 from pydantic import Field, ValidationError
 
-from aiodatadist._adapters.block_service import Settings
+from aiodatadist._adapters.settings import Settings
 
 VARIABLE = "AIODATADIST_SGLANG"
 
 
 class SglangSettings(Settings):
-    """The settings of :class:`~aiodatadist._adapters.block_service.Settings`, with SGLang's time limits.
+    """The settings of :class:`~aiodatadist._adapters.settings.Settings`, with SGLang's time limits.
 
     Attributes:
         bootstrap_seconds: time for which a request at the prefill engine waits until the decode engine says where pages

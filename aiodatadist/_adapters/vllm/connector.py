@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from aiodatadist._adapters.block_service import Settings
+from aiodatadist._adapters.settings import Settings
 from aiodatadist._adapters.vllm.connector_base import ConnectorBase
 from aiodatadist._adapters.vllm.identity import meaning_of, with_layers
 from aiodatadist._adapters.vllm.model import Model, settings_of
@@ -22,7 +22,7 @@ class AioDataDistConnector(ConnectorBase[SchedulerSide, WorkerSide]):
     In pull mode the prefill engine keeps a finished request's blocks until a decode engine has pulled them. In push
     mode it sends each layer as it is computed.
 
-    ``kv_connector_extra_config`` is a :class:`~aiodatadist._adapters.block_service.Settings`. Models must have one group
+    ``kv_connector_extra_config`` is a :class:`~aiodatadist._adapters.settings.Settings`. Models must have one group
     of KV caches. Types and layouts must be equal, or the pull fails and names both values. Block sizes and
     tensor-parallel sizes may differ if blocks are pulled, but must be equal if they are pushed. vLLM's
     ``kv_load_failure_policy`` decides what a failed pull means for its request.
@@ -33,8 +33,8 @@ class AioDataDistConnector(ConnectorBase[SchedulerSide, WorkerSide]):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        settings = settings_of(self._kv_transfer_config, Settings)
         model = Model.of(vllm_config, kv_cache_config, type(self).__name__)
+        settings = settings_of(self._kv_transfer_config, Settings).moved(model.first, model.first_device)
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(settings, model.block_size, model.blocks, model.ranks)
         else:

@@ -46,6 +46,7 @@ class AioDataDistContextConnector(ConnectorBase[ContextScheduler, ContextWorker]
                 f"kv_load_failure_policy is {policy!r}: must be 'recompute', because a block that was found may be gone "
                 "when it is loaded"
             )
+        settings = settings.model_copy(update={"device_id": settings.device_id + model.first_device})
         config = config_of(settings, self._identity(vllm_config, settings, model), model.rank, model.ranks)
         if role is KVConnectorRole.SCHEDULER:
             service = CacheService(settings)

@@ -27,6 +27,8 @@ class Model:
         blocks: blocks of the KV cache, per layer.
         block_size: tokens of a block.
         heads: heads of keys and values, of this worker.
+        first: number of rank 0 among the workers of all data-parallel engines and pipeline stages that have these
+            settings; and ``first_device``, among those of this machine.
     """
 
     rank: int
@@ -34,6 +36,8 @@ class Model:
     blocks: int
     block_size: int
     heads: int
+    first: int = 0
+    first_device: int = 0
 
     @classmethod
     def of(cls, vllm_config: Any, kv_cache_config: Any, connector: str) -> Self:
@@ -50,4 +54,20 @@ class Model:
         ranks = parallel.tensor_parallel_size
         spec = groups[0].kv_cache_spec
         heads = getattr(spec, "num_kv_heads", 1)
-        return cls(parallel.rank % ranks, ranks, kv_cache_config.num_blocks, spec.block_size, heads)
+        first, first_device = _first_worker(parallel)
+        return cls(
+            parallel.rank % ranks, ranks, kv_cache_config.num_blocks, spec.block_size, heads, first, first_device
+        )
+
+
+def _first_worker(parallel: Any) -> tuple[int, int]:
+    """Return the number of a pipeline stage's first worker among those of all data-parallel engines, and of its device.
+
+    ``data_parallel_index`` is the engine's own number. ``data_parallel_rank`` is 0 in each engine of a model without
+    experts, because these engines need not know of each other.
+    """
+    stage = parallel.rank // parallel.tensor_parallel_size * parallel.tensor_parallel_size
+    index = getattr(parallel, "data_parallel_index", 0)
+    here = getattr(parallel, "data_parallel_rank_local", None)
+    each = getattr(parallel, "world_size", parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
+    return index * each + stage, (index if here is None else here) * each + stage

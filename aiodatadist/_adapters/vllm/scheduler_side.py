@@ -9,9 +9,9 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from aiodatadist._adapters.block_service import Settings
 from aiodatadist._adapters.lease_room import LeaseRoom
 from aiodatadist._adapters.leased_blocks import WorkerAddress
+from aiodatadist._adapters.settings import Settings
 from aiodatadist._adapters.vllm.computed import ComputedBlocks
 from aiodatadist._adapters.vllm.offer import MAX_OFFER_TEXT, Offer, Offers, PushOffer
 from aiodatadist._adapters.vllm.orders import Decline, Expect, Keep, Load, Orders, Push, Release, Transfer

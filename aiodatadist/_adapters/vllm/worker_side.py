@@ -6,10 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from aiodatadist._adapters.block_service import BlockService, Settings
+from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
 from aiodatadist._adapters.sendings import Portion
+from aiodatadist._adapters.settings import Settings
 from aiodatadist._adapters.vllm.kv_tensors import layers_of, layout_of, shape_of
 from aiodatadist._adapters.vllm.model import Model
 from aiodatadist._adapters.vllm.orders import Expect, Load, Orders
