@@ -221,10 +221,17 @@ class TransferCompletion(Completion):
             LLMException: if it failed; the destination's contents are undefined, and no byte lands any longer.
             asyncio.CancelledError: if it was cancelled, by :meth:`cancel` or with the waiting task. In both cases this
                 returns only when no byte can land any longer. A task that is cancelled just after the end gets it as
-                well; ``state`` then has the transfer's own result.
+                well; ``state`` then has the transfer's own result. If that is a failure, for instance because the peer
+                did not confirm the end, it is the cause of this error: a task that did not get its cancellation would
+                continue.
         """
         if self.state is TransferState.PENDING:
-            await self.join()
+            try:
+                await self.join()
+            except asyncio.CancelledError as cancelled:
+                if self.error is not None:
+                    raise cancelled from self.error
+                raise
         elif self._holds_loop():
             await asyncio.sleep(0)
         if self.error is not None:

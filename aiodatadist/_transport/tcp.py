@@ -42,9 +42,12 @@ if TYPE_CHECKING:
 _ADDRESS: Final = attrgetter("address")
 
 PATIENCE: Final = 0.5
-"""Seconds that the peer has to confirm what a cancelled push has under way. Then the channel is broken."""
+"""Seconds for which nothing may move while the peer has not confirmed a cancelled push. Then the channel is broken."""
 
-LIMITS: Final = StreamLimits(patience=PATIENCE, abort=0.1, grace=0.1)
+MOST_PATIENCE: Final = ring.NET_MOST_PATIENCE * PATIENCE
+"""Seconds that the peer has to confirm it while something moves."""
+
+LIMITS: Final = StreamLimits(patience=MOST_PATIENCE, abort=0.1, grace=0.1)
 """The limits of a stream: nothing gets stuck, because every wait ends when a connection is closed."""
 
 NET_RING: Final = RingCalls(

@@ -223,7 +223,7 @@ static void end_programs(net_ring *r, const net_reason *why)
 {
     for (net_program *p; (p = first_live(r));) {
         bool cancelled = why->kind == NET_CLOSED && !p->is_unconfirmed;      /* what is unconfirmed may still land */
-        p->patience_ns = 0;               /* also a program that is being stopped */
+        p->is_stopping = false;           /* what stops it may be the reason for this end */
         program_stop(p, cancelled ? RING_CANCELLED : RING_FAILED, cancelled ? 0 : CODE_LOST, why->message, ring_now_ns());
     }
 }

@@ -2,10 +2,12 @@
 #include "net_internal.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -199,6 +201,7 @@ static bool send_some(connection *k, uint64_t most, uint64_t *bytes, bool *is_fu
     }
     if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
         return broken(why, NET_ENDED, errno, "sending on a data connection failed");
+    k->bytes_out += *bytes;
     sent(k, *bytes);
     return true;
 }
@@ -454,6 +457,7 @@ static bool receive_some(connection *k, char *scratch, bool only_left, uint64_t 
         return broken(why, NET_PROTOCOL, 0, "what came over a data connection has a wrong seal: it was changed or added on its way");
     if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
         return broken(why, NET_ENDED, errno, "receiving on a data connection failed");
+    k->bytes_in += *bytes;
     return arrived(k, *bytes, why);
 }
 
@@ -508,6 +512,19 @@ bool connection_take_back(connection *k)
             fine = false;
     }
     return fine;
+}
+
+/* What was sent has moved once the peer's kernel has it. */
+void connection_look(connection *k, int64_t now)
+{
+    int queued = 0;
+    (void)!ioctl(k->fd, SIOCOUTQ, &queued);
+    uint64_t waiting = (uint64_t)queued + records_wait(k->sealer);
+    if (k->bytes_in != k->seen.in || k->bytes_out != k->seen.out || waiting < k->seen.waiting)
+        k->moved_ns = now;
+    k->seen.in = k->bytes_in;
+    k->seen.out = k->bytes_out;
+    k->seen.waiting = waiting;
 }
 
 void connection_shut(connection *k)

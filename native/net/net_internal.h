@@ -63,7 +63,7 @@ typedef struct part {
     uint64_t refused;                     /* the position of the range that is not lent */
     net_program *program;                 /* own: whose it is, NULL once that has ended. The channel's lock guards this */
     uint64_t sequence;                    /* own: its place in the program */
-    int64_t  due_ns;                      /* own, without a program: when patience ends, or 0 */
+    int64_t  since_ns;                    /* own, stopped: from when on the peer's patience counts; otherwise 0 */
 } part;
 
 enum { AT_HEAD = 0, AT_RANGES, AT_PAYLOAD };
@@ -88,6 +88,9 @@ struct connection {
     part *into;                           /* whose ranges or payload arrive */
     bool has_ended;                       /* a slot is PART_ENDED */
     net_counts counts;
+    uint64_t bytes_in, bytes_out;         /* bytes received and sent, of all kinds */
+    struct { uint64_t in, out, waiting; } seen;   /* waiting: what the peer's kernel does not have yet */
+    int64_t moved_ns;                     /* when connection_look() last found that bytes had moved */
     part own[OWN_PARTS], peer[NET_PEER_PARTS];
 };
 
@@ -98,6 +101,7 @@ bool connection_unqueue(connection *k, part *p);                 /* locked; fals
 bool connection_push(connection *k, uint64_t most, net_reason *why);   /* sends what the socket takes now; false: it broke */
 bool connection_serve(connection *k, uint32_t events, char *scratch, net_reason *why);
 bool connection_take_back(connection *k);                        /* locked; false: a part is in the middle of what is lent no longer */
+void connection_look(connection *k, int64_t now);                /* locked: notes whether bytes have moved since the last look */
 void connection_shut(connection *k);      /* locked: closes the descriptor */
 __attribute__((format(printf, 4, 5))) bool broken(net_reason *why, int kind, int code, const char *words, ...);   /* returns false */
 
@@ -141,7 +145,7 @@ struct net_program {
     uint32_t layer_count, landed, told;
     bool watched;
     int64_t deadline_ns, aside_since_ns;  /* 0: not begun; it does not stand aside */
-    int64_t patience_ns;                  /* stopped: when the channel breaks */
+    bool is_stopping;                     /* it ends when the peer has ended its parts */
     bool is_unconfirmed;                  /* the channel ended while the peer had bytes of a push that it did not confirm */
     ring_completion done;
 };

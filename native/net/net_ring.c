@@ -307,7 +307,7 @@ int net_close(net_ring *r, int64_t timeout_ms)
         found = false;
         for (node *n = r->live.next; !found && n != &r->live; n = n->next) {
             net_program *p = OWNER(n, net_program, live);
-            found = p->state != PROGRAM_ENDED && !p->patience_ns;
+            found = p->state != PROGRAM_ENDED && !p->is_stopping;
             if (found)
                 program_stop(p, RING_CANCELLED, 0, NULL, ring_now_ns());
         }

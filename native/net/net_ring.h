@@ -26,8 +26,9 @@
  * of net_channel_close() and net_close() will do.
  *
  * Once a completion is reaped, no byte of its program moves any longer. A cancelled pull ends at once: what still arrives for it is
- * discarded. A cancelled push ends when the peer has confirmed the parts that were being sent. If the peer does not within the
- * patience, the channel is broken, and the push ends as failed.
+ * discarded. A cancelled push ends when the peer has confirmed the parts that were being sent. If nothing moves on their connection for
+ * the time of the patience, or the peer has not confirmed them in NET_MOST_PATIENCE times as long, the channel is broken, and the push
+ * ends as failed.
  *
  * A channel breaks once: a connection ended, the peer broke the rules of frames.h, or a part overran its patience. All programs then
  * end as RING_FAILED with code 507057, and net_channel_fd() becomes readable. After net_channel_close() no byte from the peer lands
@@ -43,9 +44,11 @@ typedef struct net_ring net_ring;
 
 typedef struct net_channel_options {
     uint32_t threads;                     /* I/O threads of the process, 1 to 16; the first channel's value counts */
-    int64_t  patience_ms;                 /* time for the peer to confirm what a cancelled or late program has under way */
+    int64_t  patience_ms;                 /* how long nothing may move while a cancelled or late program has parts under way */
     int64_t  silence_ms;                  /* TCP_USER_TIMEOUT: how long sent bytes may stay unacknowledged; 0: the kernel's default */
 } net_channel_options;
+
+enum { NET_MOST_PATIENCE = 20 };          /* the time in all, in patiences, for a peer that keeps bytes moving */
 
 /* 0 or a negative errno. */
 int  net_channel_open(const net_channel_options *options, net_channel **out);

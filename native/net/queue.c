@@ -194,7 +194,8 @@ static uint64_t cut_part(net_program *p, connection *k, int64_t now)
     q->op = p->steps[p->step].op == RING_PUT ? NET_OP_WRITE : NET_OP_READ;
     fill(p, q);
     q->number = ++k->next_number;
-    q->moved = q->due_ns = 0;
+    q->moved = 0;
+    q->since_ns = 0;
     q->at = 0;
     q->fault = 0;
     q->spoilt = false;
@@ -261,7 +262,7 @@ static void note_layers(net_program *p, int64_t now)
     for (uint32_t i = p->landed; p->layers->landed_ns && i < landed; i++)
         p->layers->landed_ns[i] = now;
     p->landed = (uint32_t)landed;
-    p->deadline_ns = p->patience_ns ? p->deadline_ns : ring_after_ns(p->timeout_ms);
+    p->deadline_ns = p->is_stopping ? p->deadline_ns : ring_after_ns(p->timeout_ms);
     if (p->watched) {
         uint64_t one = 1;
         (void)!write(p->ring->fd, &one, sizeof one);
@@ -338,7 +339,7 @@ void queue_harvest(connection *k)
     connection_give(k);
     for (uint32_t i = 0; i < n; i++) {
         net_program *p = ended[i];
-        if (p->done.state != RING_DONE && !p->patience_ns)
+        if (p->done.state != RING_DONE && !p->is_stopping)
             program_stop(p, p->done.state, p->done.code, NULL, now);
         else if (!p->parts && p->state == PROGRAM_CUT)
             finish(p, now);
@@ -348,7 +349,7 @@ void queue_harvest(connection *k)
 /* ---- stopping ---- */
 
 /* Locked connection. Takes back what was not sent; leaves a pull without its blocks; what is pushed is waited for. */
-static void stop_part(connection *k, part *q, int32_t state, int64_t late_ns, int64_t now)
+static void stop_part(connection *k, part *q, int32_t state, int64_t now)
 {
     net_program *p = q->program;
     if (q->state == PART_ENDED) {
@@ -361,9 +362,13 @@ static void stop_part(connection *k, part *q, int32_t state, int64_t late_ns, in
         p->done.bytes += q->spoilt ? 0 : q->moved;
         q->program = NULL;
         q->spoilt = true;
-        int64_t passed_ns = p->aside_since_ns ? now - p->aside_since_ns : 0, patience_ns = late_ns - now;
-        q->due_ns = state == RING_TIMED_OUT ? late_ns : p->deadline_ns + passed_ns + patience_ns;
-        look_by(k->channel, q->due_ns);   /* the peer has as long as it would have had for the program */
+        int64_t passed_ns = p->aside_since_ns ? now - p->aside_since_ns : 0;
+        q->since_ns = state == RING_TIMED_OUT ? now : p->deadline_ns + passed_ns;
+        look_by(k->channel, q->since_ns); /* the peer has as long as it would have had for the program */
+    } else {
+        connection_look(k, now);
+        q->since_ns = now;
+        look_by(k->channel, now);
     }
 }
 
@@ -371,9 +376,8 @@ static void stop_part(connection *k, part *q, int32_t state, int64_t late_ns, in
 void program_stop(net_program *p, int32_t state, int32_t code, const char *words, int64_t now)
 {
     net_channel *c = p->ring->channel;
-    if (p->state == PROGRAM_ENDED || p->patience_ns)
+    if (p->state == PROGRAM_ENDED || p->is_stopping)
         return;
-    int64_t late_ns = now + c->options.patience_ms * 1000000;
     p->done.state = state;
     p->done.origin = code ? RING_ACL : p->done.origin;
     p->done.code = code;
@@ -386,55 +390,59 @@ void program_stop(net_program *p, int32_t state, int32_t code, const char *words
         connection_take(k);
         for (part *q = k->own; q < k->own + OWN_PARTS; q++)
             if (q->state != PART_FREE && q->program == p)
-                stop_part(k, q, state, late_ns, now);
+                stop_part(k, q, state, now);
         connection_give(k);
     }
-    p->patience_ns = late_ns;
+    p->is_stopping = true;
     if (!p->parts)
         finish(p, now);
-    else
-        look_by(c, late_ns);
 }
 
 /* ---- time ---- */
 
 /* Returns true if it stopped the program, which may move others out of the list. */
-static bool look_at(net_program *p, int64_t now, bool *is_late)
+static bool look_at(net_program *p, int64_t now)
 {
-    net_channel *c = p->ring->channel;
-    if (p->state == PROGRAM_ENDED)
+    if (p->state == PROGRAM_ENDED || p->is_stopping || !p->deadline_ns || p->aside_since_ns)
         return false;
-    if (p->patience_ns) {
-        *is_late |= now >= p->patience_ns;
-        look_by(c, p->patience_ns);
-    } else if (p->deadline_ns && !p->aside_since_ns) {
-        if (now >= p->deadline_ns) {
-            program_stop(p, RING_TIMED_OUT, ACL_ERROR_RT_STREAM_SYNC_TIMEOUT, NULL, now);
-            return true;
-        }
-        look_by(c, p->deadline_ns);
+    if (now >= p->deadline_ns) {
+        program_stop(p, RING_TIMED_OUT, ACL_ERROR_RT_STREAM_SYNC_TIMEOUT, NULL, now);
+        return true;
     }
+    look_by(p->ring->channel, p->deadline_ns);
     return false;
+}
+
+/* Locked connection. A stopped part is late when nothing has moved on its connection for the time of the patience. */
+static bool is_late(connection *k, const part *q, int64_t now)
+{
+    enum { LOOKS = 8 };
+    int64_t patience_ns = k->channel->options.patience_ms * 1000000;
+    if (now < q->since_ns) {
+        look_by(k->channel, q->since_ns);
+        return false;
+    }
+    connection_look(k, now);
+    int64_t still_since_ns = k->moved_ns > q->since_ns ? k->moved_ns : q->since_ns;
+    look_by(k->channel, now + patience_ns / LOOKS);
+    return now >= still_since_ns + patience_ns || now >= q->since_ns + NET_MOST_PATIENCE * patience_ns;
 }
 
 bool queue_look(net_channel *c, int64_t now, net_reason *why)
 {
-    bool is_late = false;
+    bool found = false;
     atomic_store(&c->due_ns, INT64_MAX);
     for (node *n = c->rings.next; n != &c->rings; n = n->next) {
         net_ring *r = OWNER(n, net_ring, on_channel);
         for (node *m = r->live.next; m != &r->live;)
-            m = look_at(OWNER(m, net_program, live), now, &is_late) ? r->live.next : m->next;
+            m = look_at(OWNER(m, net_program, live), now) ? r->live.next : m->next;
     }
     for (uint32_t i = 0; i < c->connections_count; i++) {
         connection *k = c->connections[i];
         connection_take(k);
         for (part *q = k->own; q < k->own + OWN_PARTS; q++)
-            if (q->state != PART_FREE && q->due_ns) {
-                is_late |= now >= q->due_ns;
-                look_by(c, q->due_ns);
-            }
+            found |= q->state != PART_FREE && q->since_ns && is_late(k, q, now);
         connection_give(k);
     }
-    return !is_late || broken(why, NET_LATE, 0, "the peer did not end a part of a transfer in time");
+    return !found || broken(why, NET_LATE, 0, "the peer did not end a part of a transfer in time");
 }

@@ -188,9 +188,9 @@ ssize_t records_send(records *r, int fd, const struct iovec *iov, uint32_t count
     return taken || errno == EAGAIN || errno == EWOULDBLOCK ? taken : -1;
 }
 
-bool records_wait(const records *r)
+uint32_t records_wait(const records *r)
 {
-    return r && r->start < r->end;
+    return r ? r->end - r->start : 0;
 }
 
 /* ---- receiving ---- */

@@ -24,7 +24,7 @@ void records_free(records *r);            /* wipes the key; NULL is fine */
 
 /* As sendmsg(): returns how many of these bytes are under way. What could not be sent of a record waits, and goes first. */
 ssize_t records_send(records *r, int fd, const struct iovec *iov, uint32_t count);
-bool records_wait(const records *r);      /* some bytes were not sent */
+uint32_t records_wait(const records *r);  /* bytes that were not sent; 0 for NULL */
 
 /* As recvmsg(). EBADMSG: what came is not the next record of the peer. `only_left`: hands out what was opened, and receives nothing. */
 ssize_t records_receive(records *r, int fd, const struct iovec *iov, uint32_t count, bool only_left);

@@ -12,10 +12,10 @@ static uint64_t numbers[8] = {0, 1, 2, 3, 4, 5, 6, 7}, remote_base = 1 << 20, lo
 
 typedef struct hand { net_channel *c; net_ring *r; int peers[2]; } hand;
 
-static hand open_hand(int connections)
+static hand open_patient_hand(int connections, int64_t patience_ms)
 {
     hand h = {.peers = {-1, -1}};
-    CHECK_EQ(net_channel_open(&(net_channel_options){2, 200, 0}, &h.c), 0);
+    CHECK_EQ(net_channel_open(&(net_channel_options){2, patience_ms, 0}, &h.c), 0);
     CHECK_EQ(net_open(h.c, &(net_options){16, 0}, &h.r), 0);
     for (int i = 0; i < connections; i++) {
         int fds[2];
@@ -24,6 +24,11 @@ static hand open_hand(int connections)
         h.peers[i] = fds[1];
     }
     return h;
+}
+
+static hand open_hand(int connections)
+{
+    return open_patient_hand(connections, 200);
 }
 
 static void close_hand(hand *h)
@@ -179,6 +184,85 @@ TEST(test_peer_that_never_answers_cancelled_pulls_breaks_the_channel)
     close_hand(&h);
 }
 
+/* Reads `bytes` of what comes in small pieces, with a pause behind each. */
+static void hear_slowly(int fd, uint64_t bytes, uint64_t piece, int pause_ms)
+{
+    for (uint64_t heard = 0; heard < bytes;) {
+        ssize_t got = recv(fd, there, bytes - heard < piece ? bytes - heard : piece, 0);
+        CHECK(got > 0);
+        heard += got > 0 ? (uint64_t)got : bytes;
+        poll(NULL, 0, pause_ms);
+    }
+}
+
+/* Four times the patience pass until the peer has confirmed it. */
+TEST(test_cancelled_push_over_a_slow_network_waits_while_its_bytes_move)
+{
+    net_range ranges[NET_MOST_RANGES];
+    net_reason why;
+    for (int times_out = 0; times_out < 2; times_out++) {
+        hand h = open_patient_hand(1, 400);
+        ring_step put = step_of(&h, RING_PUT, 1, MIB), get = step_of(&h, RING_GET, 1, 64);
+        CHECK_EQ(submit(&h, RING_NORMAL, 1, &put, 1, times_out ? 20 : LIMIT_MS), RING_QUEUED);
+        net_frame head = hear_head(h.peers[0], ranges);
+        CHECK_EQ(times_out ? 1 : net_cancel(h.r, 1), 1);
+        hear_slowly(h.peers[0], MIB, MIB / 40, 40);
+        head = (net_frame){.op = NET_OP_ENDED, .part = head.part};
+        tell(h.peers[0], &head, sizeof head);
+        ring_completion done = next(h.r);
+        CHECK_EQ(done.state, times_out ? RING_TIMED_OUT : RING_CANCELLED);
+        CHECK_EQ(done.bytes, MIB);
+        CHECK_EQ(net_channel_why(h.c, &why), NET_WHOLE);
+        CHECK_EQ(submit(&h, RING_NORMAL, 2, &get, 1, LIMIT_MS), RING_QUEUED);
+        hear_head(h.peers[0], ranges);
+        close_hand(&h);
+    }
+}
+
+/* The peer answers a pull that was late, and then cancelled, bit by bit. */
+TEST(test_late_pull_over_a_slow_network_leaves_the_channel_whole)
+{
+    net_range ranges[NET_MOST_RANGES];
+    net_reason why;
+    hand h = open_patient_hand(1, 400);
+    ring_step get = step_of(&h, RING_GET, 1, MIB);
+    CHECK_EQ(submit(&h, RING_NORMAL, 1, &get, 1, 1), RING_QUEUED);
+    net_frame head = hear_head(h.peers[0], ranges);
+    CHECK_EQ(next(h.r).state, RING_TIMED_OUT);
+    head = (net_frame){.op = NET_OP_DATA, .part = head.part, .bytes = MIB};
+    tell(h.peers[0], &head, sizeof head);
+    for (uint64_t told = 0; told < MIB; told += MIB / 32) {
+        tell(h.peers[0], there, MIB / 32);
+        poll(NULL, 0, 40);
+    }
+    CHECK_EQ(net_channel_why(h.c, &why), NET_WHOLE);
+    close_hand(&h);
+}
+
+/* It takes a few bytes now and then, so that something always moves, and would take minutes. */
+TEST(test_peer_that_takes_a_cancelled_push_too_slowly_breaks_the_channel)
+{
+    enum { PIECE = 1024 };
+    net_reason why;
+    struct pollfd fd;
+    uint64_t heard = 0;
+    hand h = open_patient_hand(1, 40);
+    ring_step put = step_of(&h, RING_PUT, 2, MIB);
+    CHECK_EQ(submit(&h, RING_NORMAL, 1, &put, 1, LIMIT_MS), RING_QUEUED);
+    CHECK_EQ(net_cancel(h.r, 1), 1);
+    fd = (struct pollfd){.fd = net_fd(h.r), .events = POLLIN};
+    while (poll(&fd, 1, 5) == 0 && heard < MIB) {
+        ssize_t got = recv(h.peers[0], there, PIECE, MSG_DONTWAIT);
+        heard += got > 0 ? (uint64_t)got : 0;
+    }
+    CHECK(heard < MIB);
+    ring_completion done = next(h.r);
+    CHECK_EQ(done.state, RING_FAILED);
+    CHECK_EQ(done.code, LOST);
+    CHECK_EQ(net_channel_why(h.c, &why), NET_LATE);
+    close_hand(&h);
+}
+
 /* The peer reads or writes in the middle of it, and the call returns when it cannot go on. */
 TEST(test_memory_that_the_peer_uses_is_taken_back)
 {
@@ -300,6 +384,9 @@ int main(void)
     RUN(test_time_limit_of_a_program_that_another_thread_begins);
     RUN(test_time_limit_goes_on_once_nothing_more_urgent_waits);
     RUN(test_peer_that_never_answers_cancelled_pulls_breaks_the_channel);
+    RUN(test_cancelled_push_over_a_slow_network_waits_while_its_bytes_move);
+    RUN(test_late_pull_over_a_slow_network_leaves_the_channel_whole);
+    RUN(test_peer_that_takes_a_cancelled_push_too_slowly_breaks_the_channel);
     RUN(test_memory_that_the_peer_uses_is_taken_back);
     RUN(test_only_the_push_whose_memory_cannot_be_read_fails);
     RUN(test_last_channels_are_freed_at_the_same_time);

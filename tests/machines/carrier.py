@@ -40,6 +40,7 @@ class Way:
         is_cut: True if no packet passes; those under way do not arrive either.
         cut_flows: pairs of TCP ports, the lower one first, between which no packet passes.
         largest: bytes of the largest packet that passes, if not 0. Its sender is told nothing of larger ones.
+        rate: bytes that pass in a second, if not 0. Packets that would wait longer than ``QUEUE`` seconds are lost.
     """
 
     delay: float = 0.0
@@ -49,6 +50,10 @@ class Way:
     is_cut: bool = False
     cut_flows: tuple[tuple[int, int], ...] = ()
     largest: int = 0
+    rate: float = 0.0
+
+
+QUEUE = 0.05
 
 
 class Packet(NamedTuple):
@@ -79,6 +84,7 @@ class Carrier:
         self._chance = random.Random(seed)
         self._number = 0
         self._under_way: list[Packet] = []
+        self._free_at: dict[tuple[int, int], float] = {}
         ends = range(machines)
         self.ways: dict[tuple[int, int], Way] = {(a, b): Way() for a in ends for b in ends if a != b}
         self.passed: Counter[tuple[int, int]] = Counter()
@@ -91,10 +97,13 @@ class Carrier:
         way = self.ways.get((source, source if target is None else target))
         if way is None or target is None:
             return
-        if self._is_cut(way, data) or self._chance.random() < way.loss:
+        free_at = max(now, self._free_at.get((source, target), 0.0)) if way.rate else now
+        if self._is_cut(way, data) or free_at > now + QUEUE or self._chance.random() < way.loss:
             self.dropped[source, target] += 1
             return
-        due = now + way.delay + (way.lateness if self._chance.random() < way.late else 0.0)
+        if way.rate:
+            self._free_at[source, target] = free_at = free_at + len(data) / way.rate
+        due = free_at + way.delay + (way.lateness if self._chance.random() < way.late else 0.0)
         self._number += 1
         heapq.heappush(self._under_way, Packet(due, self._number, source, target, data))
 

@@ -57,6 +57,18 @@ def test_packets_arrive_after_their_delay_and_in_their_order(family: int) -> Non
     assert carrier.passed == {THERE: 4}
 
 
+def test_a_slow_way_sends_one_packet_after_the_other_and_drops_those_that_would_wait_too_long() -> None:
+    size = len(packet(0))
+    carrier = calm(rate=100 * size)
+    for number in range(10):
+        carrier.take(packet(number), 0, 5.0)
+    assert numbers(carrier, 5.0295) == [0, 1]
+    assert numbers(carrier, 6.0) == [2, 3, 4, 5]
+    assert carrier.dropped == {THERE: 4}
+    carrier.take(packet(10), 0, 7.0)
+    assert numbers(carrier, 7.011) == [10]
+
+
 def test_packets_of_the_same_moment_keep_their_order() -> None:
     carrier = calm(delay=0.25)
     for number in range(100):

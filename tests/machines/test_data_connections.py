@@ -208,6 +208,22 @@ def test_a_push_whose_peer_cannot_confirm_its_cancellation_loses_the_link() -> N
         moves_right(puller, "push")
 
 
+@pytest.mark.parametrize("transport", ["tcp", at_night("plain")])
+def test_a_cancelled_push_over_a_slow_network_leaves_the_link_usable(transport: str) -> None:
+    """The bytes under way take two seconds, and the channel has patience as long as some move."""
+    with pair(transport, LARGE, **{**PATIENT, "heartbeat_interval": 5.0}) as (owner, puller, net):
+        passed = net.wait_passed(BACK, 0)
+        net.change(BACK, rate=4e6)
+        puller.call("begin", what="push", peer=1, src=ALL, dst=ALL)
+        net.wait_passed(BACK, passed + 100)
+        assert puller.call("cancel")
+        owner.call("keep")
+        net.change(BACK, rate=0.0)
+        puller.call("ping", peer=1)
+        puller.call("pull", peer=1, src=[2], dst=[3])
+        assert owner.call("unchanged")
+
+
 @pytest.mark.usefixtures("nft")
 @pytest.mark.parametrize("trust", ["key", "certificates"])
 @pytest.mark.parametrize("transport", ["tcp", at_night("plain")])

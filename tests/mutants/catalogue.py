@@ -569,6 +569,22 @@ MUTANTS = (
         ("tests/hostile/test_ranges_over_tcp.py",),
     ),
     Mutant(
+        "slow-networks-have-no-patience",
+        "a cancelled push over a slow network waits while its bytes move",
+        "native/net/queue.c",
+        "    return now >= still_since_ns + patience_ns || ",
+        "    return now >= q->since_ns + patience_ns || ",
+        ("tests/unit/transport/test_tcp_patience.py",),
+    ),
+    Mutant(
+        "an-unconfirmed-push-counts-as-cancelled",
+        "a push whose end the peer did not confirm has failed, and is not cancelled",
+        "native/net/channel.c",
+        "cancelled ? RING_CANCELLED : RING_FAILED, cancelled ? 0 : CODE_LOST",
+        "RING_CANCELLED, 0",
+        ("tests/unit/transport/test_tcp_patience.py",),
+    ),
+    Mutant(
         "a-channel-is-used-while-it-is-freed",
         "nothing uses a channel over TCP that a thread is freeing",
         "aiodatadist/_transport/tcp.py",
