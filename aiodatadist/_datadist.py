@@ -276,7 +276,7 @@ class LLMDataDist:
     def statistics(self) -> Statistics:
         """Return what has been done so far, per link, and what the memory pools hold. Cheap enough to call often."""
         engine = self._running()
-        return Statistics(tuple(engine.links.statistics()), len(engine.registry.table), engine.registry.pool_usage())
+        return Statistics(tuple(engine.links.statistics()), len(engine.registry.table), engine.registry.pools.usage())
 
     def figures(self) -> Figures[PoolUsage]:
         """Return all that was counted since this object was made, over all its links: what a metrics endpoint needs.
@@ -286,7 +286,7 @@ class LLMDataDist:
         """
         engine, totals = self._engine, self._totals
         is_there = engine is not None and not engine.resident.has_ended
-        pools = engine.registry.pool_usage() if engine is not None and is_there else {}
+        pools = engine.registry.pools.usage() if engine is not None and is_there else {}
         return Figures(
             self._cluster_id,
             figures_of(totals.transfers),

@@ -145,6 +145,11 @@ class Entry:
             return int(self.has_id)
         return int(self.has_id) + len(self.names)
 
+    @property
+    def may_have_keys(self) -> bool:
+        """True if its slots may have keys that pulls consume, now or later."""
+        return not self.blocks and self.pool is not None
+
     def regions(self) -> list[Region]:
         """Return the memory of each distinct tensor once."""
         return [Region(address, self.nbytes, self.placement) for address in dict.fromkeys(self.addresses)]

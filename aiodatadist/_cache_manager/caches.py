@@ -258,7 +258,7 @@ class Caches:
 
     def pool_usage(self) -> dict[Placement, PoolUsage]:
         """Return total, free, largest and pinned bytes of each memory pool."""
-        return self._registry.pool_usage()
+        return self._registry.pools.usage()
 
     # ---- giving them up ----
 

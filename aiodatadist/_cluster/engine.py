@@ -202,7 +202,7 @@ class Engine:
             try:
                 await self._stopping.wait()
                 # callers that wait for room end first: parting may take a second
-                self.registry.end_allocating()
+                self.registry.pools.end_allocating()
                 await self._part_from_all()
             finally:  # also after a bug: no caller may wait for something that can no longer come
                 self._end_all()
@@ -219,7 +219,7 @@ class Engine:
         self.relinker.end()
         self.changes.close()
         self.notification_inbox.close()
-        self.registry.end_allocating()
+        self.registry.pools.end_allocating()
         self.block_leases.end()
         for transfer in list(self.layered):
             transfer.fail(LinkClosed("the cluster was finalized"))
@@ -248,7 +248,7 @@ class Engine:
         for placement, name in ((Placement.DEVICE, "mem_pool_cfg"), (Placement.HOST, "host_mem_pool_cfg")):
             text = getattr(self._config, name)
             if text:
-                await self.registry.open_pool(placement, PoolConfig.parse(text, name))
+                await self.registry.pools.open(placement, PoolConfig.parse(text, name))
 
     async def _part_from_all(self) -> None:
         # first what makes links, so that no new one comes while the others part

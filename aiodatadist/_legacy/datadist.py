@@ -96,7 +96,7 @@ class LLMDataDist(datadist.LLMDataDist):
     async def _end_models(self) -> None:
         if not await self._calls.end():
             logger.error("cluster %d: a model still runs: its memory is never released", self.cluster_id)
-            self._running().registry.keep_pools()
+            self._running().registry.pools.keep()
         models, self._models = self._models, []
         delivered: BaseException | None = None
         task = current_task()

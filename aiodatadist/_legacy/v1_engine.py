@@ -50,7 +50,7 @@ class V1Engine:
 
     def room_for(self, nbytes: int) -> int:
         """Return how many tensors of this size the pool has room for now."""
-        return self.registry.room_for(Placement.DEVICE, nbytes)
+        return self.registry.pools.room_for(Placement.DEVICE, nbytes)
 
     async def give_up(self, cache: KvCache) -> None:
         """Deallocate a cache without raising, also if arrays over it are alive.

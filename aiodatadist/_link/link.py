@@ -400,7 +400,7 @@ class Link:
         written: list[Entry] = []
         if self.life.service is Service.WITHHELD:
             self.session.peer_leases.end(written.append)
-            self._host.registry.withhold(written, self.session, self.session.channels)
+            self._host.registry.withheld.withhold(written, self.session, self.session.channels)
         else:
             self.session.peer_leases.end(None if self.life.is_shut else self.transfers.running.lose)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aiodatadist import Cache, CacheManager, LLMClusterInfo
+from aiodatadist._cache.consumption import Consumption
 from aiodatadist._cache.registry import CacheRegistry
 from aiodatadist._cli.chaos import large_copies, side
 from aiodatadist._cli.chaos.large_copies import LargeInbox
@@ -117,7 +118,7 @@ def flipped_bits_of_user_slots(patch: pytest.MonkeyPatch) -> None:
 
 
 def keys_are_not_consumed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CacheRegistry, "consumed", lambda *_: None)
+    patch.setattr(Consumption, "pulled", lambda *_: None)
 
 
 def communicators_are_not_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -262,7 +263,7 @@ async def test_what_a_request_leaves_in_the_pool_is_found(monkeypatch: pytest.Mo
         await ends.look()
         with monkeypatch.context() as patch:
             patch.setattr(CacheRegistry, "remove_key", forget_nothing)
-            patch.setattr(CacheRegistry, "consumed", lambda *_: None)
+            patch.setattr(Consumption, "pulled", lambda *_: None)
             await ends.go_on()
             await ends.until(lambda: ends.good("allocate request") > 2)
             await ends.look()

@@ -82,6 +82,7 @@ class Responder:
         self._running = running
         self._session = session = running.session
         self._registry = session.host.registry
+        self._consumption = self._registry.consumption
         self._quotas = session.host.peer_shares.quotas
         self._shortcuts = shortcuts
         self._under_way: dict[int, _Stoppable] = {}
@@ -242,7 +243,7 @@ class Responder:
         try:
             entry, _, slot = self._find(message)
             link_channel = session.channels.find(entry.epoch, target.epoch)
-            if link_channel is None or self._registry.has_keys(entry):
+            if link_channel is None or entry.may_have_keys:
                 return False
             done = self._put(message, slot, entry, target, link_channel)
         except LLMException as error:
@@ -377,9 +378,11 @@ class Responder:
 
     async def _serve(self, message: Pull, selection: Selection, target: RemoteCache) -> Pulled:
         entry, name, slot = self._find(message)
-        if not self._registry.is_consumable(entry, name, slot):
+        if not self._consumption.is_possible(entry, name, slot):
             return await self._write(message, selection, target, entry, name, slot)
-        async with self._registry.claim(entry, slot):  # another pull finds the key afterwards, or finds that it is gone
+        async with self._consumption.claim(
+            entry, slot
+        ):  # another pull finds the key afterwards, or finds that it is gone
             return await self._write(message, selection, target, *self._find(message))
 
     async def _write(
@@ -404,7 +407,7 @@ class Responder:
         finally:
             entry.release()
         if message.offsets is None:
-            self._registry.consumed(entry, name, slot, selection.layers.of_source(entry))
+            self._consumption.pulled(entry, name, slot, selection.layers.of_source(entry))
         return _report(message.call, transfer, sums)
 
     def _find(self, message: Pull) -> tuple[Entry, Name, int]:

@@ -89,7 +89,7 @@ async def open_registry(*pools: Placement, pages: int = PAGES) -> AsyncIterator[
 
         registry = CacheRegistry(device, open_transport("loopback", device), spawn)
         for placement in pools:
-            await registry.open_pool(placement, PoolConfig(memory_size=pages * PAGE))
+            await registry.pools.open(placement, PoolConfig(memory_size=pages * PAGE))
         yield registry
         group.cancel_scope.cancel()
 
@@ -113,7 +113,7 @@ async def registry() -> AsyncIterator[CacheRegistry]:
 
 def free(registry: CacheRegistry) -> int:
     """Return the number of free pages in the device's pool."""
-    return registry.pool_usage()[Placement.DEVICE].free // PAGE
+    return registry.pools.usage()[Placement.DEVICE].free // PAGE
 
 
 def allocate(registry: CacheRegistry, *keys: CacheKey, desc: CacheDesc = TWO) -> tuple[Cache, Entry]:
@@ -143,23 +143,23 @@ async def register(
 
 
 async def test_pool_is_as_large_as_it_was_asked_for(registry: CacheRegistry) -> None:
-    usage = registry.pool_usage()[Placement.DEVICE]
+    usage = registry.pools.usage()[Placement.DEVICE]
     assert (usage.total, usage.free, usage.largest, usage.pinned) == (PAGES * PAGE, PAGES * PAGE, PAGES * PAGE, 0)
-    assert list(registry.pool_usage()) == [Placement.DEVICE]
+    assert list(registry.pools.usage()) == [Placement.DEVICE]
 
 
 async def test_each_placement_has_its_own_pool() -> None:
     async with open_registry(Placement.DEVICE, Placement.HOST) as registry:
         host = CacheDesc(1, [1, 1], DataType.DT_INT8, Placement.HOST)
         allocate(registry, desc=host)
-        usage = registry.pool_usage()
+        usage = registry.pools.usage()
         assert (usage[Placement.HOST].free, usage[Placement.DEVICE].free) == ((PAGES - 1) * PAGE, PAGES * PAGE)
 
 
 async def test_pool_can_be_reached_by_peers() -> None:
     async with open_registry() as registry:
         before = transport_of(registry).epoch
-        await registry.open_pool(Placement.DEVICE, PoolConfig(memory_size=PAGE))
+        await registry.pools.open(Placement.DEVICE, PoolConfig(memory_size=PAGE))
         _, entry = allocate(registry, desc=CacheDesc(1, [1], DataType.DT_INT8))
         assert entry.epoch == transport_of(registry).epoch > before
         inside = Region(entry.addresses[0] + 64, 64, Placement.DEVICE)
@@ -172,8 +172,8 @@ async def test_pool_that_the_device_has_no_room_for_is_refused_by_name() -> None
         with soft_faults_cleared():
             soft_fault("aclrtMalloc:fail=207001")
             with pytest.raises(OutOfMemory, match="the device pool"):
-                await registry.open_pool(Placement.DEVICE, PoolConfig(memory_size=PAGE))
-        assert registry.pool_usage() == {}
+                await registry.pools.open(Placement.DEVICE, PoolConfig(memory_size=PAGE))
+        assert registry.pools.usage() == {}
 
 
 async def test_without_any_pool_there_is_nothing_to_allocate_or_to_deallocate() -> None:
@@ -208,7 +208,7 @@ async def test_cache_is_allocated_as_a_whole_or_not_at_all(registry: CacheRegist
     with pytest.raises(OutOfMemory, match="65536 bytes do not fit") as caught:
         allocate(registry, K0, desc=CacheDesc(PAGES + 1, [1, PAGE], DataType.DT_INT8))
     assert caught.value.status_code is LLMStatusCode.LLM_OUT_OF_MEMORY
-    usage = registry.pool_usage()[Placement.DEVICE]
+    usage = registry.pools.usage()[Placement.DEVICE]
     assert (usage.free, usage.largest) == (PAGES * PAGE, PAGES * PAGE)
     assert len(registry.table) == 0
     allocate(registry, K0, desc=CacheDesc(PAGES, [1, PAGE], DataType.DT_INT8))
@@ -243,12 +243,12 @@ async def test_cache_that_was_never_made_is_not_found(registry: CacheRegistry) -
 
 async def test_cache_lives_until_its_id_and_all_its_keys_are_gone(registry: CacheRegistry) -> None:
     cache, entry = allocate(registry, K0, K1)
-    registry.consumed(entry, N0, 0, ALL)
+    registry.consumption.pulled(entry, N0, 0, ALL)
     await registry.deallocate(cache, False)
     assert free(registry) == PAGES - 2, "the other key still refers to it"
     assert registry.offered(N0) is None
     assert registry.offered(N1) == (entry, 1)
-    registry.consumed(entry, N1, 1, ALL)
+    registry.consumption.pulled(entry, N1, 1, ALL)
     await anyio.wait_all_tasks_blocked()
     assert (free(registry), len(registry.table)) == (PAGES, 0)
 
@@ -263,7 +263,7 @@ async def test_deallocated_cache_cannot_be_used_here_any_more(registry: CacheReg
 
 async def test_last_key_may_go_before_the_id(registry: CacheRegistry) -> None:
     cache, entry = allocate(registry, K0)
-    registry.consumed(entry, N0, 0, ALL)
+    registry.consumption.pulled(entry, N0, 0, ALL)
     await anyio.wait_all_tasks_blocked()
     assert free(registry) == PAGES - 2
     await registry.deallocate(cache, False)
@@ -274,24 +274,24 @@ async def test_key_goes_when_all_layers_were_pulled_and_not_when_one_was_pulled_
     desc = CacheDesc(8, [1, 8], DataType.DT_INT8)
     _, entry = allocate(registry, K0, desc=desc)
     for _ in range(2):
-        registry.consumed(entry, N0, 0, range(4))
+        registry.consumption.pulled(entry, N0, 0, range(4))
         assert registry.offered(N0) == (entry, 0)
-    registry.consumed(entry, N0, 0, range(4, 8))
+    registry.consumption.pulled(entry, N0, 0, range(4, 8))
     assert registry.offered(N0) is None
 
 
 async def test_pull_by_id_consumes_the_request_key_of_that_slot_only(registry: CacheRegistry) -> None:
     cache, entry = allocate(registry, K0, K1)
-    registry.consumed(entry, Name("id", cache.cache_id), 1, ALL)
+    registry.consumption.pulled(entry, Name("id", cache.cache_id), 1, ALL)
     assert (registry.offered(N0), registry.offered(N1)) == ((entry, 0), None)
-    registry.consumed(entry, Name("id", cache.cache_id), 3, ALL)
+    registry.consumption.pulled(entry, Name("id", cache.cache_id), 3, ALL)
     assert registry.offered(N0) == (entry, 0)
 
 
 async def test_layers_pulled_by_id_and_by_key_are_those_of_one_key(registry: CacheRegistry) -> None:
     cache, entry = allocate(registry, K0)
-    registry.consumed(entry, N0, 0, range(1))
-    registry.consumed(entry, Name("id", cache.cache_id), 0, range(1, 2))
+    registry.consumption.pulled(entry, N0, 0, range(1))
+    registry.consumption.pulled(entry, Name("id", cache.cache_id), 0, range(1, 2))
     assert registry.offered(N0) is None
 
 
@@ -301,8 +301,8 @@ async def test_prefixes_blocks_and_the_callers_memory_are_never_consumed(registr
     _, in_blocks = allocate_blocks(registry, BlocksCacheKey(1, 3))
     _, mine = await register(registry, (at(1), at(2)), K0)
     for entry, name in ((by_prefix, prefix), (in_blocks, blocks), (mine, N0)):
-        registry.consumed(entry, name, 0, ALL)
-        registry.consumed(entry, Name("id", entry.cache_id), 0, ALL)
+        registry.consumption.pulled(entry, name, 0, ALL)
+        registry.consumption.pulled(entry, Name("id", entry.cache_id), 0, ALL)
         assert registry.offered(name) == (entry, 0)
     await registry.deallocate(shared, False)
     assert registry.offered(prefix) == (by_prefix, 0)
@@ -312,7 +312,7 @@ async def test_key_that_was_given_to_another_cache_is_not_consumed_there(registr
     _, before = allocate(registry, K0, K1)
     await registry.remove_key(N0)
     _, after = allocate(registry, K0)
-    registry.consumed(before, N0, 0, ALL)
+    registry.consumption.pulled(before, N0, 0, ALL)
     assert registry.offered(N0) == (after, 0)
 
 
@@ -408,7 +408,7 @@ async def test_pages_in_use_are_pinned(registry: CacheRegistry) -> None:
     pinned = []
     for more_or_less in (entry.lease, entry.release, lambda: entry.holders.add(Peer())):
         more_or_less()
-        pinned.append(registry.pool_usage()[Placement.DEVICE].pinned)
+        pinned.append(registry.pools.usage()[Placement.DEVICE].pinned)
     assert pinned == [2 * PAGE, 0, 2 * PAGE]
 
 
@@ -419,7 +419,7 @@ async def test_pages_that_wait_for_a_transfer_are_pinned_although_they_were_deal
     entry.lease()
     waiting = asyncio.create_task(registry.deallocate(cache, False))
     await anyio.wait_all_tasks_blocked()
-    pinned = registry.pool_usage()[Placement.DEVICE].pinned
+    pinned = registry.pools.usage()[Placement.DEVICE].pinned
     entry.release()
     await waiting
     assert pinned == 2 * PAGE
@@ -469,13 +469,13 @@ async def test_withheld_pages_are_not_waited_for_and_come_back_when_the_peer_let
     waiting = asyncio.create_task(registry.deallocate(cache, False))
     await anyio.wait_all_tasks_blocked()
     assert not waiting.done()
-    registry.withhold([entry], peer, piece)
+    registry.withheld.withhold([entry], peer, piece)
     await waiting
-    usage = registry.pool_usage()[Placement.DEVICE]
+    usage = registry.pools.usage()[Placement.DEVICE]
     assert (usage.free, usage.pinned, usage.withheld) == ((PAGES - 2) * PAGE, 2 * PAGE, 2 * PAGE)
     piece.is_over.set()
     await anyio.wait_all_tasks_blocked()
-    usage = registry.pool_usage()[Placement.DEVICE]
+    usage = registry.pools.usage()[Placement.DEVICE]
     assert (usage.free, usage.pinned, usage.withheld) == (PAGES * PAGE, 0, 0)
     assert not piece.is_abandoned
 
@@ -484,7 +484,7 @@ async def test_withheld_cache_waits_for_its_other_holders_first(registry: CacheR
     cache, entry = allocate(registry)
     stopped, healthy, piece = Peer(), Peer(), Piece()
     entry.holders |= {stopped, healthy}
-    registry.withhold([entry], stopped, piece)
+    registry.withheld.withhold([entry], stopped, piece)
     waiting = asyncio.create_task(registry.deallocate(cache, False))
     await anyio.wait_all_tasks_blocked()
     assert (waiting.done(), healthy.asked, stopped.asked) == (False, [entry], [])
@@ -516,7 +516,7 @@ async def test_withheld_cache_is_not_used_and_not_offered_until_the_peer_lets_go
     cache, entry = allocate(registry, K0)
     peer, piece = Peer(), Piece()
     entry.holders.add(peer)
-    registry.withhold([entry], peer, piece)
+    registry.withheld.withhold([entry], peer, piece)
     with pytest.raises(CacheNotFound, match="src_cache 1 is withheld: a lost peer was stopped while it wrote"):
         registry.local(cache, "src_cache")
     assert registry.offered(N0) is None
@@ -530,7 +530,7 @@ async def test_registered_memory_is_the_callers_only_when_the_peer_let_go(regist
     cache, entry = await register(registry, (at(1), at(2)), K0)
     peer, piece = Peer(), Piece()
     entry.holders.add(peer)
-    registry.withhold([entry], peer, piece)
+    registry.withheld.withhold([entry], peer, piece)
     waiting = asyncio.create_task(registry.unregister(cache.cache_id, False))
     await anyio.wait_all_tasks_blocked()
     assert not waiting.done()
@@ -543,7 +543,7 @@ async def test_memory_is_lost_when_it_is_never_known_whether_the_peer_let_go(
 ) -> None:
     cache, entry = allocate(registry)
     piece = Piece(LLMException("HcclCommDestroy was refused"))
-    registry.withhold([entry], Peer(), piece)
+    registry.withheld.withhold([entry], Peer(), piece)
     piece.is_over.set()
     await anyio.wait_all_tasks_blocked()
     assert "may write for ever: HcclCommDestroy was refused" in caplog.text
@@ -557,7 +557,7 @@ async def test_piece_is_abandoned_when_the_cluster_is_finalized(caplog: pytest.L
     async with open_registry(Placement.DEVICE) as registry:
         _, pooled = allocate(registry)
         _, own = await register(registry, (at(1), at(2)), K0)
-        registry.withhold([pooled, own], Peer(), piece)
+        registry.withheld.withhold([pooled, own], Peer(), piece)
         await anyio.wait_all_tasks_blocked()
         before = piece.is_abandoned
     assert (before, piece.is_abandoned) == (False, True)
