@@ -212,7 +212,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @modes
-@pytest.mark.parametrize("transport", ["hccl", "loopback", "tcp"])
+@pytest.mark.parametrize("transport", ["auto", "hccl", "loopback", "tcp"])
 async def test_blocks_to_blocks(one_sided: bool, transport: str) -> None:
     async with fan(count=2, one_sided=one_sided, transport=transport) as made:
         before, source = [made.held(i) for i in range(2)], Computing(made)

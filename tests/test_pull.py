@@ -31,7 +31,7 @@ from tests.strict.marks import STRICT, any_memory, told_of_failures
 
 BLOCKS = CacheDesc(8, [16, 8, 2, 4], DataType.DT_FLOAT16)
 SLOTS = CacheDesc(4, [4, 1000], DataType.DT_UINT8)
-transports = pytest.mark.parametrize("transport", ["hccl", "loopback", "tcp"])
+transports = pytest.mark.parametrize("transport", ["auto", "hccl", "loopback", "tcp"])
 
 
 def moved(desc: CacheDesc, pairs: dict[int, int]) -> list[tuple[int, int, int, int]]:

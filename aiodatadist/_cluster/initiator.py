@@ -46,6 +46,7 @@ from aiodatadist._values.addresses import host_port
 from aiodatadist._values.foreign import printable
 from aiodatadist._wire.handshake import Handshake
 from aiodatadist._wire.messages import Connect, Ping, Pong
+from aiodatadist._wire.ways import HCCL
 from aiodatadist.errors import AuthError, LinkClosed, LinkError, LinkTimeout, LLMException, LLMStatusCode
 
 if TYPE_CHECKING:
@@ -445,7 +446,7 @@ class LinkInitiator:
             if is_proved:
                 attempt.steps.met()
             what = f"{host_port(*address)} is cluster {cluster_id}, but the two did not open a channel"
-            attempt.now_waits_for(what + doubts(hello.endpoint, peer.endpoint))
+            attempt.now_waits_for(what + (doubts(hello.endpoint, peer.endpoint) if handshake.way == HCCL else ""))
             turn.take(peer)
 
         waits_for = attempt.now_waits_for

@@ -107,9 +107,9 @@ class LinkTable:
         """
         self._relinker.linked(link)
         self.news.wake()
-        ends = self._engine.cluster_id, link.cluster_id
+        told = self._engine.cluster_id, link.cluster_id, link.way
         self._engine.totals.incidents.add(
-            Incident.LINK_MADE, logger, "cluster %d is linked to %d", *ends, level=logging.INFO
+            Incident.LINK_MADE, logger, "cluster %d is linked to %d, over %s", *told, level=logging.INFO
         )
 
     async def serve(self, link: Link) -> None:
@@ -285,6 +285,7 @@ class LinkTable:
             link.transfers.running.counters.snapshot(
                 *(link.cluster_id, link.life.state.value, link.generation, link.credential),
                 _certificate_seconds(link, now),
+                link.way,
             )
             for link in list(self._links.values())
         ]

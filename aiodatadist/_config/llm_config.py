@@ -35,7 +35,7 @@ DEFAULT_HEARTBEAT_MISSES = 3
 DEFAULT_TCP_STREAMS = 4
 DEFAULT_TCP_THREADS = 2
 
-TransportName = Literal["hccl", "loopback", "tcp"]
+TransportName = Literal["auto", "hccl", "loopback", "tcp"]
 
 
 class _Unset:
@@ -100,9 +100,11 @@ class LLMConfig(BaseModel):
             are checked and kept, but have no effect, and ``init`` logs a warning with the reason.
             ``global_resource_config`` must be JSON by the time of ``init``. Addresses in ``cluster_info`` are kept as
             integers.
-        transport: how bytes travel: ``"hccl"``; ``"tcp"``, for HOST memory and softnpu's between any machines; or
-            ``"loopback"`` inside one process. It must be the same at both ends.
-        tcp_streams: connections for bytes of one link with ``transport="tcp"``, 1 to 32. The smaller of both ends' numbers
+        transport: how bytes travel: ``"hccl"``; ``"tcp"``, for HOST memory and softnpu's between any machines;
+            ``"auto"``, which is HCCL where it reaches the peer, otherwise TCP, if both ends prove a key or a certificate;
+            or ``"loopback"`` inside one process. It must be the same at both ends, apart from ``"auto"`` at one of them,
+            which follows ``"hccl"`` and ``"tcp"``.
+        tcp_streams: connections for bytes of one link over TCP, 1 to 32. The smaller of both ends' numbers
             applies. More of them help on networks that lose packets, or with long ways.
         tcp_threads: threads of this process that move bytes over these connections, 1 to 16. The first cluster's number
             applies to all clusters of the process.

@@ -13,7 +13,7 @@ _SAFE_HEARTBEAT_INTERVAL: Final = 0.5
 """Seconds. Below this, busy machines or lost packets may look like a dead peer."""
 _SAFE_SILENCE: Final = 2.0
 """Seconds. TCP needs at least 0.2 to send a lost packet again, and several may be lost in a row."""
-_TCP: Final[str] = "tcp"
+_OVER_TCP: Final = ("tcp", "auto")
 
 WITHOUT_EFFECT: Final = {
     "global_resource_config": "it is for the HIXL engine, which this library does not have",
@@ -28,16 +28,18 @@ def remarks(config: LLMConfig) -> list[str]:
     """Return a line for each option that was given and changes nothing, and for each whose value invites failures."""
     given = [name for name in WITHOUT_EFFECT if getattr(config, name) is not None]
     lines = [f"{name} has no effect: {WITHOUT_EFFECT[name]}" for name in given]
-    lines += [f"{name} has no effect: transport is {config.transport!r}, not {_TCP!r}" for name in _of_tcp(config)]
+    lines += [
+        f"{name} has no effect: transport is {config.transport!r}, not 'tcp' or 'auto'" for name in _of_tcp(config)
+    ]
     others = sorted(key for key in config.ge_options if key.lower() != rules.POOL_SIZE)
     ignored = [f"option {key!r} has no effect: {_why(key)}" for key in others]
     return lines + _beyond_the_manual(config) + ignored + _risks(config)
 
 
 def _of_tcp(config: LLMConfig) -> list[str]:
-    """Return the options for ``transport="tcp"`` that differ from their defaults although another transport is used."""
+    """Return the options for TCP that differ from their defaults although no link can be over TCP."""
     fields = type(config).model_fields
-    names = [] if config.transport == _TCP else [name for name in fields if name.startswith("tcp_")]
+    names = [] if config.transport in _OVER_TCP else [name for name in fields if name.startswith("tcp_")]
     return [name for name in names if getattr(config, name) != fields[name].default]
 
 
@@ -73,7 +75,7 @@ def _risks(config: LLMConfig) -> list[str]:
             f"packets are lost or machines are busy, after {silence:g} s without a sign of life (docs/links.md has a "
             "table)"
         )
-    if config.tcp_plain_networks is not None and config.transport == _TCP:
+    if config.tcp_plain_networks is not None and config.transport in _OVER_TCP:
         lines.append(
             f"tcp_plain_networks is {config.tcp_plain_networks!r}: processes on the path in these networks can read and "
             "change the bytes of transfers"

@@ -183,7 +183,7 @@ class Destination:
             # the link may have ended in the tick in which the destination was found
             self.link.session.check_ready()
             remote.check_access("put")
-            self.link.session.channels.check_reaches(remote, f"cluster {self.cluster_id}")
+            self.link.session.channels.check_reaches(remote, f"cluster {self.cluster_id}", self._entry)
             self._grid = grid = grid.mirrored()
             self.group = self._group_size(grid.total)
             self.progress.on(Event.FIND)

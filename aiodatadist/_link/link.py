@@ -38,6 +38,7 @@ from aiodatadist._wire.messages import (
     Refuse,
 )
 from aiodatadist._wire.proved import Proved
+from aiodatadist._wire.ways import connections_between
 from aiodatadist.errors import (
     LinkClosed,
     LinkError,
@@ -75,6 +76,7 @@ class Link:
         transfers: the transfers of either end.
         owners: the ends that own the link.
         life: the state of the link, and why it ended.
+        way: how its bytes travel; empty until the options of both ends have been compared.
         heartbeat_token: the token that a connection for this link's heartbeats must present; empty with a key.
         proved: the credential with which both ends have proved themselves; None without a key.
         generation: how many times the link to this peer has been made, this one included; 0 until it is filed.
@@ -103,6 +105,7 @@ class Link:
             lambda: session.share.notes,
         )
         self._reactions = Reactions(session, self.owners, self.transfers, incoming)
+        self.way: str = ""
         self.heartbeat_token: str = ""
         self.proved: Proved | None = None
         self.generation: int = 0
@@ -153,7 +156,7 @@ class Link:
 
         async def met(peer: Hello) -> None:
             nonlocal sockets
-            self.proved = handshake.proved
+            self.proved, self.way = handshake.proved, handshake.way
             rights = self._host.rights_of(self.proved, peer.cluster_id)
             self.session.meet(handshake.me, peer, rights)
             self.peer_links = peer.links
@@ -185,13 +188,16 @@ class Link:
         self.life.on(Event.AGREE)
 
     def _sockets(self, handshake: Handshake, request: LinkRequest | None, opening: ExitStack) -> OpenSockets | None:
-        """Return what opens the data connections of the link's channel; None if its transport needs none.
+        """Return what opens the data connections of the link's channel; None if it has none.
 
         Args:
             opening: left when the link is made, or cannot be. Until then the peer's connections are accepted.
         """
         agreed = handshake.agreed
-        if agreed is None or not (count := min(agreed[0].endpoint.streams, self._transport.endpoint.streams)):
+        if agreed is None:
+            return None
+        count = connections_between(handshake.way, self._transport.endpoint, agreed[0].endpoint)
+        if not count:
             return None
         key = ChannelKey.of(handshake.secret, agreed[1].channel)
         is_plain = self.proved is None or self.place[0] in self._host.plain_networks

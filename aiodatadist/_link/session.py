@@ -172,7 +172,8 @@ class Session:
         """
         rights = self.rights
         reads, writes = entry.audience.lets(self.cluster_id)
-        is_open = rights.private or not entry.is_private
+        # What a channel lends opens no other memory.
+        is_open = rights.private or not entry.is_private or self.channels.traits.needs_loans
         can_ask = is_open or not self.host.one_sided
         return rights.read and can_ask and reads, rights.write and is_open and writes
 

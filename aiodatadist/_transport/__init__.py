@@ -32,7 +32,12 @@ from aiodatadist.errors import ParamInvalid
 if TYPE_CHECKING:
     from aiodatadist._device import Device
 
-TRANSPORTS = {"hccl": "HcclTransport", "loopback": "LoopbackTransport", "tcp": "TcpTransport"}
+TRANSPORTS = {
+    "auto": "AutoTransport",
+    "hccl": "HcclTransport",
+    "loopback": "LoopbackTransport",
+    "tcp": "TcpTransport",
+}
 
 
 def open_transport(

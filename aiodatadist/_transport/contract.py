@@ -66,6 +66,7 @@ class Endpoint:
         super_device_id, super_pod_id: for super-pod hardware, otherwise empty.
         device_port, host_ip, backup_device_ip: further fields of the rank table, if they were given.
         streams: the most data connections that this end uses for one channel; 0 if its channels need none.
+        meeting: identifies, on its machine, where its process can be found by others of softnpu; empty if that is not known.
     """
 
     transport: str
@@ -81,6 +82,7 @@ class Endpoint:
     host_ip: str = ""
     backup_device_ip: str = ""
     streams: int = 0
+    meeting: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class ChannelOffer:
         rank: this end's, 0 or 1. ``endpoints[rank]`` is this end's.
         reach: what this end shows of its memory. Each end has its own, and the peer does not see it.
         sockets: opens the channel's data connections, at most the smaller number of the two endpoints' ``streams``; None if
-            that is 0.
+            that is 0, or if the channel shall have none.
     """
 
     name: str
@@ -186,6 +188,7 @@ class Channel(ABC):
         has_connections: True if it moves bytes over data connections of the link: if the peer fails a transfer, one is lost.
         tells_access: True if a peer that may read a region cannot write it. Otherwise it can do both, or neither.
         reaches_host: True if the peer's HOST memory can be read and written, too; otherwise only DEVICE memory.
+        reaches_device: True if DEVICE memory of this end can be read and written, too; otherwise only HOST memory.
     """
 
     has_one_queue: bool = False
@@ -195,6 +198,7 @@ class Channel(ABC):
     has_connections: bool = False
     tells_access: bool = True
     reaches_host: bool = True
+    reaches_device: bool = True
 
     def __init__(self, device: Device) -> None:
         self.device = device

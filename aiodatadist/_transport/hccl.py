@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,7 +36,7 @@ from aiodatadist._transport.contract import (
 )
 from aiodatadist._transport.link_kind import A2, A3, LinkKind, is_unfolded, link_kind, may_use_hccs
 from aiodatadist._transport.local_device import describe
-from aiodatadist._transport.soft_reach import check_reach
+from aiodatadist._transport.soft_reach import check_reach, meeting_place
 from aiodatadist._transport.two_ends import check_ends
 from aiodatadist._values.descriptors import Placement
 from aiodatadist._values.foreign import printable
@@ -111,7 +112,9 @@ class HcclTransport(Transport):
     def _describe(self, resource: str | None) -> Endpoint:
         """Return this device's endpoint. Blocks if the machine must be asked for the address of an NPU's network card."""
         found = describe(self._runtime, self.device.index, resource)
-        return Endpoint(self.name, self._runtime.name, host_identity(), process=os.getpid(), streams=0, **found)
+        meeting = meeting_place() if self._runtime.is_soft else ""
+        end = Endpoint(self.name, self._runtime.name, host_identity(), process=os.getpid(), streams=0, **found)
+        return replace(end, meeting=meeting)
 
     @property
     def endpoint(self) -> Endpoint:

@@ -8,26 +8,33 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from aiodatadist._values.foreign import printable
+from aiodatadist._wire.ways import Place
 from aiodatadist.errors import IncompatiblePeer
 
 FOLDER: Final = "SOFTNPU_RENDEZVOUS"
 PROC: Final = Path("/proc")
 
 
-class Place(Protocol):
-    """The properties of an endpoint that say where its process is, and how bytes leave it."""
+def meeting_place() -> str:
+    """Return where other processes of softnpu can find this one, on this machine; empty if that cannot be known.
 
-    @property
-    def transport(self) -> str: ...
-    @property
-    def runtime(self) -> str: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def process(self) -> int: ...
+    Two processes with one such place find each other: they are in the same namespaces of users, process ids and networks, or
+    have one folder instead of the network.
+    """
+    names, folder = PROC / "self" / "ns", os.environ.get(FOLDER)
+    try:
+        found = [str((names / name).readlink()) for name in ("user", "pid")]
+        if folder:
+            entry = Path(folder).stat()
+            found.append(f"folder:[{entry.st_dev}:{entry.st_ino}]")
+        else:
+            found.append(str((names / "net").readlink()))
+    except OSError:
+        return ""
+    return " ".join(found)
 
 
 def check_reach(mine: Place, peer: Place) -> None:

@@ -32,6 +32,7 @@ from aiodatadist._transport.contract import (
 from aiodatadist._transport.hccl import host_identity
 from aiodatadist._values.descriptors import Placement
 from aiodatadist._values.foreign import printable
+from aiodatadist._wire.ways import ways_of
 from aiodatadist.errors import IncompatiblePeer, LinkClosed, LinkError, OutOfMemory, ParamInvalid, explained
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class TcpTransport(Transport):
 
     async def open_channel(self, offer: ChannelOffer, timeout: float) -> Channel:
         peer = offer.endpoints[offer.peer_rank]
-        if peer.transport != self.name:
+        if self.name not in ways_of(peer):
             raise IncompatiblePeer(
                 f"the peer's transport is {printable(peer.transport)}, and tcp here: must be the same"
             )
@@ -160,6 +161,7 @@ class TcpChannel(Channel):
 
     def __init__(self, device: Device, connections: Sequence[DataConnection], config: TcpConfig) -> None:
         super().__init__(device)
+        self.reaches_device = device.runtime.is_soft
         self._handle: Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._when_broken: Callable[[str], object] | None = None

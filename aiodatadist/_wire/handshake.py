@@ -44,6 +44,7 @@ from aiodatadist._wire.messages import (
 )
 from aiodatadist._wire.proved import Proved, Vouch
 from aiodatadist._wire.reasons import refused
+from aiodatadist._wire.ways import AUTO, TCP, option_of, way_between
 from aiodatadist.errors import AuthError, IncompatiblePeer, LinkError, LLMStatusCode, ProtocolError
 
 
@@ -77,6 +78,7 @@ class Handshake:
         peer: the other end's hello.
         vouch: the same, which a client sets when both ends have proved themselves.
         proved: the credential of the peer, once its hello is known.
+        way: how the bytes of the link travel, once the options of both ends have been compared.
         connect: the name of the channel, once both ends know it; then open it and call :meth:`opened`.
         ready: the peer's message when its half of the channel was open.
     """
@@ -95,6 +97,7 @@ class Handshake:
         self.peer: Hello | None = None
         self.vouch: Vouch | None = vouch
         self.proved: Proved | None = None
+        self.way: str = ""
         self.connect: Connect | None = None
         self.ready: Ready | None = None
         self._hello = hello
@@ -244,15 +247,19 @@ class Handshake:
         mine = self._hello
         # ids instead of "this end" and "the peer": the peer gets the text, too, and it must be true there
         us, them = f"cluster {mine.cluster_id}", f"cluster {theirs.cluster_id}"
+        self.way = way_between(mine.endpoint, theirs.endpoint, self.is_proved)
+        options = option_of(mine.endpoint), option_of(theirs.endpoint)
         # HOST memory of an NPU's machine and memory of softnpu meet over TCP.
-        needs_one_runtime = not mine.endpoint.transport == theirs.endpoint.transport == "tcp"
+        one_runtime = (("runtime", mine.endpoint.runtime, theirs.endpoint.runtime),) if self.way != TCP else ()
         for what, a, b in (
-            *((("runtime", mine.endpoint.runtime, theirs.endpoint.runtime),) if needs_one_runtime else ()),
-            ("transport", mine.endpoint.transport, theirs.endpoint.transport),
+            *one_runtime,
+            *((("transport", *options),) if not self.way else ()),
             ("enable_remote_cache_accessible", mine.one_sided, theirs.one_sided),
             ("transfer_backend", mine.backend or "none", theirs.backend or "none"),
         ):
             if a != b:
                 error = IncompatiblePeer(f"{what} differs: {a} at {us}, {b} at {them}")
+                if what == "transport" and set(options) == {AUTO, TCP}:
+                    error.hint = "give both ends a key or certificates: 'auto' does not take TCP without them"
                 error.is_proved = self.is_proved
                 raise error

@@ -124,6 +124,7 @@ class EndpointInfo(_Message):
     host_ip: Text = ""
     backup_device_ip: Text = ""
     streams: Annotated[int, Field(ge=0, le=MAX_STREAMS)] = 0
+    meeting: Text = ""
 
 
 KeyLabel = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]

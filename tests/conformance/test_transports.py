@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiodatadist._device import Device
 from aiodatadist._testing.contracts import TransportContract
-from aiodatadist._transport import Transport, open_transport
+from aiodatadist._transport import TcpConfig, Transport, open_transport
 from tests.connected_loopback import ConnectedLoopback
 
 
@@ -26,6 +26,20 @@ class TestTcp(TransportContract):
     def can_call_off(device: Device) -> bool:
         """Return True: it waits for its peer on the event loop."""
         return True
+
+
+class TestAutoOverTcp(TestTcp):
+    """``auto``, whose channels are offered data connections."""
+
+    def transport(self, device: Device) -> Transport:
+        return open_transport("auto", device)
+
+
+class TestAutoOverHccl(TransportContract):
+    """``auto``, whose channels are offered none: the suite offers them to endpoints with streams only."""
+
+    def transport(self, device: Device) -> Transport:
+        return open_transport("auto", device, tcp=TcpConfig(streams=0))
 
 
 class TestConnectedLoopback(TransportContract):

@@ -57,6 +57,10 @@ class End:
         """Link to a peer that listens."""
         await self._datadist.link_to(peer, (host, port), timeout=timeout)
 
+    async def way(self, peer: int) -> str:
+        """Return how the bytes of the link to a peer travel."""
+        return next(link.transport for link in self._datadist.statistics().links if link.cluster_id == peer)
+
     async def unlink(self, peer: int) -> None:
         """End the link to a peer."""
         await self._datadist.unlink_from(peer, timeout=30.0)

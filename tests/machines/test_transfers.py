@@ -1,7 +1,8 @@
 """Transfers between machines: bytes arrive where they should, and none after a cancellation, whatever the network does.
 
-Each case is for every transport that reaches another machine. HCCL of softnpu reaches another namespace of this one, through
-memory that is shared: what then crosses the network is what the two ends tell each other.
+Each case is for every transport that reaches another machine; ``auto`` is in ``test_auto.py``. HCCL of softnpu reaches
+another namespace of this one, through memory that is shared: what then crosses the network is what the two ends tell each
+other.
 """
 
 from __future__ import annotations

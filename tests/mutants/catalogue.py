@@ -34,6 +34,7 @@ KEY_PROOF, SEALS = "tests/unit/wire/test_key_proof.py", "tests/unit/wire/test_se
 HANDSHAKES, SEALED_LINKS = "tests/hostile/test_key_handshakes.py", "tests/hostile/test_sealed_links.py"
 CHANNELS, ANSWERS, WITHDRAWN = (f"tests/hostile/test_{name}.py" for name in ("channels", "answers", "withdrawn_caches"))
 WILD = "tests/hostile/test_wild_requests.py"
+WAYS = "tests/unit/wire/test_ways.py"
 POLICY, READERS = "tests/hostile/test_policy.py", "tests/hostile/test_readers.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
@@ -2298,8 +2299,32 @@ MUTANTS = (
         "private-memory-is-opened",
         "with private_memory false in the policy, a peer is not shown memory that only the whole process can be opened for",
         "aiodatadist/_link/session.py",
-        "        is_open = rights.private or not entry.is_private\n",
+        "        is_open = rights.private or not entry.is_private or self.channels.traits.needs_loans\n",
         "        is_open = True\n",
         (POLICY,),
+    ),
+    Mutant(
+        "auto-takes-tcp-without-a-proof",
+        "without a key or a certificate, an end with transport='auto' moves no byte over TCP, whatever its peer says",
+        "aiodatadist/_wire/ways.py",
+        "    return (HCCL, TCP) if is_proved else (HCCL,)\n",
+        "    return (HCCL, TCP)\n",
+        (WAYS,),
+    ),
+    Mutant(
+        "a-peer-opens-hccl-beside-tcp",
+        "a peer gets no channel over HCCL on a link whose bytes travel over TCP",
+        "aiodatadist/_link/data/channels.py",
+        "            if self.traits.has_connections:  # it reaches all there is, and was chosen for the whole link\n",
+        "            if False:\n",
+        ("tests/unit/link/test_channels.py",),
+    ),
+    Mutant(
+        "memory-of-an-npu-is-lent",
+        "DEVICE memory of an NPU is not lent to a peer over TCP",
+        "aiodatadist/_link/control/loans.py",
+        "        if access and (self._channel.reaches_device or entry.placement is Placement.HOST):\n",
+        "        if access:\n",
+        ("tests/unit/link/test_loans.py",),
     ),
 )

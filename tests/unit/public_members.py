@@ -175,7 +175,7 @@ MEMBERS: Final = {
     "aiodatadist._link.control.notifications.Notification": "cluster_id generation payload",
     "aiodatadist._link.data.statistics.LinkStatistics": (
         "certificate_seconds cluster_id credential failures generation longest_seconds pulled_bytes pushed_bytes running "
-        "served_bytes state transfer_seconds transfers"
+        "served_bytes state transfer_seconds transfers transport"
     ),
     "aiodatadist._testing.faults.SoftHold": "arrived release",
     "aiodatadist._testing.ledger.BlockLedger": (

@@ -374,7 +374,7 @@ BROKEN_RULES = [
     ("cluster_info", '{"listen_ip_info": [{"ip": "::1"}]}', "listen_ip_info[0].ip is '::1': must be an IPv4"),
     ("cluster_info", '{"listen_ip_info": [{"ip": -1}]}', "listen_ip_info[0].ip is -1: must be an IPv4"),
     ("output_max_size", -1, "output_max_size is -1: must be in [0, 9223372036854775807]"),
-    ("transport", "udp", "transport is 'udp': must be hccl or loopback or tcp"),
+    ("transport", "udp", "transport is 'udp': must be auto or hccl or loopback or tcp"),
     ("tcp_streams", 0, "tcp_streams is 0: must be in [1, 32]"),
     ("tcp_streams", 33, "tcp_streams is 33: must be in [1, 32]"),
     ("tcp_threads", 17, "tcp_threads is 17: must be in [1, 16]"),

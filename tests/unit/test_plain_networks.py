@@ -29,8 +29,8 @@ def test_an_address_is_in_one_of_them_or_not(host: str, is_in: bool) -> None:
 
 
 def test_a_cluster_of_another_transport_says_that_the_options_of_tcp_have_no_effect() -> None:
-    config = LLMConfig(tcp_streams=2, tcp_plain_networks="10.0.0.0/8")
+    config = LLMConfig(transport="hccl", tcp_streams=2, tcp_plain_networks="10.0.0.0/8")
     assert remarks(config) == [
-        "tcp_streams has no effect: transport is 'hccl', not 'tcp'",
-        "tcp_plain_networks has no effect: transport is 'hccl', not 'tcp'",
+        "tcp_streams has no effect: transport is 'hccl', not 'tcp' or 'auto'",
+        "tcp_plain_networks has no effect: transport is 'hccl', not 'tcp' or 'auto'",
     ]

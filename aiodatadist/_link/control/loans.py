@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiodatadist._transport import Access, Channel, Region
+from aiodatadist._values.descriptors import Placement
 
 if TYPE_CHECKING:
     from aiodatadist._cache.table import Entry
@@ -26,7 +27,7 @@ class Loans:
     def lend(self, entry: Entry) -> None:
         """Let the peer reach a cache, as far as it may. Call it once until :meth:`take_back`."""
         regions, access = entry.regions(), self._access_to(entry)
-        if access:
+        if access and (self._channel.reaches_device or entry.placement is Placement.HOST):
             self._channel.lend(regions, access)
             self._lent[entry.cache_id] = regions, access
 

@@ -50,6 +50,8 @@ MAX_OLD = 64
 
 Each keeps a file descriptor and mappings.
 """
+EVERYTHING_EVER = 2**32 - 1
+"""The epoch of a channel that reaches what is lent, whenever it was registered."""
 FIRST_PAUSE, MOST_PAUSE = 0.05, 1.0
 """Seconds before another channel is opened for the peer after one that failed, doubled each time.
 
@@ -84,12 +86,17 @@ class _Opening:
 
 
 class Traits(NamedTuple):
-    """The traits that all channels of a link share, because they connect the same two devices. ``Channel`` explains them."""
+    """The traits that all channels of a link share, because they connect the same two devices. ``Channel`` explains them.
+
+    ``npus`` says, for this end and the peer, whether it is an NPU whose DEVICE memory they do not reach; empty if neither is.
+    """
 
     has_one_queue: bool = False
     takes_gates: bool = True
     reaches_host: bool = True
     has_connections: bool = False
+    needs_loans: bool = False
+    npus: tuple[bool, ...] = ()
 
 
 class Channels:
@@ -190,8 +197,15 @@ class Channels:
             ChannelOffer(name, rank, ends, self.shows(), sockets), min(seconds, MAX_OPEN_SECONDS)
         )
         channel.when_broken(self.losses.report)
-        self._current = LinkChannel(name, channel, epoch, 0)
-        self.traits = Traits(channel.has_one_queue, channel.takes_gates, channel.reaches_host, channel.has_connections)
+        self._current = LinkChannel(name, channel, EVERYTHING_EVER if channel.needs_loans else epoch, 0)
+        self.traits = Traits(
+            channel.has_one_queue,
+            channel.takes_gates,
+            channel.reaches_host,
+            channel.has_connections,
+            channel.needs_loans,
+            _npus(channel, ends[1 - rank]),
+        )
         if channel.needs_loans:
             self.begin_lending(channel)
 
@@ -202,13 +216,29 @@ class Channels:
             raise NotLinked("the link has no channel")
         return self._current
 
-    def check_reaches(self, cache: Entry | RemoteCache, whose: str) -> None:
-        """Raise ParamInvalid if a cache is in HOST memory and the link is over HCCS, which does not reach it."""
-        if cache.placement is Placement.HOST and not self.traits.reaches_host:
+    def check_reaches(self, cache: Entry | RemoteCache, whose: str, own: Entry) -> None:
+        """Raise ParamInvalid if the link does not reach a cache that the other end is to move bytes from or to.
+
+        Over HCCS it does not reach HOST memory, over data connections not the DEVICE memory of NPUs.
+
+        Args:
+            own: the cache of this end that the bytes go to or come from, which may be the same.
+        """
+        traits = self.traits
+        if cache.placement is Placement.HOST and not traits.reaches_host:
             raise ParamInvalid(
                 f"cache {cache.cache_id} of {whose} is in HOST memory: a link over HCCS reaches a peer's DEVICE memory only",
                 hint="make that cache with Placement.DEVICE, or set HCCL_INTRA_ROCE_ENABLE=1 at both ends",
             )
+        if traits.npus:
+            at_both = [("this cluster", own)] if cache is own else [("this cluster", own), (whose, cache)]
+            for (name, each), is_npu in zip(at_both, traits.npus, strict=False):
+                if is_npu and each.placement is Placement.DEVICE:
+                    raise ParamInvalid(
+                        f"cache {each.cache_id} of {name} is in DEVICE memory of an NPU, which travels by HCCL only: "
+                        "this link is over TCP",
+                        hint="make that cache with Placement.HOST",
+                    )
 
     # ---- transfers ----
 
@@ -339,6 +369,8 @@ class Channels:
         opening = self._openings[name]
         epoch = self._transport.epoch
         try:
+            if self.traits.has_connections:  # it reaches all there is, and was chosen for the whole link
+                raise LinkError("a channel with data connections is never replaced")
             if len(self._old) >= MAX_OLD:
                 raise LinkError(f"{len(self._old)} channels that were replaced are still open: the limit is {MAX_OLD}")
             offer = ChannelOffer(name, self._rank, self._ends, self.shows())
@@ -576,6 +608,11 @@ class Channels:
         for link_channel in self._closing:
             link_channel.channel.abandon()
         self._closing.clear()
+
+
+def _npus(channel: Channel, peer: Endpoint) -> tuple[bool, ...]:
+    npus = not channel.reaches_device, channel.has_connections and peer.runtime != "soft"
+    return npus if any(npus) else ()
 
 
 def channel_name(client: int, server: int) -> str:

@@ -30,6 +30,8 @@ class LinkStatistics:
             name in the peer's that stands for the peer. Empty if the ends have none.
         certificate_seconds: seconds until the certificate expires that the peer proved when the link was made; negative
             if it has expired since, which does not end the link. None if the peer proved a key, or nothing.
+        transport: how its bytes travel: ``"hccl"``, which is memory that the two ends share if they are on softnpu;
+            ``"tcp"`` or ``"loopback"``.
     """
 
     cluster_id: int
@@ -45,6 +47,7 @@ class LinkStatistics:
     generation: int = 1
     credential: str = ""
     certificate_seconds: float | None = None
+    transport: str = ""
 
 
 class LinkCounters:
@@ -90,6 +93,7 @@ class LinkCounters:
         generation: int = 1,
         credential: str = "",
         certificate_seconds: float | None = None,
+        transport: str = "",
     ) -> LinkStatistics:
         """Return the statistics as they are now."""
         return LinkStatistics(
@@ -106,4 +110,5 @@ class LinkCounters:
             generation,
             credential,
             certificate_seconds,
+            transport,
         )

@@ -215,7 +215,8 @@ class PullRequests:
             return
         spec = request.spec
         self._session.check_writer(spec.entry, "in request/response mode the owner delivers what is pulled")
-        self._session.channels.check_reaches(spec.entry, "this cluster, which the peer is asked to fill,")
+        whose = "this cluster, which the peer is asked to fill,"
+        self._session.channels.check_reaches(spec.entry, whose, spec.entry)
         request.stage = Stage.WAITING
         request.alarm = self._alarms.set(asyncio.get_running_loop().time() + request.seconds, request)
         self._lines[spec.priority][request] = None

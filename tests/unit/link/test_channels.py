@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -19,8 +22,9 @@ from aiodatadist._link.control.questions import PendingQuestions
 from aiodatadist._link.data.channels import MAX_OLD, MAX_OUTDATED, Channels
 from aiodatadist._link.data.link_channel import LinkChannel
 from aiodatadist._transport import Channel, ChannelOffer, Endpoint
+from aiodatadist._values.descriptors import Placement
 from aiodatadist._wire.messages import Broken, Message, Outdated, Pong, Renew, Renewed, Retire
-from aiodatadist.errors import ProtocolError
+from aiodatadist.errors import ParamInvalid, ProtocolError
 from tests.held import turns
 
 HERE = Endpoint("fake", "fake", "host", "server", "0", "10.0.0.1", 1)
@@ -230,3 +234,71 @@ async def test_a_peer_that_leaves_no_channel_gets_no_further_one_until_it_does()
         assert transport.opened[0].is_closed
         await renew(1001)
         assert channels.current.name == "channel_1001"
+
+
+# ---- channels over data connections ----
+
+
+class Connected(Fake):
+    """A channel like those over TCP, of an NPU or of softnpu."""
+
+    needs_loans = has_connections = True
+    has_one_queue = False
+
+    def __init__(self, name: str, reaches_device: bool) -> None:
+        super().__init__(name)
+        self.reaches_device = reaches_device
+
+
+@asynccontextmanager
+async def connected(here: str, there: str) -> AsyncIterator[tuple[Channels, FakeTransport, Said]]:
+    """Open a server's channels over data connections, between ends of these runtimes."""
+    async with client(rank=1) as (channels, transport, said):
+
+        async def open_channel(offer: ChannelOffer, _: float) -> Channel:
+            transport.opened.append(Connected(offer.name, here == "soft"))
+            return transport.opened[-1]
+
+        transport.open_channel = open_channel  # type: ignore[method-assign]
+        ends = replace(THERE, runtime=there), replace(HERE, runtime=here)
+        await channels.open("connected", 1, ends, 1)
+        yield channels, transport, said
+
+
+async def test_a_channel_over_data_connections_reaches_what_is_registered_later() -> None:
+    async with connected("soft", "soft") as (channels, transport, _):
+        channels.on_first(channels.current.mine)
+        transport.epoch = 1000
+        assert channels.find(1000, 1000) is channels.current
+
+
+async def test_a_peer_gets_no_further_channel_beside_data_connections() -> None:
+    """Refuse it: it would be over HCCL, and this link is over TCP."""
+    async with connected("soft", "soft") as (channels, transport, said):
+        opened = len(transport.opened)
+        channels.on_renew(Renew(channel="further", seconds=20))
+        reason = "a channel with data connections is never replaced"
+        await said.wait_for(Renewed(channel="further", epoch=0, reason=reason))
+        assert len(transport.opened) == opened
+
+
+def cache(placement: Placement) -> Any:
+    return SimpleNamespace(cache_id=7, placement=placement)
+
+
+@pytest.mark.parametrize("here", ["soft", "ascend"])
+@pytest.mark.parametrize("there", ["soft", "ascend"])
+async def test_no_byte_of_an_npus_memory_travels_over_tcp(here: str, there: str) -> None:
+    async with connected(here, there) as (channels, _, _):
+        for own, remote in product(Placement, Placement):
+            refused = []
+            if here == "ascend" and own is Placement.DEVICE:
+                refused.append("cache 7 of this cluster is in DEVICE memory of an NPU")
+            if there == "ascend" and remote is Placement.DEVICE:
+                refused.append("cache 7 of cluster 2 is in DEVICE memory of an NPU")
+            with pytest.raises(ParamInvalid, match=refused[0]) if refused else nullcontext():
+                channels.check_reaches(cache(remote), "cluster 2", cache(own))
+            filled = cache(own)
+            mine = here == "ascend" and own is Placement.DEVICE
+            with pytest.raises(ParamInvalid, match="cache 7 of this cluster") if mine else nullcontext():
+                channels.check_reaches(filled, "this cluster, which the peer is asked to fill,", filled)

@@ -19,7 +19,8 @@ from aiodatadist.errors import OutOfMemory
 class Lending:
     """A channel that notes what it lends."""
 
-    def __init__(self) -> None:
+    def __init__(self, reaches_device: bool = True) -> None:
+        self.reaches_device = reaches_device
         self.lent: list[tuple[Region, Access]] = []
 
     def lend(self, regions: list[Region], access: Access) -> None:
@@ -30,10 +31,11 @@ class Lending:
             self.lent.remove((region, access))
 
 
-def entry(number: int) -> Any:
-    regions = [Region(4096 * number, 64, Placement.HOST)]
+def entry(number: int, placement: Placement = Placement.HOST) -> Any:
+    regions = [Region(4096 * number, 64, placement)]
     return SimpleNamespace(
         cache_id=number,
+        placement=placement,
         nbytes=64,
         addresses=array("Q", [4096 * number]),
         regions=lambda: regions,
@@ -98,3 +100,12 @@ def test_a_cache_that_could_not_be_lent_does_not_count_as_held() -> None:
         with pytest.raises(OutOfMemory):
             made.told(entry(1))
     assert (made.held(1), made.held_bytes) == (None, 0)
+
+
+def test_memory_of_an_npu_is_not_lent_to_a_peer_over_tcp() -> None:
+    channel = Lending(reaches_device=False)
+    made = leases(channel, {1: Access.ALL, 2: Access.ALL})
+    device, host = entry(1, Placement.DEVICE), entry(2)
+    for each in (device, host):
+        assert made.told(each)
+    assert channel.lent == [(Region(8192, 64, Placement.HOST), Access.ALL)]

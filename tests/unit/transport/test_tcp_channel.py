@@ -5,18 +5,21 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
 import pytest
 
 from aiodatadist import LinkClosed
+from aiodatadist._device import Device
 from aiodatadist._native.library import ring
 from aiodatadist._transport import Access, DataConnection, Region, TcpConfig, tcp
 from aiodatadist._transport.tcp import TcpChannel
 from aiodatadist._values.descriptors import Placement
 from aiodatadist.errors import LinkError
 
+DEVICE = cast(Device, SimpleNamespace(runtime=SimpleNamespace(is_soft=True)))
 REGIONS = [Region(4096, 64, Placement.HOST)]
 
 
@@ -25,7 +28,7 @@ async def channel() -> AsyncIterator[TcpChannel]:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with theirs:
-        channel = TcpChannel(cast(Any, None), [DataConnection(ours, None)], TcpConfig())
+        channel = TcpChannel(DEVICE, [DataConnection(ours, None)], TcpConfig())
         yield channel
         await channel.aclose()
 
@@ -60,7 +63,7 @@ async def test_a_connection_is_lost_when_what_was_sent_stays_unacknowledged_as_l
         kept = ours.dup()
         ours.setblocking(False)
         with kept, listener.accept()[0]:
-            channel = TcpChannel(cast(Any, None), [DataConnection(ours, None)], TcpConfig(silence=1.25))
+            channel = TcpChannel(DEVICE, [DataConnection(ours, None)], TcpConfig(silence=1.25))
             assert kept.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1250
             await channel.aclose()
 
@@ -79,6 +82,6 @@ async def test_a_connection_that_cannot_be_sealed_is_refused_with_what_helps(mon
     monkeypatch.setattr(tcp, "ring", Unsealing())
     ours, theirs = socket.socketpair()
     with theirs, pytest.raises(LinkError, match="cannot be sealed here") as caught:
-        TcpChannel(cast(Any, None), [DataConnection(ours, None)], TcpConfig())
+        TcpChannel(DEVICE, [DataConnection(ours, None)], TcpConfig())
     assert "tcp_plain_networks" in str(caught.value)
     assert ours.fileno() == -1

@@ -325,7 +325,7 @@ def test_any_refusal_can_be_sent_before_the_peer_is_trusted(reason: str, status:
 
 
 def test_runtimes_of_two_ends_may_differ_over_tcp() -> None:
-    ours, theirs = (endpoint(transport="tcp", runtime=name) for name in ("soft", "ascend"))
+    ours, theirs = (endpoint(transport="tcp", streams=4, runtime=name) for name in ("soft", "ascend"))
     handshake = Handshake("server", hello(2, endpoint=ours))
     handshake.receive(hello(1, endpoint=theirs))
     assert handshake.peer is not None

@@ -74,7 +74,7 @@ NEWER: list[dict[str, str]] = [
 """What each minor version added, from the first: new fields of older messages, and new messages."""
 PARTS: dict[type[BaseModel], str] = {
     EndpointInfo: "transport runtime host server_id device_id device_ip process super_device_id super_pod_id device_port "
-    "host_ip backup_device_ip streams",
+    "host_ip backup_device_ip streams meeting",
     KeyName: "kind id model_id",
     CacheEntry: "cache_id blocks placement data_type pieces stride addresses epoch",
     PartNumbers: "nbytes src dst",
