@@ -11,6 +11,10 @@ have in one process or in two; ``connector`` is vLLM's class over them, and ``st
 """
 
 from aiodatadist._adapters.vllm.connector import AioDataDistConnector
+from aiodatadist._adapters.vllm.connector_base import register
 from aiodatadist._adapters.vllm.context_connector import AioDataDistContextConnector
 
 __all__ = ["AioDataDistConnector", "AioDataDistContextConnector"]
+
+for connector in (AioDataDistConnector, AioDataDistContextConnector):
+    register(connector, __name__)

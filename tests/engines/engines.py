@@ -31,6 +31,8 @@ MODEL: dict[str, Any] = {
     "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32",
 }  # fmt: skip
 ANSWER_SECONDS = 120.0
+START_SECONDS = 600.0
+"""Of engines that import vLLM side by side on a busy machine."""
 
 Answer = dict[str, Any]
 
@@ -58,6 +60,18 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
+def transfer_config(connector: str, settings: Answer) -> Answer:
+    """Return what vLLM calls ``--kv-transfer-config``."""
+    own = {} if connector == "MultiConnector" else {"kv_connector_module_path": "aiodatadist.adapters.vllm"}
+    return {
+        "kv_connector": connector,
+        **own,
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": settings,
+    }
+
+
 class Engine:
     """An engine in its own process. Its output is in ``log``."""
 
@@ -66,13 +80,7 @@ class Engine:
     ) -> None:
         config: Answer = dict(options)
         if transfer is not None:
-            config["transfer"] = {
-                "kv_connector": connector,
-                "kv_connector_module_path": "aiodatadist.adapters.vllm",
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": transfer,
-            }
+            config["transfer"] = transfer_config(connector, transfer)
         self.log = log
         self._aside: deque[Answer] = deque()
         self._said: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
@@ -166,7 +174,7 @@ def opened(*engines: Engine) -> Iterator[None]:
         for each in engines:
             stack.callback(each.close)
         for each in engines:
-            assert each.hear() == {"ready": True}
+            assert each.hear(START_SECONDS) == {"ready": True}
         yield
 
 

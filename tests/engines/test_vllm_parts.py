@@ -26,17 +26,19 @@ FAST: dict[str, Any] = {"heartbeat_interval": 0.1, "link_seconds": 5}
 @pytest.fixture(scope="module")
 def vllm() -> SimpleNamespace:
     """Load modules that are there only where vLLM is."""
-    adapter, base = "aiodatadist.adapters.vllm", "vllm.distributed.kv_transfer.kv_connector"
+    inner, base = "aiodatadist._adapters.vllm", "vllm.distributed.kv_transfer.kv_connector"
     names = {
         "torch": "torch", "prometheus": "prometheus_client", "config": "vllm.config", "base": f"{base}.v1.base",
-        "metrics": f"{base}.v1.metrics", "factory": f"{base}.factory", "adapter": adapter, "offer": f"{adapter}.offer",
-        "model": f"{adapter}.model", "orders": f"{adapter}.orders", "steps": f"{adapter}.steps",
-        "worker": f"{adapter}.worker_side", "kinds": "vllm.v1.kv_cache_interface", "request": "vllm.v1.request",
-        "context": f"{adapter}.context_scheduler", "scheduler": f"{adapter}.scheduler_side", "prompts": f"{adapter}.prompts",
+        "metrics": f"{base}.v1.metrics", "factory": f"{base}.factory", "adapter": "aiodatadist.adapters.vllm",
+        "offer": f"{inner}.offer", "model": f"{inner}.model", "orders": f"{inner}.orders", "steps": f"{inner}.steps",
+        "worker": f"{inner}.worker_side", "kinds": "vllm.v1.kv_cache_interface", "request": "vllm.v1.request",
+        "context": f"{inner}.context_scheduler", "scheduler": f"{inner}.scheduler_side", "prompts": f"{inner}.prompts",
     }  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own packages
-        return SimpleNamespace(**{name: import_module(module) for name, module in names.items()})
+        found = SimpleNamespace(**{name: import_module(module) for name, module in names.items()})
+        found.forget = import_module("vllm.v1.metrics.prometheus").unregister_vllm_metrics
+        return found
 
 
 class Worker:
@@ -185,9 +187,8 @@ def test_prometheus_has_the_figures(vllm: SimpleNamespace) -> None:
     seen.observe(stats.data, 1)
 
     def figure(name: str, engine: str, **labels: str) -> float | None:
-        value: float | None = vllm.prometheus.REGISTRY.get_sample_value(
-            f"vllm:aiodatadist_{name}", {"model_name": "m", "engine": engine, **labels}
-        )
+        labels = {"model_name": "m", "engine": engine, "connector": "AioDataDistConnector", **labels}
+        value: float | None = vllm.prometheus.REGISTRY.get_sample_value(f"vllm:aiodatadist_{name}", labels)
         return value
 
     assert figure("num_successful_transfers_total", "1") == 5
@@ -199,6 +200,55 @@ def test_prometheus_has_the_figures(vllm: SimpleNamespace) -> None:
     assert figure("incidents_total", "1", kind="link_failed") == 40
     assert figure("incidents_total", "0", kind="pull_failed") == 0
     assert figure("incidents_total", "1", kind="no kind") is None
+
+
+def test_both_connectors_in_one_process_have_their_figures_apart(vllm: SimpleNamespace) -> None:
+    """A MultiConnector makes the metrics of each of its connectors, and finds their classes by name."""
+    both = [("AioDataDistConnector", {}), ("AioDataDistContextConnector", {"pool": "memory:"})]
+    given = [
+        {"kv_connector": name, "kv_connector_module_path": "aiodatadist.adapters.vllm", "kv_role": "kv_both",
+         "kv_load_failure_policy": "recompute", "kv_connector_extra_config": extra}
+        for name, extra in both
+    ]  # fmt: skip
+    transfer = vllm.config.KVTransferConfig(
+        kv_connector="MultiConnector", kv_role="kv_both", kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"connectors": given},
+    )  # fmt: skip
+    config = SimpleNamespace(kv_transfer_config=transfer)
+    seen = vllm.metrics.KVConnectorProm(config, ["model_name", "engine"], {0: ["multi", "0"]})
+    data = {
+        "AioDataDistConnector": {"counters": {"pull_done": 2}, "seconds": [], "incidents": {"link_failed": 3}},
+        "AioDataDistContextConnector": {"counters": {"load_done": 5}, "seconds": [], "incidents": {"link_failed": 1}},
+    }
+    stats = vllm.metrics.KVConnectorLogging(transfer)
+    stats.observe(data)
+    assert stats.transfer_stats_accumulator.reduce() == {
+        "AioDataDistConnector": {"num_successful_transfers": 2},
+        "AioDataDistContextConnector": {"num_successful_loads": 5},
+    }
+    seen.observe(data, 0)
+
+    def figure(name: str, connector: str, **labels: str) -> float | None:
+        value: float | None = vllm.prometheus.REGISTRY.get_sample_value(
+            f"vllm:aiodatadist_{name}", {"model_name": "multi", "engine": "0", "connector": connector, **labels}
+        )
+        return value
+
+    assert [figure("num_successful_transfers_total", name) for name, _ in both] == [2, 0]
+    assert [figure("num_successful_loads_total", name) for name, _ in both] == [0, 5]
+    assert [figure("incidents_total", name, kind="link_failed") for name, _ in both] == [3, 1]
+
+
+def test_metrics_that_vllm_forgot_are_made_again(vllm: SimpleNamespace) -> None:
+    """Each engine in a process takes the metrics of those before it out of the registry."""
+    config = SimpleNamespace(kv_transfer_config=transfer_config(vllm))
+    for number in range(2):
+        vllm.forget()
+        seen = vllm.metrics.KVConnectorProm(config, ["model_name", "engine"], {0: [f"again {number}", "0"]})
+        seen.observe({"counters": {"pull_done": 1}, "seconds": []}, 0)
+    name = "vllm:aiodatadist_num_successful_transfers_total"
+    labels = {"model_name": "again 1", "engine": "0", "connector": "AioDataDistConnector"}
+    assert vllm.prometheus.REGISTRY.get_sample_value(name, labels) == 1
 
 
 def make(vllm: SimpleNamespace, connector: str, changes: dict[str, Any]) -> Any:

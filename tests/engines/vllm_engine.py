@@ -67,8 +67,8 @@ class Program:
 
         def watched(scheduled: Any, output: Any) -> Any:
             told = output.kv_connector_output
-            if told is not None and told.kv_connector_stats is not None:
-                self._counted.update(told.kv_connector_stats.data["counters"])
+            if told is not None:
+                self._count(told.kv_connector_stats)
             return update(scheduled, output)
 
         scheduler.update_from_output = watched
@@ -78,11 +78,18 @@ class Program:
 
         def taken() -> Any:
             stats = take()
-            if stats is not None:
-                self._counted.update(stats.data["counters"])
+            self._count(stats)
             return stats
 
         scheduler.connector.get_kv_connector_stats = taken
+
+    def _count(self, stats: Any) -> None:
+        """Add the figures of a connector, or those of each connector of a MultiConnector."""
+        if stats is None:
+            return
+        each = [stats] if "counters" in stats.data else stats.data.values()
+        for own in each:
+            self._counted.update(own.data["counters"])
 
     def run(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()

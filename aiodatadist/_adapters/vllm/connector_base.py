@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorRole,
@@ -115,4 +117,10 @@ class ConnectorBase(KVConnectorBase_V1, SupportsHMA, Generic[DecidingT, MovingT]
     def build_prom_metrics(
         cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
     ) -> TransferMetrics:
-        return TransferMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        return TransferMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues, cls.__name__)
+
+
+def register(connector: type[Any], module: str) -> None:
+    """Let vLLM find a connector class by its name alone, as the figures of a ``MultiConnector`` do."""
+    with suppress(ValueError):  # it is registered
+        KVConnectorFactory.register_connector(connector.__name__, module, connector.__name__)

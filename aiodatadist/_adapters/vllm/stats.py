@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -115,44 +116,70 @@ def stats_of(counters: Counter[str]) -> TransferStats | None:
     return TransferStats({**_nothing(), "counters": dict(counters), "incidents": incidents})
 
 
+_MADE: dict[str, Any] = {}
+"""The metrics of this process, by name: Prometheus refuses a second one, and an engine may have several connectors."""
+
+
+def _made_once(kind: Any, name: str, **options: Any) -> Any:
+    """Return this process's metric of a name. It is made if there is none, or if vLLM has taken it out of its registry.
+
+    Raises ValueError if other code has made a metric of this name.
+    """
+    try:
+        _MADE[name] = kind(name=name, **options)
+    except ValueError:
+        if name not in _MADE:
+            raise
+    return _MADE[name]
+
+
 class TransferMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """The metrics ``vllm:aiodatadist_*``."""
+    """The metrics ``vllm:aiodatadist_*`` of one connector, whose name is their label ``connector``."""
 
     def __init__(
-        self, vllm_config: Any, metric_types: Any, labelnames: list[str], labelvalues: dict[int, list[object]]
+        self,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        labelvalues: dict[int, list[object]],
+        connector: str,
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, labelvalues)
-        self._seconds = self._each(
+        self._connector = connector
+        seconds = self._metric(
             self._histogram_cls,
-            name="vllm:aiodatadist_xfer_time_seconds",
+            "xfer_time_seconds",
             documentation="Seconds from the order to pull a request's blocks until they were there.",
             buckets=SECONDS,
         )
-        incidents = self._counter_cls(
-            name="vllm:aiodatadist_incidents",
+        self._seconds = self._each(seconds)
+        incidents = self._metric(
+            self._counter_cls,
+            "incidents",
             documentation="Incidents that others caused. The log has at most one line a second for each kind.",
-            labelnames=[*labelnames, "kind"],
+            more=["kind"],
         )
-        self._incidents = {
-            index: {kind.value: incidents.labels(*values, kind.value) for kind in Incident}
-            for index, values in self.per_engine_labelvalues.items()
-        }
+        self._incidents = {kind.value: self._each(incidents, kind.value) for kind in Incident}
         self._counters = {
-            key: self._each(self._counter_cls, name=f"vllm:aiodatadist_{name}", documentation=words)
+            key: self._each(self._metric(self._counter_cls, name, documentation=words))
             for key, (name, words) in COUNTERS.items()
         }
 
-    def _each(self, kind: Any, **options: Any) -> dict[int, Any]:
-        """Return the metric with the labels of each engine."""
-        metric = kind(labelnames=self._labelnames, **options)
-        return {index: metric.labels(*values) for index, values in self.per_engine_labelvalues.items()}
+    def _metric(self, kind: Any, name: str, more: Sequence[str] = (), **options: Any) -> Any:
+        labelnames = [*self._labelnames, "connector", *more]
+        return _made_once(kind, f"vllm:aiodatadist_{name}", labelnames=labelnames, **options)
+
+    def _each(self, metric: Any, *more: str) -> dict[int, Any]:
+        """Return the metric with the labels of each engine and of this connector."""
+        engines = self.per_engine_labelvalues.items()
+        return {index: metric.labels(*values, self._connector, *more) for index, values in engines}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for key, number in transfer_stats_data["counters"].items():
             if key in self._counters:
                 self._counters[key][engine_idx].inc(number)
         for kind, number in transfer_stats_data.get("incidents", {}).items():
-            if kind in self._incidents[engine_idx]:
-                self._incidents[engine_idx][kind].inc(number)
+            if kind in self._incidents:
+                self._incidents[kind][engine_idx].inc(number)
         for seconds in transfer_stats_data["seconds"]:
             self._seconds[engine_idx].observe(seconds)
