@@ -49,6 +49,14 @@ class BlockLease:
             self._thread.call(wait)
         return self._inner.ended
 
+    def renew(self, timeout: float) -> bool:
+        """Let peers begin within ``timeout`` seconds from now. Return False if the lease can no longer be claimed."""
+
+        async def renew() -> bool:
+            return self._inner.renew(timeout)
+
+        return self._thread.call(renew)
+
     def withdraw(self) -> LeaseEnd:
         """Take the blocks back. Waits for a running pull, as long as that may take; returns the reason of the end."""
         return self._thread.call(self._inner.withdraw)

@@ -86,6 +86,7 @@ class CacheManager:
         pull_timeout: float | None = None,
         prompt_digest: bytes | None = None,
         for_cluster: int | None = None,
+        takers: int = 1,
     ) -> BlockLease:
         """Reserve blocks of a cache for one peer, like :meth:`aiodatadist.CacheManager.lease_blocks`."""
 
@@ -98,6 +99,7 @@ class CacheManager:
                 pull_timeout=pull_timeout,
                 prompt_digest=prompt_digest,
                 for_cluster=for_cluster,
+                takers=takers,
             )
             return BlockLease(self._thread, inner)
 

@@ -23,11 +23,10 @@ from aiodatadist._values.descriptors import BlocksCacheKey, Cache, CacheKey, Cac
 from aiodatadist._values.digests import LeaseDigests, check_prompt_digest
 from aiodatadist._values.durations import check_seconds
 from aiodatadist._values.grid import BlockNumbers, indexes
-from aiodatadist._values.lease_ticket import MAX_TICKET_BLOCKS, LeaseTicket, check_lease_name
+from aiodatadist._values.lease_ticket import MAX_TICKET_BLOCKS, LeaseTicket, check_lease_name, check_takers
 from aiodatadist._values.selection import BlockParts, Selection, layers_of, whole_layers
 from aiodatadist._values.transfer_config import TransferConfig, TransferWithCacheKeyConfig
 from aiodatadist._values.transfer_priority import TransferPriority, check_deadline, check_priority
-from aiodatadist._wire.messages import MAX_TAKERS
 from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 
 if TYPE_CHECKING:
@@ -217,6 +216,7 @@ class CacheManager(Caches):
         pull_timeout: float | None = None,
         prompt_digest: bytes | None = None,
         for_cluster: int | None = None,
+        takers: int = 1,
     ) -> BlockLease:
         """Keep blocks of a cache for one peer, which gets the lease's ticket and calls :meth:`pull_leased`.
 
@@ -239,6 +239,8 @@ class CacheManager(Caches):
             prompt_digest: of the tokens that the blocks hold, as :func:`aiodatadist.prompt_digest` returns it. A pull
                 with another one, or none, is refused.
             for_cluster: the only cluster that may claim the lease, or release it. If omitted, each peer may.
+            takers: the number of requests that may take the blocks. If there are several, one that does not want them
+                or is lost ends nothing. The ``takers`` of their pulls must be a multiple.
 
         Raises:
             TypeError, ValueError, ParamInvalid: if an argument is wrong, or there is a lease of this name.
@@ -261,8 +263,17 @@ class CacheManager(Caches):
         check_prompt_digest(prompt_digest)
         if for_cluster is not None:
             checks.integer(for_cluster, "for_cluster", checks.UINT64)
+        check_takers(takers)
         return engine.block_leases.open(
-            engine.cluster_id, entry, numbers, seconds, limit, check_lease_name(name), prompt_digest, for_cluster
+            engine.cluster_id,
+            entry,
+            numbers,
+            seconds,
+            limit,
+            check_lease_name(name),
+            prompt_digest,
+            for_cluster,
+            takers,
         )
 
     def _pull_seconds(self) -> float:
@@ -336,8 +347,7 @@ class CacheManager(Caches):
         if now is not None:
             check_once(array("Q", checks.instance(now, "parts", BlockParts).dst), "parts.dst")
         check_below(targets, entry.pieces, "dst_blocks", "destination")
-        if not 1 <= checks.integer(takers, "takers", checks.UINT32) <= MAX_TAKERS:
-            raise ParamInvalid(f"takers is {takers}: must be from 1 to {MAX_TAKERS}")
+        check_takers(takers)
         layers = layers_of(src_layer_range, dst_layer_range, tensor_num_per_layer)
         layers.of_target(entry)
         engine, link = self._engine, self._link_or_wait(kept.key)

@@ -27,6 +27,8 @@ MAX_TICKET = 32 * MAX_TICKET_BLOCKS
 """The largest ticket as JSON, in bytes: large block numbers, and everything around them."""
 MAX_TEXT = 256
 """The longest text in a ticket, in characters."""
+MAX_TAKERS = 4096
+"""Peers that share kept blocks."""
 
 NAME = r"^[0-9a-f]{32}$"
 LeaseName = Annotated[str, Field(pattern=NAME)]
@@ -55,6 +57,12 @@ def _numbers(value: Any, _: object) -> tuple[int, ...]:
 
 
 Blocks = Annotated[tuple[Block, ...], WrapValidator(_numbers)]
+
+
+def check_takers(takers: object) -> None:
+    """Raise TypeError, ValueError or ParamInvalid if this is no number of peers that can share kept blocks."""
+    if not 1 <= checks.integer(takers, "takers", checks.UINT32) <= MAX_TAKERS:
+        raise ParamInvalid(f"takers is {takers}: must be from 1 to {MAX_TAKERS}")
 
 
 def new_lease_name() -> str:

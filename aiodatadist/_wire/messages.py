@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter, model_validator
 
 from aiodatadist._config.trust import MAX_KEYS
+from aiodatadist._values.lease_ticket import MAX_TAKERS
 from aiodatadist._values.peer_budget import MAX_STREAMS
 
 PROTOCOL = 5
@@ -54,8 +55,6 @@ MAX_TENSORS = 4096
 """Tensors of one cache."""
 MAX_INDEXES = 16384
 """Blocks that one request names; a caller that wants more makes several."""
-MAX_TAKERS = 4096
-"""Peers that share kept blocks."""
 MAX_NOTE = 64 << 10
 """The largest notification, in bytes."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 MEMBERS: Final = {
-    "aiodatadist._blocking.block_lease.BlockLease": "ended name ticket wait_ended withdraw",
+    "aiodatadist._blocking.block_lease.BlockLease": "ended name renew ticket wait_ended withdraw",
     "aiodatadist._blocking.cache_manager.CacheManager": (
         "allocate_blocks_cache allocate_cache arrays check_cache_key copy_blocks copy_cache deallocate_blocks_cache "
         "deallocate_cache drain lease_blocks max_submitted pool_usage pull_blocks pull_cache pull_leased push_blocks "
@@ -169,7 +169,7 @@ MEMBERS: Final = {
     "aiodatadist._legacy.tensor.Tensor": "copied from_tensor_tuple numpy tensor_desc",
     "aiodatadist._legacy.tensor.TensorDesc": "dtype nbytes shape",
     "aiodatadist._link.control.block_leases.BlockLease": (
-        "add_done_callback blocks ended name refused ticket wait_ended withdraw"
+        "add_done_callback blocks ended name refused renew ticket wait_ended withdraw"
     ),
     "aiodatadist._link.control.layer_events.LayerReceiver": "landed layer",
     "aiodatadist._link.control.notifications.Notification": "cluster_id generation payload",

@@ -23,7 +23,11 @@ The owner limits the time of a pull. ``claimed`` tells a peer that asked for mor
 peer is refused if its version is too old to be told.
 
 Several peers may share the blocks, and each says how many they are. A lease is taken when all of them have the blocks. When
-one of them does not want the lease, it ends for all as soon as those that pull have ended.
+one of them does not want the lease, it ends for all as soon as those that pull have ended: they are workers of one engine.
+
+If the owner itself says that several ``takers`` may come, they are different requests. One that does not want the blocks,
+fails or is lost then ends nothing for the others: the lease ends when all have taken the blocks, with its time, or by its
+owner.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ from aiodatadist._link.control.peer_claim import PeerClaim
 from aiodatadist._link.control.peer_leases import SLACK_SECONDS
 from aiodatadist._link.control.served_requests import KNOWN
 from aiodatadist._values.digests import UNSAID, LeaseDigests, Refusal
+from aiodatadist._values.durations import check_seconds
 from aiodatadist._values.lease_ticket import LeaseTicket, new_lease_name
 from aiodatadist._values.peer_budget import Budget
 from aiodatadist.errors import ParamInvalid
@@ -104,6 +109,7 @@ class BlockLease:
         prompt_digest: bytes | None,
         count_refusal: Callable[[Refusal], object],
         for_cluster: int | None = None,
+        takers: int = 1,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._check_here = check_here
@@ -120,6 +126,7 @@ class BlockLease:
         self._past: defaultdict[object, dict[int, None]] = defaultdict(dict)
         self._takers = self._taken = 0
         self._for_cluster = for_cluster
+        self._requests = takers
         self._closed: LeaseEnd | None = None
         self.name = name
         self.blocks: Sequence[int] = blocks
@@ -146,6 +153,24 @@ class BlockLease:
         await self._over.wait()
         assert self.ended is not None
         return self.ended
+
+    def renew(self, timeout: float) -> bool:
+        """Let peers begin within ``timeout`` seconds from now, whatever time they had. Return False if it is too late.
+
+        A pull that is under way has its own time, and is unaffected.
+
+        Raises:
+            TypeError, ValueError, ParamInvalid: if ``timeout`` is not a number of seconds.
+        """
+        self._check_here()
+        seconds = check_seconds(timeout, "timeout")
+        if self._closed is not None:
+            return False
+        loop = asyncio.get_running_loop()
+        self._timer.cancel()
+        self._deadline = loop.time() + seconds
+        self._timer = loop.call_at(self._deadline, self._close, LeaseEnd.EXPIRED)
+        return True
 
     async def withdraw(self) -> LeaseEnd:
         """Take the blocks back, and wait until they may be used again.
@@ -194,7 +219,9 @@ class BlockLease:
             claim.answer(False)
             return
         takers = self._takers or claim.takers
-        is_kept = self._closed is None and claim.takers == takers and self._taken + len(self._claims) < takers
+        # each of the owner's takers is one or several workers, which all pull
+        is_kept = self._closed is None and claim.takers == takers and claim.takers % self._requests == 0
+        is_kept &= self._taken + len(self._claims) < takers
         # An older peer cannot be told of a shorter limit, and would use what it reads after that.
         is_kept &= claim.is_limited or claim.seconds <= self._pull_seconds
         if is_kept:
@@ -221,7 +248,7 @@ class BlockLease:
             return  # a repeated message
         if self._digests.refusal(digests) is not None or self._is_for_another(peer):
             return
-        if why is not None and (not self._claims or self._takers > 1):
+        if why is not None and self._requests == 1 and (not self._claims or self._takers > 1):
             self._close(why)
 
     def _is_for_another(self, peer: object) -> bool:
@@ -253,6 +280,8 @@ class BlockLease:
             # the others still read these blocks
             if self._taken < self._takers:
                 why = None
+        elif self._requests > 1:
+            why = None  # it ends nothing for other requests
         if why is not None:
             self._closed = why
         if not self._claims and not self._taken:
@@ -314,6 +343,7 @@ class BlockLeases:
         name: str | None = None,
         prompt_digest: bytes | None = None,
         for_cluster: int | None = None,
+        takers: int = 1,
     ) -> BlockLease:
         """Open a lease on blocks of a cache. Raises ParamInvalid if there is a lease of this name.
 
@@ -322,6 +352,7 @@ class BlockLeases:
             pull_seconds: how long one pull may take.
             name: the name of the lease; a new one if it is None.
             for_cluster: the only cluster that may claim it, or release it; None if each may.
+            takers: the number of requests that may take the blocks.
         """
         name = name or new_lease_name()
         if name in self._lasting:
@@ -337,11 +368,12 @@ class BlockLeases:
             prompt_digest,
             self.count,
             for_cluster,
+            takers,
         )
         self._totals.leases_opened += 1
         lease.add_done_callback(self._ended)
         if name in self._past:
-            lease._unclaim(None, 0, LeaseEnd.RELEASED, lease._digests)
+            lease._close(LeaseEnd.RELEASED)
         for digests in (lease._digests, UNSAID) if for_cluster is None else ():  # it may not be that cluster's release
             if (name, digests) in self._released:  # by its peer, before the lease was opened
                 lease._unclaim(None, 0, LeaseEnd.RELEASED, digests)
