@@ -8,20 +8,22 @@ import struct
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import cast
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from aiodatadist._concurrency.completion import TransferState
-from aiodatadist._device import Program, StreamTransfer
+from aiodatadist._device import Device, Program, StreamTransfer
 from aiodatadist._native.library import ffi
 from aiodatadist._transport import DataConnection, TcpConfig, tcp
 from aiodatadist._transport.tcp import TcpChannel
 from aiodatadist._values.grid import Grid
 from aiodatadist.errors import LLMException
 
+DEVICE = cast(Device, SimpleNamespace(runtime=SimpleNamespace(is_soft=True)))
 MIB = 1 << 20
 HEAD, RANGE = struct.Struct("<BBHIQQQ"), 16
 ENDED = 4
@@ -39,7 +41,7 @@ async def pushing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Stream
         each.setblocking(False)
     memory, said = bytearray(MIB), list[str]()
     with theirs:
-        channel = TcpChannel(cast(Any, None), [DataConnection(ours, None)], TcpConfig())
+        channel = TcpChannel(DEVICE, [DataConnection(ours, None)], TcpConfig())
         channel.when_broken(said.append)
         stream = channel.open_stream("a push")
         here, there, index = array("Q", [int(ffi.cast("intptr_t", ffi.from_buffer(memory)))]), array("Q", [MIB]), [0]
