@@ -6,12 +6,13 @@ import asyncio
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from typing import Any
 
 from aiodatadist._cache.names import Key, Name, name_of
 from aiodatadist._concurrency.byte_budget import ByteBudget
 from aiodatadist._transport import Access
 from aiodatadist._values import peer_budget
-from aiodatadist._values.descriptors import CacheKeyByIdAndIndex, Placement
+from aiodatadist._values.descriptors import BlocksCacheKey, CacheKeyByIdAndIndex, Placement
 from aiodatadist._values.peer_budget import CHECKSUM_CACHES
 from aiodatadist._wire.messages import CacheEntry
 from aiodatadist.errors import ParamInvalid, ProtocolError
@@ -160,7 +161,9 @@ class Catalogue:
 
     def find(self, key: Key) -> tuple[RemoteCache, int] | None:
         """Return the cache and the batch slot that a key names, as far as we know."""
-        found = self._names.get(name_of(key))
+        # not made into a Name, because each transfer comes here, most with such a key
+        name: Any = ("blocks", 0, key.model_id) if type(key) is BlocksCacheKey else name_of(key)
+        found = self._names.get(name)
         if found is None or not isinstance(key, CacheKeyByIdAndIndex):
             return found
         return found[0], key.batch_index

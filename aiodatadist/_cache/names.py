@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from aiodatadist._values.descriptors import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 
@@ -15,6 +15,9 @@ class AddressKey:
     cluster_id: int
     address: int
 
+
+Form: TypeAlias = tuple[str, *tuple[object, ...]]
+"""The name of a call that moves bytes, and its other words besides caches, blocks and terms: layers, sizes, offsets."""
 
 Key = BlocksCacheKey | CacheKey | CacheKeyByIdAndIndex | AddressKey
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import anyio
 
-from aiodatadist._cache.names import Key
 from aiodatadist._concurrency.coroutine import StartedCoroutine
 from aiodatadist._concurrency.loop_time import LoopTime
 from aiodatadist._concurrency.origin import Origin
@@ -20,9 +19,6 @@ from aiodatadist._values import checks
 from aiodatadist.errors import LLMException, LLMStatusCode
 
 logger = logging.getLogger(__name__)
-
-BLOCKS = "{}, {} blocks, all layers"
-"""Description of a transfer that took the shortcut: key and number of blocks. It is formatted only if needed."""
 
 
 class CacheTask(StartedCoroutine[TransferReport]):
@@ -186,15 +182,26 @@ class StartedTask(CacheTask):
 
 
 class AtOnce:
-    """The shared part of tasks that succeeded in the call that made them: transfers of blocks between two caches."""
+    """The shared part of tasks that succeeded in the call that made them: transfers of one form between two caches.
 
-    __slots__ = ("check_here", "loop_time", "operation", "peer")
+    Args:
+        about: what moves, as a format of the key and the number of blocks.
+    """
 
-    def __init__(self, operation: str, peer: int, check_here: Callable[[], None], loop_time: LoopTime) -> None:
+    __slots__ = ("_about", "check_here", "loop_time", "operation", "peer")
+
+    def __init__(
+        self, operation: str, peer: int, check_here: Callable[[], None], loop_time: LoopTime, about: str
+    ) -> None:
         self.operation: str = operation
         self.peer: int = peer
         self.check_here: Callable[[], None] = check_here
         self.loop_time: LoopTime = loop_time
+        self._about = about
+
+    def about_of(self, key: object, count: int) -> tuple[object, ...]:
+        """Return what a transfer moves, which is formatted only if it is shown."""
+        return self._about, key, count
 
 
 class _Late:
@@ -233,7 +240,7 @@ class EndedTask(CacheTask):
     _transfer: Any = _Late()
     peer: Any = _Late()
 
-    def __init__(self, common: AtOnce, report: TransferReport, key: Key, count: int) -> None:
+    def __init__(self, common: AtOnce, report: TransferReport, key: object, count: int) -> None:
         self._common = common
         self._report = report
         self._key = key
@@ -241,7 +248,8 @@ class EndedTask(CacheTask):
 
     def fill(self) -> None:
         """Build the attributes of :class:`CacheTask`."""
-        common, about = self._common, (BLOCKS, self._key, self._count)
+        common = self._common
+        about = common.about_of(self._key, self._count)
         super().__init__(common.operation, common.peer, self.completion, common.check_here, about)
 
     @property

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aiodatadist._cache.names import Key, Name, name_of
+from aiodatadist._cache.names import Form, Key, Name, name_of
 from aiodatadist._cache.plan import inside, plan
 from aiodatadist._cache.pool import PoolUsage
 from aiodatadist._cache.table import Entry
 from aiodatadist._cache.task import CacheTask, StartedTask
 from aiodatadist._cache_manager.arguments import check_blocks_key
+from aiodatadist._cache_manager.short_way import ShortWay, pairs_of
 from aiodatadist._concurrency.origin import Origin
 from aiodatadist._counting import Call, Ended, Observer, tell
 from aiodatadist._device import MAX_COPY_SECONDS, TransferCompletion, TransferState, give_way, tensors
@@ -49,6 +50,7 @@ class Caches:
         self._engine = engine
         self._flows = engine.totals.transfers
         self._copy_seconds = copy_seconds
+        self._short_way = ShortWay(engine, self._task, self._observe, self._limit)
 
     @property
     def _registry(self) -> CacheRegistry:
@@ -363,6 +365,10 @@ class Caches:
         After failure, cancellation and a missed deadline no byte lands any longer, and the contents of the destination
         are undefined.
         """
+        form, slots = ("copy_cache", offset, size, req_id), ((dst_batch_index,), (src_batch_index,))
+        task = self._short_way.copy(form, dst, src, *slots, priority, deadline)
+        if task is not None:
+            return task
         target, source = self._local(dst, "dst", remote=False), self._local(src, "src", remote=False)
         checks.integer(dst_batch_index, "dst_batch_index", checks.UINT32)
         checks.integer(src_batch_index, "src_batch_index", checks.UINT32)
@@ -375,7 +381,7 @@ class Caches:
         selection = Selection(
             src_slot=src_batch_index, dst_slot=dst_batch_index, nbytes=nbytes, offsets=(offset, offset)
         )
-        return self._copy("copy_cache", source, target, plan(selection, source, target), priority, deadline)
+        return self._copy(form, source, target, plan(selection, source, target), priority, deadline)
 
     def copy_blocks(
         self,
@@ -390,6 +396,10 @@ class Caches:
         A block can be the target of only one pair. If it is the source of another pair, the order of the two is
         undefined. For priority, deadline, errors, failure and cancellation see :meth:`copy_cache`.
         """
+        form = ("copy_blocks",)
+        task = self._short_way.copy(form, cache, cache, *pairs_of(copy_block_info), priority, deadline)
+        if task is not None:
+            return task
         entry = self._local(cache, "cache", remote=False)
         checks.instance(copy_block_info, "copy_block_info", dict)
         for source, targets in copy_block_info.items():
@@ -397,7 +407,7 @@ class Caches:
             checks.sequence(targets, f"copy_block_info[{source}]", int)
         if not any(copy_block_info.values()):
             raise ParamInvalid("copy_block_info names no pair of blocks")
-        return self._copy("copy_blocks", entry, entry, inside(entry, copy_block_info), priority, deadline)
+        return self._copy(form, entry, entry, inside(entry, copy_block_info), priority, deadline)
 
     def swap_blocks(
         self,
@@ -415,6 +425,11 @@ class Caches:
 
         For priority, deadline, errors, failure and cancellation see :meth:`copy_cache`.
         """
+        form, pairs = ("swap_blocks",), src_to_dst if type(src_to_dst) is dict else {}
+        numbers = list(pairs.values()), list(pairs)
+        task = self._short_way.copy(form, dst_cache, src_cache, *numbers, priority, deadline)
+        if task is not None:
+            return task
         source, target = self._swappable(src_cache, "src_cache"), self._swappable(dst_cache, "dst_cache")
         if source.placement is target.placement:
             raise ParamInvalid(f"both caches are {source.placement}: one must be HOST, the other DEVICE")
@@ -425,7 +440,7 @@ class Caches:
             raise ParamInvalid("src_to_dst names no pair of blocks")
         sources, targets = indexes(list(src_to_dst), "src_blocks"), indexes(list(src_to_dst.values()), "dst_blocks")
         grid = plan(Selection(src_blocks=sources, dst_blocks=targets), source, target)
-        return self._copy("swap_blocks", source, target, grid, priority, deadline)
+        return self._copy(form, source, target, grid, priority, deadline)
 
     def _swappable(self, cache: Cache, name: str) -> Entry:
         if checks.instance(cache, name, Cache).cache_id == -1:
@@ -434,7 +449,7 @@ class Caches:
 
     def _copy(
         self,
-        what: str,
+        form: Form,
         source: Entry,
         target: Entry,
         grid: Grid,
@@ -444,9 +459,9 @@ class Caches:
         check_priority(priority)
         seconds = check_deadline(deadline)
         self._engine.check_here()
-        transfer = self._engine.local_copies.start(source, target, [grid], self._copy_seconds, priority)
+        transfer = self._engine.local_copies.start(source, target, grid, self._copy_seconds, priority, form)
         self._limit(transfer, seconds)
-        return self._task(what, self._engine.cluster_id, transfer, grid)
+        return self._task(form[0], self._engine.cluster_id, transfer, grid)
 
     def _limit(self, transfer: TransferCompletion, deadline: float | None) -> None:
         """Stop the transfer after this many seconds, unless it has ended by then."""

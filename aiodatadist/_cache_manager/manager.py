@@ -7,14 +7,19 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from aiodatadist._cache.names import Key
+from aiodatadist._cache.names import Form, Key
 from aiodatadist._cache.plan import check_below, check_once
 from aiodatadist._cache.table import Entry
-from aiodatadist._cache.task import BLOCKS, CacheTask, EndedTask
-from aiodatadist._cache_manager.arguments import Terms, blocks_to_pull, blocks_to_push, check_offset, leased_to_pull
+from aiodatadist._cache.task import CacheTask
+from aiodatadist._cache_manager.arguments import (
+    Terms,
+    blocks_to_pull,
+    blocks_to_push,
+    check_offset,
+    leased_to_pull,
+)
 from aiodatadist._cache_manager.caches import Caches
-from aiodatadist._cache_manager.short_way import short_way
-from aiodatadist._device import TransferReport, give_way
+from aiodatadist._device import give_way
 from aiodatadist._layered import LayeredRequest, LayeredTransfer, check_apart
 from aiodatadist._layered.synchronizers import AwaitableLayerSynchronizer, EventLayerSynchronizer, check_synchronizer
 from aiodatadist._link import AwaitedLink, BlockLease, KeptBlocks, LayerReceiver, TransferSpec
@@ -31,7 +36,6 @@ from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
 
 if TYPE_CHECKING:
     from aiodatadist._link import Transfers
-    from aiodatadist._link.transfers.shortcuts import Shortcut
 
 LEASED_SECONDS = 60.0
 """Seconds that a pull of leased blocks may take, unless its caller sets a limit."""
@@ -107,11 +111,10 @@ class CacheManager(Caches):
         If the call raises, nothing was started. While the transfer runs, and after failure or cancellation, the
         contents of the destination blocks are undefined; all other blocks are untouched.
         """
-        short = short_way(
-            self._engine, "get", src_cache_key, dst_cache, dst_blocks, src_blocks, src_layer_range, dst_layer_range,
-            tensor_num_per_layer, notify, checksum, priority, deadline,
-        )  # fmt: skip
-        task = None if short is None else self._at_once(short, src_cache_key, deadline)
+        form = "pull_blocks", src_layer_range, dst_layer_range, tensor_num_per_layer
+        task = self._short_way.transfer(
+            form, src_cache_key, dst_cache, dst_blocks, src_blocks, notify, checksum, priority, deadline
+        )
         if task is not None:
             return task
         checks.instance(src_cache_key, "src_cache_key", (BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex))
@@ -124,7 +127,7 @@ class CacheManager(Caches):
         layers.of_target(entry)
 
         terms = Terms(notify, checksum, priority, deadline)
-        return self._pull("pull_blocks", src_cache_key, entry, Selection(layers, sources, targets), terms)
+        return self._pull(form, src_cache_key, entry, Selection(layers, sources, targets), terms)
 
     def pull_cache(
         self,
@@ -158,6 +161,12 @@ class CacheManager(Caches):
         For layers, notification, checksum, priority, deadline, return value, errors, failure and cancellation see
         :meth:`pull_blocks`.
         """
+        form = (
+            "pull_cache", src_layer_range, dst_layer_range, tensor_num_per_layer, size, src_cache_offset, dst_cache_offset
+        )  # fmt: skip
+        task = self._short_way.transfer(form, cache_key, cache, batch_index, None, notify, checksum, priority, deadline)
+        if task is not None:
+            return task
         checks.instance(cache_key, "cache_key", (CacheKey, CacheKeyByIdAndIndex))
         entry = self._destination(cache, "cache")
         checks.integer(batch_index, "batch_index", checks.UINT32)
@@ -177,32 +186,14 @@ class CacheManager(Caches):
 
         offsets = None if src_cache_offset is None and dst_cache_offset is None else (src_offset, dst_offset)
         selection = Selection(layers, dst_slot=batch_index, nbytes=nbytes, offsets=offsets)
-        return self._pull("pull_cache", cache_key, entry, selection, Terms(notify, checksum, priority, deadline))
+        return self._pull(form, cache_key, entry, selection, Terms(notify, checksum, priority, deadline))
 
-    def _at_once(self, short: tuple[Shortcut, bytes, int], key: Any, deadline: Any) -> CacheTask | None:
-        """Start a small transfer by a shortcut; return None if nothing was done, and it must take the long way."""
-        way, numbers, count = short
-        if deadline is not None:
-            check_deadline(deadline)
-        engine, common = self._engine, way.common
-        engine.check_here()
-        done = way.run(numbers, count)
-        if isinstance(done, TransferReport):
-            task = EndedTask(common, done, key, count)
-            if engine.observer is not None:
-                self._observe(engine.observer, common.operation, common.peer, task.completion)
-            return task
-        if done is None:
-            return None
-        self._limit(done, deadline)
-        return self._task(common.operation, common.peer, done, (BLOCKS, key, count))
-
-    def _pull(self, what: str, key: Key, entry: Entry, selection: Selection, terms: Terms) -> CacheTask:
+    def _pull(self, form: Form, key: Key, entry: Entry, selection: Selection, terms: Terms) -> CacheTask:
         link, engine = self._link_or_wait(key), self._engine
         is_checked = engine.transfer_checksum if terms.checksum is None else self._is_checked(terms.checksum)
         is_request, priority = not engine.one_sided, check_priority(terms.priority)
-        spec = TransferSpec(entry, key, selection, "get", engine.timeout, is_request, is_checked, priority)
-        return self._start(what, link, spec, terms)
+        spec = TransferSpec(entry, key, selection, "get", engine.timeout, is_request, is_checked, priority, form)
+        return self._start(form[0], link, spec, terms)
 
     # ---- blocks that are kept for a peer ----
 
@@ -417,11 +408,10 @@ class CacheManager(Caches):
         For other errors see :meth:`pull_blocks`. After failure or cancellation, some of the peer's blocks may have been
         written.
         """
-        short = short_way(
-            self._engine, "put", dst_cache_key, src_cache, src_blocks, dst_blocks, src_layer_range, dst_layer_range,
-            tensor_num_per_layer, notify, checksum, priority, deadline,
-        )  # fmt: skip
-        task = None if short is None else self._at_once(short, dst_cache_key, deadline)
+        form = "push_blocks", src_layer_range, dst_layer_range, tensor_num_per_layer
+        task = self._short_way.transfer(
+            form, dst_cache_key, src_cache, src_blocks, dst_blocks, notify, checksum, priority, deadline
+        )
         if task is not None:
             return task
         checks.instance(dst_cache_key, "dst_cache_key", (BlocksCacheKey, CacheKeyByIdAndIndex))
@@ -433,7 +423,7 @@ class CacheManager(Caches):
         layers = whole_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
 
         terms = Terms(notify, checksum, priority, deadline)
-        return self._push("push_blocks", dst_cache_key, entry, Selection(layers, sources, targets), terms)
+        return self._push(form, dst_cache_key, entry, Selection(layers, sources, targets), terms)
 
     def push_cache(
         self,
@@ -457,6 +447,12 @@ class CacheManager(Caches):
 
         For the rest see :meth:`push_blocks`.
         """
+        form = "push_cache", src_layer_range, dst_layer_range, tensor_num_per_layer, size
+        task = self._short_way.transfer(
+            form, dst_cache_key, src_cache, src_batch_index, None, notify, checksum, priority, deadline
+        )
+        if task is not None:
+            return task
         checks.instance(dst_cache_key, "dst_cache_key", CacheKeyByIdAndIndex)
         entry = self._pushable(src_cache)
         checks.integer(src_batch_index, "src_batch_index", checks.UINT32)
@@ -469,7 +465,7 @@ class CacheManager(Caches):
         layers = whole_layers(entry, src_layer_range, dst_layer_range, tensor_num_per_layer)
 
         selection = Selection(layers, src_slot=src_batch_index, nbytes=entry.stride)
-        return self._push("push_cache", dst_cache_key, entry, selection, Terms(notify, checksum, priority, deadline))
+        return self._push(form, dst_cache_key, entry, selection, Terms(notify, checksum, priority, deadline))
 
     def _pushable(self, cache: Cache) -> Entry:
         if not self._engine.one_sided:
@@ -478,12 +474,12 @@ class CacheManager(Caches):
             )
         return self._local(cache, "src_cache")
 
-    def _push(self, what: str, key: Key, entry: Entry, selection: Selection, terms: Terms) -> CacheTask:
+    def _push(self, form: Form, key: Key, entry: Entry, selection: Selection, terms: Terms) -> CacheTask:
         link, layers = self._link_or_wait(key), selection.layers
         seconds = self._engine.timeout * max(1, len(layers.of_source(entry)) // layers.tensors_per_layer)
         is_checked, priority = self._is_checked(terms.checksum), check_priority(terms.priority)
-        spec = TransferSpec(entry, key, selection, "put", seconds, checksum=is_checked, priority=priority)
-        return self._start(what, link, spec, terms)
+        spec = TransferSpec(entry, key, selection, "put", seconds, False, is_checked, priority, form)
+        return self._start(form[0], link, spec, terms)
 
     def _start(self, what: str, link: Transfers | AwaitedLink, spec: TransferSpec, terms: Terms) -> CacheTask:
         seconds = None if terms.deadline is None else check_deadline(terms.deadline)

@@ -185,7 +185,7 @@ class Engine:
                 self.device, self.transport, self.spawn, self.cluster_id, self.totals.incidents
             )
             await self._open_pools()
-            self.local_copies = LocalCopies(self.device)
+            self.local_copies = LocalCopies(self.device, self.cluster_id, self.check_here, self.totals)
             stack.push_async_callback(self.local_copies.aclose)
             self.digester = Digester(self.device)
             stack.push_async_callback(self.digester.aclose)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from aiodatadist._concurrency.completion import TransferCompletion, TransferReport, TransferState
 from aiodatadist._concurrency.loop_time import LoopTime
@@ -14,6 +14,12 @@ from aiodatadist._native.library import ffi, ring
 
 MOST_BLOCKS: Final = 256
 """The largest number of blocks. For more, the long way costs no more."""
+
+_LISTS: Final = frozenset({list, tuple, range})
+"""Types whose numbers are read one by one. All others must be buffers: an ``array.array`` or a numpy array, for instance."""
+_NATIVE: Final = frozenset("lqLQ")
+"""Formats of integers of 64 bits, as C reads them."""
+_SHORTER: Final = frozenset("hHiI")
 
 _read = struct.Struct("=i20xQQ8xqqq").unpack_from
 """Reads state, bytes, ranges, and the three times of a completion in one call, where each field would be one."""
@@ -29,21 +35,55 @@ def _packer(count: int) -> Callable[..., bytes]:
     return struct.Struct(f"={count}Q").pack
 
 
-_packers: Final = [_packer(2 * count) for count in range(MOST_BLOCKS + 1)]
+_one_side: Final = [_packer(count) for count in range(2 * MOST_BLOCKS + 1)]
+_packers: Final = _one_side[::2]
 
 
-def packed(local: Sequence[int], remote: Sequence[int], count: int) -> bytes | None:
-    """Return the numbers of ``count`` blocks at either side as C reads them.
+def packed(local: Any, remote: Any) -> tuple[bytes, int] | None:
+    """Return the numbers of blocks at either side as C reads them, and how many blocks each side has.
 
-    Return None if they are too many, or not numbers of blocks. Numbers may be objects that run their caller's code, which may
-    begin another transfer: whatever that could change must be looked at afterwards.
+    Return None if they are too many, none, or not numbers of blocks in lists or buffers that this can read. Numbers may be
+    objects that run their caller's code, which may begin another transfer: whatever that could change must be looked at
+    afterwards.
     """
-    if count > MOST_BLOCKS:
+    if type(local) not in _LISTS or type(remote) not in _LISTS:
+        return _joined(local, remote)
+    count = len(local)
+    if not 0 < count <= MOST_BLOCKS or count != len(remote):
         return None
     try:
-        return _packers[count](*local, *remote)
+        return _packers[count](*local, *remote), count
     except struct.error:
         return None
+
+
+def _joined(local: Any, remote: Any) -> tuple[bytes, int] | None:
+    """Do the same if one of the two is a buffer. A number below 0 becomes one that no cache has."""
+    mine, theirs = _read_numbers(local), _read_numbers(remote)
+    count = len(mine) // 8
+    if not mine or len(mine) != len(theirs) or count > MOST_BLOCKS:
+        return None
+    return mine + theirs, count
+
+
+def _read_numbers(values: Any) -> bytes:
+    """Return the numbers of one side, or nothing."""
+    if type(values) not in _LISTS:
+        try:
+            view = memoryview(values)
+        except (TypeError, ValueError, BufferError):
+            return b""
+        if view.ndim != 1 or view.nbytes > 8 * MOST_BLOCKS:
+            return b""
+        if view.format in _NATIVE:
+            return view.tobytes()
+        values = view.tolist() if view.format in _SHORTER else ()
+    if len(values) > MOST_BLOCKS:
+        return b""
+    try:
+        return _one_side[len(values)](*values)
+    except struct.error:
+        return b""
 
 
 class BlockRun:
@@ -52,8 +92,8 @@ class BlockRun:
     It runs only on the event loop, and cannot be used again after a run that did not succeed at once.
 
     Args:
-        program: has one step, of one block.
-        local, remote: the number of blocks at either side.
+        program: has one step, whose blocks are replaced.
+        local, remote: the number of blocks that there are at either side.
     """
 
     __slots__ = (

@@ -374,7 +374,7 @@ class KvCacheManager:
         host = Entry(Cache(-1, flat, [address], False), False, {}, None)
         source = array("Q", [entry.addresses[tensor_index]])
         grid = Grid(array("Q", [address]), source, first, first, nbytes, nbytes, nbytes, nbytes)
-        transfer = self._engine.local_copies.start(entry, host, [grid], self._engine.timeout)
+        transfer = self._engine.local_copies.start(entry, host, grid, self._engine.timeout)
         self._engine.totals.begun("get_cache_tensors", transfer)
         await KvTask(CacheTask("get_cache_tensors", self._engine.cluster_id, transfer, self._engine.check_here))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from aiodatadist._concurrency.signal import Signal
-from aiodatadist._device import give_way
+from aiodatadist._device import TransferCompletion, TransferState, give_way
 from aiodatadist._link.control.peer_share import NoteRoom
 from aiodatadist._link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS
 from aiodatadist._values import checks
@@ -87,6 +87,21 @@ class NotificationQueue:
         """Wait until every notification has been sent or dropped."""
         while self._pending:
             await self._emptied.wait()
+
+    def send_now(self, payload: bytes) -> None:
+        """Send a notification behind all earlier ones. The data that it announces is in place."""
+        if self._pending or not self._window:
+            self.reserve(payload).ready()
+        else:
+            self._say(payload)
+
+    def send_after(self, transfer: TransferCompletion, payload: bytes) -> None:
+        """Send a notification, in its place in the order of the calls, once a transfer has succeeded."""
+        if transfer.state is TransferState.DONE:
+            self.send_now(payload)
+            return
+        pending = self.reserve(payload)
+        transfer.add_done_callback(lambda done: pending.drop() if done.error or done.is_cancelled else pending.ready())
 
     def reserve(self, payload: bytes) -> PendingNotification:
         """Return a place in the queue, behind all that were reserved before."""

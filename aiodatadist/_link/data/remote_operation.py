@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 from aiodatadist._cache.catalogue import RemoteCache
-from aiodatadist._cache.names import Key, Name, name_of
+from aiodatadist._cache.names import Form, Key, Name, name_of
 from aiodatadist._cache.plan import plan, want_slot_there
 from aiodatadist._cache.table import Entry
 from aiodatadist._concurrency.scope import Scope
@@ -34,6 +34,8 @@ class TransferSpec:
         is_request: True in request/response mode: the peer is asked to write.
         checksum: True if what arrived is compared with what was sent. That may take as long again.
         priority: which transfers go first on the link.
+        form: the words of its call that the next call may have in common with it, besides the two caches; None if it is not
+            made of whole blocks or a slot.
     """
 
     entry: Entry
@@ -44,6 +46,7 @@ class TransferSpec:
     is_request: bool = False
     checksum: bool = False
     priority: TransferPriority = TransferPriority.NORMAL
+    form: Form | None = None
 
     @property
     def pieces(self) -> int:

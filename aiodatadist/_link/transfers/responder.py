@@ -280,7 +280,7 @@ class Responder:
         grid = plan(selection_of(message), entry, target, src_slot=slot)
         transfer = self._running.submit("put", link_channel, entry, target, grid, message.seconds, "served", priority)
         if transfer.state is TransferState.DONE and message.is_whole_blocks:
-            self._shortcuts.learn_served(*way)
+            self._shortcuts.learn_served(*way, grid)
         return transfer
 
     def _written(self, call: int, transfer: StreamTransfer) -> None:

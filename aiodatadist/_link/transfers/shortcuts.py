@@ -6,16 +6,14 @@ such transfers have ended when it returns.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from aiodatadist._cache.catalogue import RemoteCache
 from aiodatadist._cache.task import AtOnce
 from aiodatadist._device import BlockRun, Program, StreamTransfer, TransferReport, packed
-from aiodatadist._link.transfers.running import CALLS, DONE, LANES
-from aiodatadist._values.descriptors import BlocksCacheKey
+from aiodatadist._link.transfers.running import DONE, LANES
 from aiodatadist._values.grid import Grid
 from aiodatadist._values.transfer_priority import TransferPriority
 
@@ -25,17 +23,17 @@ if TYPE_CHECKING:
     from aiodatadist._link.data.link_channel import LinkChannel
     from aiodatadist._link.data.remote_operation import TransferSpec
     from aiodatadist._link.transfers.running import RunningTransfers
+    from aiodatadist._values.selection import Selection
 
 SHORTCUTS = 1024
 """The most shortcuts of a link that are remembered."""
 SHORTCUT_TENSORS = 1 << 16
 """The most tensors in all of these, each counted for each shortcut: 512 of a cache with 128. Each keeps two addresses."""
-_FIRST = array("Q", [0])
 
 
 @dataclass(frozen=True, slots=True)
 class Shortcut:
-    """A short way for gets or puts of whole blocks, in all tensors, between a cache of each end over one channel.
+    """A short way for gets or puts of one form between a cache of each end over one channel, each time of other blocks.
 
     It is made when such a transfer has taken the long way, where everything was checked that does not change.
 
@@ -48,6 +46,7 @@ class Shortcut:
         remote: the cache at the peer.
         link_channel: the channel that reaches both.
         blocks: runs the transfers.
+        exact: the number of blocks that each must have; 0 if any will do.
         seconds: the time limit of each.
         flow: counts the transfers.
         common: what the tasks of the transfers have in common.
@@ -61,12 +60,15 @@ class Shortcut:
     remote: RemoteCache
     link_channel: LinkChannel
     blocks: BlockRun
+    exact: int
     seconds: float
     flow: Flow
     common: AtOnce
 
-    def run(self, numbers: bytes, count: int) -> TransferReport | StreamTransfer | None:
+    def run(self, numbers: bytes, count: int, notify: bytes | None = None) -> TransferReport | StreamTransfer | None:
         """Move ``count`` blocks to or from the peer. Their numbers at either end are packed.
+
+        The peer is notified once they have landed.
 
         Most transfers have ended when this returns. They lease nothing, because nothing else happens meanwhile.
 
@@ -77,23 +79,60 @@ class Shortcut:
             nbytes, ranges, _, seconds = done
             self.running.ran(self.what, nbytes, seconds, is_critical=self.is_critical)
             self.flow.ran(nbytes, ranges, seconds)
+            if notify is not None:
+                self.running.session.notification_queue.send_now(notify)
         elif type(done) is StreamTransfer:
             self.home.clear()  # this one is spent
             self.running.watch_over(done, self.blocks.program, self.what, self.link_channel, self.entry, self.remote)
+            if notify is not None:
+                self.running.session.notification_queue.send_after(done, notify)
         return done
+
+
+class _Form(NamedTuple):
+    """The form of a call.
+
+    Attributes:
+        call: its name.
+        done: pulled, pushed or served.
+        about: what it moves, as a format of the key and the number of blocks.
+        exact: the number of blocks that a slot is cut into; 0 if blocks or a slot go to as many.
+    """
+
+    call: str
+    done: str
+    direction: Literal["get", "put"]
+    about: str
+    exact: int
+
+
+_SERVED = _Form("served", "served", "put", "{}, {} blocks", 0)
+
+
+def _about(selection: Selection, is_cut: bool) -> str:
+    """Return what such a selection moves, as a format of the key and the number of blocks."""
+    what = (
+        "a slot to {} blocks"
+        if is_cut
+        else "{} blocks"
+        if selection.dst_blocks
+        else f"{selection.nbytes} bytes of a slot"
+    )
+    return f"{{}}, {what}, {selection.layers}"
 
 
 class Shortcuts:
     """The shortcuts of one link: for transfers that this end asks for, and for those that the peer asks for.
 
     Attributes:
-        ours: those of this end, by direction, the peer's model id, the number of this end's cache, and if they are critical.
+        ours: those of this end: by the call's words (see ``TransferSpec.form``), the peer's cache and slot, this end's cache,
+            if the slot is cut into blocks, and if the transfers are critical.
     """
 
     def __init__(self, running: RunningTransfers) -> None:
         self._running = running
         self._session = running.session
-        self.ours: dict[tuple[str, int, int, bool], Shortcut] = {}
+        self.ours: dict[Any, Shortcut] = {}
         self._served: dict[tuple[int, int, TransferPriority], Shortcut] = {}
         # for each cache of the peer: where its shortcuts are, by their keys
         self._keys: dict[RemoteCache, dict[Any, dict[Any, Shortcut]]] = {}
@@ -101,22 +140,38 @@ class Shortcuts:
 
     # ---- of this end's ----
 
-    def learn(self, spec: TransferSpec, remote: RemoteCache, link_channel: LinkChannel) -> None:
-        """Make a shortcut of a transfer that ended at once, so that the next one looks nothing up again."""
-        key = spec.key
-        if not isinstance(key, BlocksCacheKey):
+    def learn(
+        self, spec: TransferSpec, what: str, remote: RemoteCache, slot: int, link_channel: LinkChannel, grid: Grid
+    ) -> None:
+        """Make a shortcut of a transfer that ended at once, so that the next one of its form plans nothing again."""
+        if spec.form is None:
             return
-        made = self._make("ours", spec.direction, spec.entry, remote, link_channel, spec.seconds, spec.priority)
+        blocks, entry, is_critical = spec.selection.dst_blocks, spec.entry, spec.priority is TransferPriority.CRITICAL
+        is_cut = len(blocks) > 0 and not spec.selection.src_blocks
+        # A slot that goes to a slot moves like a block: its number may be another one the next time.
+        key = spec.form, remote, slot if blocks else None, entry.cache_id, is_cut, is_critical
+        old = self.ours.get(key)
+        if old is not None and old.entry is entry and old.link_channel is link_channel:
+            return  # such a call could not take it
+        about = _about(spec.selection, is_cut)
+        form = _Form(what, DONE[spec.direction], spec.direction, about, len(blocks) if is_cut else 0)
+        made = self._make("ours", form, grid, entry, remote, link_channel, spec.seconds, spec.priority)
         if made is not None:
-            self._keep(self.ours, (spec.direction, key.model_id, spec.entry.cache_id, made.is_critical), made)
+            self._keep(self.ours, key, made)
 
     # ---- of the peer's ----
 
     def learn_served(
-        self, entry: Entry, target: RemoteCache, link_channel: LinkChannel, seconds: float, priority: TransferPriority
+        self,
+        entry: Entry,
+        target: RemoteCache,
+        link_channel: LinkChannel,
+        seconds: float,
+        priority: TransferPriority,
+        grid: Grid,
     ) -> None:
-        """Make a shortcut of a transfer that the peer asked for and that ended at once."""
-        made = self._make("served", "put", entry, target, link_channel, seconds, priority)
+        """Make a shortcut of a transfer of whole blocks that the peer asked for and that ended at once."""
+        made = self._make("served", _SERVED, grid, entry, target, link_channel, seconds, priority)
         if made is not None:
             self._keep(self._served, (entry.cache_id, target.cache_id, priority), made)
 
@@ -141,41 +196,47 @@ class Shortcuts:
             or way.entry is not entry
             or way.remote is not target
             or way.link_channel is not link_channel
-            or len(src) != len(dst)
         ):
             return None
-        numbers = packed(src, dst, len(src))
-        return None if numbers is None else way.run(numbers, len(src))
+        numbers = packed(src, dst)
+        return None if numbers is None else way.run(*numbers)
 
     # ---- both ----
 
     def _make(
         self,
         end: Literal["ours", "served"],
-        direction: Literal["get", "put"],
+        form: _Form,
+        grid: Grid,
         entry: Entry,
         remote: RemoteCache,
         link_channel: LinkChannel,
         seconds: float,
         priority: TransferPriority,
     ) -> Shortcut | None:
-        """Return a shortcut, or None if the channel does not move the bytes itself, as within a process."""
+        """Return a shortcut, or None if the channel does not move the bytes itself, as within a process.
+
+        Of the grid, whose local side is the destination, everything but the numbers of the blocks is kept.
+        """
         running, channel = self._running, link_channel.channel
         # a transfer that is stopped there must take the channel out of use, which a shortcut does not
         if channel.has_one_queue or not channel.runs_blocks:
             return None
-        stride = entry.stride
-        one_block = Grid(entry.addresses, remote.addresses, _FIRST, _FIRST, stride, stride, stride, stride)
         program, opened = Program(), running.stream(LANES[end, priority], link_channel)
-        (channel.add_get if direction == "get" else channel.add_put)(program, one_block)
+        if form.direction == "get":
+            channel.add_get(program, grid)
+        else:
+            channel.add_put(program, grid.mirrored())
         if not program.is_one_sided:
             return None
-        blocks = BlockRun(opened, program, entry.pieces, remote.pieces, max(1, round(seconds * 1000)))
+        theirs = form.exact or remote.pieces
+        blocks = BlockRun(opened, program, entry.pieces, theirs, max(1, round(seconds * 1000)))
         session, is_critical = self._session, priority is TransferPriority.CRITICAL
-        what, call = (DONE[direction], CALLS[direction]) if end == "ours" else (end, end)
-        common = AtOnce(call, session.cluster_id, session.host.check_here, opened.loop_time)
-        flow = session.totals.transfers[call]
-        return Shortcut(self, running, what, is_critical, entry, remote, link_channel, blocks, seconds, flow, common)
+        common = AtOnce(form.call, session.cluster_id, session.host.check_here, opened.loop_time, form.about)
+        flow, exact = session.totals.transfers[form.call], form.exact
+        return Shortcut(
+            self, running, form.done, is_critical, entry, remote, link_channel, blocks, exact, seconds, flow, common
+        )
 
     def _keep(self, ways: dict[Any, Shortcut], key: Any, way: Shortcut) -> None:
         """Remember a shortcut, in the place of an earlier one with the same key."""

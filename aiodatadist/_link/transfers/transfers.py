@@ -68,8 +68,8 @@ class Transfers:
         except LLMException as error:
             error.peer = self.cluster_id
             return failed(what, error)
-        if transfer.state is TransferState.DONE and spec.selection.is_whole_blocks:
-            self.shortcuts.learn(spec, remote, link_channel)
+        if transfer.state is TransferState.DONE:
+            self.shortcuts.learn(spec, what, remote, slot, link_channel, grid)
         return transfer
 
     def begin(self, spec: TransferSpec, what: str, notify: bytes | None) -> StreamTransfer | RemoteOperation:
@@ -82,12 +82,11 @@ class Transfers:
         if spec.checksum:
             self.requester.checks.want_peer()
         # before the transfer starts, so that notifications leave in the order of their calls
-        pending = None if notify is None else self.session.notification_queue.reserve(check_payload(notify))
+        if notify is not None:
+            check_payload(notify)
         transfer = self.start(spec, what)
-        if pending is not None:
-            transfer.add_done_callback(
-                lambda done: pending.drop() if done.error or done.is_cancelled else pending.ready()
-            )
+        if notify is not None:
+            self.session.notification_queue.send_after(transfer, notify)
         return transfer
 
     def start_leased(self, spec: TransferSpec, kept: KeptBlocks, seconds: float, what: str) -> LeasedPull:
