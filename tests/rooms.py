@@ -42,6 +42,7 @@ ROOMS = (
     "cluster",
     "cache_manager",
     "datadist",
+    "hixl",
     "legacy",
     "context_caching",
     "",  # the package itself: the public names

@@ -1,4 +1,4 @@
-"""Stand-ins for the imports of scripts for an Ascend machine: ``llm_datadist`` is ours, npu tensors are the CPU's."""
+"""Stand-ins for imports of scripts for an Ascend machine: ``llm_datadist`` and ``hixl`` are ours, npu tensors the CPU's."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 from aiodatadist import blocking
 from aiodatadist._blocking.datadist import finalize_all
 from aiodatadist._context_caching.ems.common import exception
+from aiodatadist.blocking import hixl
 from aiodatadist.context_caching import ems
 
 _PARTS = (
@@ -32,6 +33,8 @@ NAMES: dict[str, Any] = {
         for name in ("llm_datadist", "llm_datadist_v1")
         for part in ("", *(f".{p}" for p in _PARTS))
     },
+    "hixl": hixl,
+    "hixl.hixl": hixl,
     "ems": ems,
     "ems.common": ems,
     "ems.common.exception": exception,
@@ -62,7 +65,7 @@ class _Installed:
 
 
 def install() -> None:
-    """Let this process's imports of ``llm_datadist`` find :mod:`aiodatadist.blocking`, whatever else is installed.
+    """Let imports of ``llm_datadist`` and ``hixl`` find :mod:`aiodatadist.blocking` here, whatever else is installed.
 
     If ``torch`` is imported and there is no usable ``torch_npu``, a stand-in is provided, and announced on stderr.
     """

@@ -19,7 +19,7 @@ from aiodatadist._link.control.proving import Prove, agree_on_key, prover_of, tl
 from aiodatadist._link.control.wire import Wire
 from aiodatadist._link.data.channels import channel_name
 from aiodatadist._link.data.data_connections import AwaitedConnections, DataConnections
-from aiodatadist._link.data.remote_operation import RemoteOperation, TransferSpec
+from aiodatadist._link.data.remote_operation import RemoteOperation, TransferSpec, failed
 from aiodatadist._link.data.statistics import LinkCounters, LinkStatistics
 from aiodatadist._link.host import LinkHost
 from aiodatadist._link.lifecycle import AWAIT_LINK, Cause, LinkState
@@ -27,6 +27,7 @@ from aiodatadist._link.link import DRAIN_TIMEOUT, Link
 from aiodatadist._link.link_handshake import LinkRequest
 from aiodatadist._link.transfers.awaited_link import AwaitedLink, check_still_usable
 from aiodatadist._link.transfers.leased_pull import KeptBlocks
+from aiodatadist._link.transfers.ranges import RangeSpec, grids_of
 from aiodatadist._link.transfers.running import CALLS
 from aiodatadist._link.transfers.transfers import Transfers
 
@@ -55,6 +56,7 @@ __all__ = [
            "NotificationInbox",
            "PeerShares",
            "Prove",
+           "RangeSpec",
            "RemoteOperation",
            "TransferSpec",
            "Transfers",
@@ -63,6 +65,8 @@ __all__ = [
            "channel_name",
            "check_still_usable",
            "connected",
+           "failed",
+           "grids_of",
            "prover_of",
            "tls_prover_of",
 ]  # fmt: skip

@@ -30,6 +30,14 @@ MEMBERS: Final = {
         "get_cache_tensors is_initialized pool_usage pull_blocks pull_cache remove_cache_key swap_blocks tensors "
         "transfer_cache_async"
     ),
+    "aiodatadist._blocking.hixl.engine.Hixl": (
+        "connect connect_async deregister_mem disconnect disconnect_async finalize get_all_async_connect_status "
+        "get_all_transfer_status get_async_connect_status get_notifies get_transfer_status initialize register_mem "
+        "send_notify transfer_async transfer_sync"
+    ),
+    "aiodatadist._blocking.hixl.values.GetTransferStatusArgs": "max_query_count skip_waiting",
+    "aiodatadist._blocking.hixl.values.TransferArgs": "user_data",
+    "aiodatadist._blocking.hixl.values.TransferResult": "req status user_data",
     "aiodatadist._blocking.layers.LayerReceiver": "landed wait_layer",
     "aiodatadist._blocking.layers.LayerSynchronizer": "synchronize_layer",
     "aiodatadist._blocking.layers.LayersHandle": "layer_failed layer_ready start_with",
@@ -141,6 +149,14 @@ MEMBERS: Final = {
     "aiodatadist._layered.synchronizers.LayerSynchronizer": "synchronize_layer",
     "aiodatadist._layered.synchronizers.TorchNpuLayerSynchronizer": "device_event ready",
     "aiodatadist._layered.transfer.LayerDone": "cluster_id config_index layer_index seconds",
+    "aiodatadist._hixl.engine.Hixl": (
+        "cluster connect deregister_mem disconnect finalize get_notifies initialize name notifications register_mem "
+        "send_notify transfer"
+    ),
+    "aiodatadist._hixl.values.MemDesc": "addr len",
+    "aiodatadist._hixl.values.MemType": "placement",
+    "aiodatadist._hixl.values.NotifyDesc": "name notify_msg",
+    "aiodatadist._hixl.values.TransferOpDesc": "len local_addr remote_addr",
     "aiodatadist._legacy.config.LLMConfig": "enable_cache_manager enable_remote_cache_accessible from_options",
     "aiodatadist._legacy.datadist.LLMDataDist": (
         "add_model cache_manager check_capacity check_link_status complete_request finalize init kv_cache_manager link "

@@ -38,6 +38,18 @@ PUBLIC: dict[str, str] = {
     "aiodatadist.testing.pools": """
         content fetch FullPoolContract MIB new_key PATIENCE PoolContract soon store
     """,
+    "aiodatadist.hixl": """
+        AsyncConnectStatus Hixl MemDesc MemType NotifyDesc Status status_of TransferOp TransferOpDesc TransferStatus
+    """,
+    "aiodatadist.blocking.hixl": """
+        ALREADY_CONNECTED AsyncConnectStatus AUTO_CONNECT CLIENT_SERVER_COMM CONNECT_FAILED CONNECT_PENDING CONNECTED
+        CONNECTING DISCONNECT_PENDING DISCONNECTING FAILED FEATURE_NOT_SUPPORTED FEATURE_SUPPORTED FeatureType
+        get_capability GetTransferStatusArgs Hixl MEM_DEVICE MEM_HOST MemDesc MemType NOT_CONNECT NOT_CONNECTED
+        NOTIFY_FAILED NotifyDesc OPTION_AUTO_CONNECT OPTION_BUFFER_POOL OPTION_ENABLE_USE_FABRIC_MEM
+        OPTION_GLOBAL_RESOURCE_CONFIG OPTION_LOCAL_COMM_RES OPTION_RDMA_SERVICE_LEVEL OPTION_RDMA_TRAFFIC_CLASS
+        PARAM_INVALID READ RESOURCE_EXHAUSTED SUCCESS TIMEOUT TransferArgs TransferOp TransferOpDesc TransferResult
+        TransferStatus UNSUPPORTED WRITE
+    """,
     "aiodatadist.legacy": """
         CapacityState KvCache KvCacheManager LLMConfig LLMDataDist LLMModel LLMReq ModelConfig ModelRunner
         Tensor TensorDesc

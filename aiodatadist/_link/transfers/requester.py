@@ -185,7 +185,7 @@ class Requester:
         with anyio.move_on_after(seconds):
             while True:
                 wanted = "say where its cache is"
-                remote, slot = await self._find(key)
+                remote, slot = await self.find(key)
                 grid = plan(remote, slot)
                 wanted = "open a channel that reaches both caches"
                 link_channel = await session.channels.reach(entry.epoch, remote.epoch)
@@ -195,7 +195,7 @@ class Requester:
                     return remote, link_channel, grid
         raise TransferTimeout(f"cluster {session.cluster_id} did not {wanted} within {seconds:g} s")
 
-    async def _find(self, key: Key) -> tuple[RemoteCache, int]:
+    async def find(self, key: Key) -> tuple[RemoteCache, int]:
         """Return the peer's cache and slot that a key names. Ask the peer if this end does not know them.
 
         Raises:

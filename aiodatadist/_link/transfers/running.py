@@ -64,9 +64,12 @@ others continue.
 
 
 class _Running:
-    """A transfer that is under way, with the peer's cache and the channel, which is None while the transfer waits for one."""
+    """A transfer that is under way, with the peer's cache and the channel, which is None while the transfer waits for one.
 
-    __slots__ = ("link_channel", "program", "remote", "transfer")
+    ``others`` are further caches of the peer that it uses.
+    """
+
+    __slots__ = ("link_channel", "others", "program", "remote", "transfer")
 
     def __init__(
         self, transfer: StreamTransfer, program: Program, remote: RemoteCache, link_channel: LinkChannel
@@ -75,6 +78,7 @@ class _Running:
         self.program = program
         self.remote = remote
         self.link_channel: LinkChannel | None = link_channel
+        self.others: Sequence[RemoteCache] = ()
 
 
 class RunningTransfers:
@@ -212,6 +216,27 @@ class RunningTransfers:
         transfer.add_done_callback(ended)
         if what == "served":
             session.totals.begun(what, transfer)
+
+    def also_uses(self, transfer: StreamTransfer, entries: Sequence[Entry], remotes: Sequence[RemoteCache]) -> None:
+        """Lease further caches of both ends until the device lets go of a transfer that is under way."""
+        if not entries and not remotes:
+            return
+        self.transfers[transfer].others = remotes
+        for entry in entries:
+            entry.lease()
+        for remote in remotes:
+            remote.use()
+
+        def ended(done: StreamTransfer) -> None:
+            for entry in entries:
+                if done.state is TransferState.STUCK:
+                    self.lose(entry)
+                else:
+                    entry.release()
+            for remote in remotes:
+                remote.release()
+
+        transfer.add_done_callback(ended)
 
     def ran(self, what: str, nbytes: int, seconds: float, *, is_critical: bool) -> None:
         """Count a transfer that started and finished in one call."""
@@ -373,7 +398,8 @@ class RunningTransfers:
 
     def take_back(self, remote: RemoteCache) -> None:
         """Cancel the transfers that use a cache which the peer takes back: they fail with CacheNotFound."""
-        for transfer in [t for t, running in self.transfers.items() if running.remote is remote]:
+        using = [t for t, running in self.transfers.items() if running.remote is remote or remote in running.others]
+        for transfer in using:
             self._taken_back.add(transfer)
             transfer.cancel()
 

@@ -8,6 +8,7 @@ from aiodatadist._device import StreamTransfer, TransferCompletion, TransferStat
 from aiodatadist._link.control.notifications import check_payload
 from aiodatadist._link.data.remote_operation import RemoteOperation, TransferSpec, failed
 from aiodatadist._link.transfers.leased_pull import KeptBlocks, LeasedPull
+from aiodatadist._link.transfers.ranges import RangeTransfers
 from aiodatadist._link.transfers.requester import Requester
 from aiodatadist._link.transfers.responder import Responder
 from aiodatadist._link.transfers.running import RunningTransfers
@@ -34,6 +35,7 @@ class Transfers:
         requester: the transfers for which the peer must be asked.
         responder: the transfers that the peer asks for.
         shortcuts: the short way for small transfers that are repeated.
+        ranges: the transfers of ranges by address.
     """
 
     def __init__(self, session: Session, device: Device) -> None:
@@ -42,6 +44,7 @@ class Transfers:
         self.requester: Requester = Requester(self.running)
         self.shortcuts: Shortcuts = Shortcuts(self.running)
         self.responder: Responder = Responder(self.running, self.shortcuts)
+        self.ranges: RangeTransfers = RangeTransfers(self.requester)
 
     @property
     def cluster_id(self) -> int:

@@ -1,0 +1,1 @@
+"""HIXL's interface for code that does not await, behind :mod:`aiodatadist.blocking.hixl`."""

@@ -1,0 +1,1 @@
+"""HIXL's interface behind :mod:`aiodatadist.hixl`: byte ranges by address, over the links of a cluster."""
