@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -103,6 +104,7 @@ class Link:
             session.post_if_open,
             self._heard_note,
             lambda: session.share.notes,
+            asyncio.get_running_loop().call_soon,
         )
         self._reactions = Reactions(session, self.owners, self.transfers, incoming)
         self.way: str = ""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter, model_validator
 
@@ -93,6 +94,22 @@ class _Message(BaseModel):
 
     since: ClassVar[int] = 0
     """The minor version that introduced such messages."""
+
+    @classmethod
+    def checked(cls, **values: Any) -> Self:
+        """Return a message of values that the caller has checked, without validating them: a third of the time."""
+        message, put = cls.__new__(cls), object.__setattr__
+        put(message, "__dict__", {**_defaults(cls), **values})
+        put(message, "__pydantic_fields_set__", set(values))
+        put(message, "__pydantic_extra__", None)
+        put(message, "__pydantic_private__", None)
+        return message
+
+
+@cache
+def _defaults(kind: type[_Message]) -> dict[str, Any]:
+    """Return the fields of a kind of message that have a default, with it."""
+    return {name: field.default for name, field in kind.model_fields.items() if not field.is_required()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ class NotificationQueue:
 
     def _say(self, payload: bytes) -> None:
         self._sent += 1
-        note = Note(payload=base64.b64encode(payload).decode(), number=self._sent)
+        note = Note.checked(payload=base64.b64encode(payload).decode(), number=self._sent)
         self._post(note)
         if self._is_numbered():
             self._unheard.append(note)
@@ -200,6 +200,7 @@ class IncomingNotifications:
         post: sends a message to the peer while it listens.
         deliver: called with a payload, and with a function to call when the user has taken the notification.
         room: returns the room for the peer's notifications, over all its links.
+        later: calls a function in the loop's next turn, once everything that is taken meanwhile has been; by default at once.
     """
 
     def __init__(
@@ -207,8 +208,12 @@ class IncomingNotifications:
         post: Callable[[Message], None],
         deliver: Callable[[bytes, Callable[[], None]], object],
         room: Callable[[], NoteRoom],
+        later: Callable[[Callable[[], None]], object] = lambda call: call(),
     ) -> None:
         self._post = post
+        self._later = later
+        self._is_to_answer = False
+        self._is_counted = True
         self._deliver = deliver
         self._room = room
         self._heard = self._taken = 0
@@ -223,6 +228,7 @@ class IncomingNotifications:
         Raises ProtocolError if the peer sends more than this end's user takes, or is too old to repeat it.
         """
         number = message.number or self._heard + 1
+        self._is_counted = message.number > 0
         if number > self._taken + WINDOW:
             raise ProtocolError("the peer sends notifications faster than they are taken")
         if number <= self._heard or number in self._early:
@@ -247,6 +253,15 @@ class IncomingNotifications:
     def _took(self, nbytes: int) -> None:
         self._room().free(nbytes)
         self._taken += 1
+        if not self._is_counted:  # such a peer wants to hear of each
+            self._answer()
+        elif not self._is_to_answer:
+            self._is_to_answer = True
+            self._later(self._answer_once)
+
+    def _answer_once(self) -> None:
+        """Tell the peer of all that were taken since: the numbers are totals."""
+        self._is_to_answer = False
         self._answer()
 
     def end(self) -> None:
