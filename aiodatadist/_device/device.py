@@ -244,7 +244,9 @@ class Device:
             logger.warning("device %d: %s", self.index, error)
 
     async def aclose(self) -> None:
-        """Free what was allocated and release the device. Memory that still has views stays: a leak, not a crash.
+        """Free what was allocated and release the device.
+
+        Memory that still has views stays, a leak rather than a crash; softnpu's is freed when the last view dies.
 
         If the device is held, the last :meth:`let_go` does that instead.
         """
@@ -268,6 +270,8 @@ class Device:
                 if memory.has_views or memory.is_stuck:
                     why = "the device may still write there" if memory.is_stuck else "arrays over it are alive"
                     logger.warning("%r is not freed with its device: %s", memory, why)
+                    if not memory.is_stuck:
+                        memory.free_after_views(self.index)
                     continue
                 try:
                     memory.free()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from array import array
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aiodatadist._native.library import ffi, ring
 from aiodatadist._native.runtime import Runtime
 from aiodatadist._values.descriptors import Placement
-from aiodatadist.errors import FeatureNotEnabled, ParamInvalid
+from aiodatadist.errors import FeatureNotEnabled, LLMException, ParamInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from aiodatadist._native.library import Handle
 
 HUGE_FIRST = 0  # ACL_MEM_MALLOC_HUGE_FIRST
 
@@ -84,14 +88,38 @@ class Memory:
             return
         if self.has_views:
             raise BufferError(f"{self!r} still has views: drop the arrays made from it first")
-        name = "aclrtFree" if self.placement is Placement.DEVICE else "aclrtFreeHost"
-        self._runtime.check(name, getattr(self._runtime.acl, name)(self._pointer))
+        _free(self._runtime, self._pointer, self.placement)
         self._pointer = None
         self._forget(self)
+
+    def free_after_views(self, device: int) -> None:
+        """Free the memory when its last view dies, which may be after its device was closed: only softnpu can do that."""
+        block = self._views() if self._views is not None else None
+        if block is not None and self._runtime.is_soft:
+            given = self._runtime, self._pointer, self.placement, device, os.getpid()
+            weakref.finalize(block, _free_late, *given).atexit = False
 
     def __repr__(self) -> str:
         state = "freed" if self.is_free else f"at {self.address:#x}"
         return f"<Memory {self.nbytes} bytes {self.placement} {state}>"
+
+
+def _free(runtime: Runtime, pointer: Handle, placement: Placement) -> None:
+    name = "aclrtFree" if placement is Placement.DEVICE else "aclrtFreeHost"
+    runtime.check(name, getattr(runtime.acl, name)(pointer))
+
+
+def _free_late(runtime: Runtime, pointer: Handle, placement: Placement, device: int, process: int) -> None:
+    """Free memory of a device that may be closed: the device is opened for the call."""
+    if process != os.getpid():
+        return  # it is the memory of the process that this one was forked from
+    with suppress(LLMException):  # nobody is there to whom it matters
+        context = runtime.acquire_device(device)
+        try:
+            with runtime.context(context):
+                _free(runtime, pointer, placement)
+        finally:
+            runtime.release_device(device)
 
 
 def first_unusable(starts: Sequence[int], lengths: Sequence[int], *, writes: bool) -> int:
