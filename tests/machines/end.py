@@ -107,9 +107,9 @@ class End:
         """Register a cache of blocks, two tensors for each layer."""
         self._cache = await self._cluster.blocks(CacheDesc(2 * LAYERS, [blocks, block], DataType.DT_UINT8))
 
-    async def pull(self, peer: int, src: list[int], dst: list[int]) -> int:
-        """Pull blocks of a peer's cache; return the bytes."""
-        return (await self._manager.pull_blocks(BlocksCacheKey(peer), self._own, src, dst)).bytes
+    async def pull(self, peer: int, src: list[int], dst: list[int], deadline: float | None = None) -> int:
+        """Pull blocks of a peer's cache; return the bytes. A deadline, in seconds, replaces the cluster's."""
+        return (await self._manager.pull_blocks(BlocksCacheKey(peer), self._own, src, dst, deadline=deadline)).bytes
 
     async def push(self, peer: int, src: list[int], dst: list[int]) -> int:
         """Push blocks into a peer's cache; return the bytes."""

@@ -32,8 +32,10 @@ transfers = pytest.mark.parametrize(
 )
 THERE, BACK = (0, 1), (1, 0)
 LOST = {"PeerLost", "LinkClosed"}
-PATIENT = {"sync_kv_timeout": 20_000}
+PATIENT = {"sync_kv_timeout": 600_000}
 """The link's end comes first."""
+LASTING: dict[str, Any] = {"deadline": 600.0}
+"""The same for a pull, if only messages shall time out soon."""
 
 
 def begin(end: End, what: str, net: Weather) -> None:
@@ -51,9 +53,9 @@ def relinked(net: Weather, *ends: End) -> None:
         end.call("until", phase="LINKED")
 
 
-def moves_right(puller: End, what: str = "pull") -> None:
+def moves_right(puller: End, what: str = "pull", **limit: Any) -> None:
     """Transfer all blocks, and look at those that came."""
-    assert puller.call(what, peer=1, src=ALL, dst=ALL) == BYTES
+    assert puller.call(what, peer=1, src=ALL, dst=ALL, **limit) == BYTES
     if what == "pull":
         puller.call("verify", moved={str(block): [1, block] for block in ALL})
 
@@ -66,7 +68,7 @@ def data_flows(net: Weather) -> list[tuple[int, int]]:
 
 
 def test_bytes_travel_over_every_data_connection_and_each_comes_to_the_listening_port() -> None:
-    with pair("tcp", LARGE) as (_, puller, net):
+    with pair("tcp", LARGE, **PATIENT) as (_, puller, net):
         flows = data_flows(net)
         before = net.flows()
         moves_right(puller)
@@ -115,17 +117,17 @@ def test_data_connections_that_are_cut_in_the_middle_of_a_transfer_lose_the_link
 
 def test_messages_that_are_cut_let_a_pull_end_and_heartbeats_that_are_cut_lose_the_link() -> None:
     with pair("tcp", LARGE, sync_kv_timeout=1500) as (owner, puller, net):
-        puller.call("pull", peer=1, src=[0], dst=[0])
+        puller.call("pull", peer=1, src=[0], dst=[0], **LASTING)
         messages, heartbeats = list(net.flows())[:2]
         net.change(cut_flows=[messages])
-        assert puller.call("pull", peer=1, src=ALL, dst=ALL) == BYTES
+        assert puller.call("pull", peer=1, src=ALL, dst=ALL, **LASTING) == BYTES
         with pytest.raises(Refused, match=r"LinkTimeout: .*did not answer"):
             puller.call("ping", peer=1)
         net.change(cut_flows=[heartbeats])
         for end in (owner, puller):
             end.call("until", phase="LOST")
         relinked(net, owner, puller)
-        moves_right(puller)
+        moves_right(puller, **LASTING)
 
 
 @transfers

@@ -38,3 +38,17 @@ def test_one_thread_keeps_all_limits() -> None:
         watchdog.set(HOUR, over.set)
         watchdog.clear()
     assert [each.name for each in set(threading.enumerate()) - before] == ["time limits of tests"]
+
+
+def test_a_crowded_machine_has_longer_as_long_as_it_is_crowded() -> None:
+    crowdings, over = [500.0, 1.0], threading.Event()
+    asked: list[bool] = []
+
+    def crowding() -> float:
+        asked.append(over.is_set())
+        return crowdings.pop(0)
+
+    watchdog = Watchdog(crowding)
+    watchdog.set(0.001, over.set)  # looked at again after half a second
+    assert over.wait(50)
+    assert asked == [False, False]
