@@ -59,17 +59,22 @@ def test_failed_pulls_are_counted_by_kind_and_no_outcome_is_counted_twice(stats:
 def test_a_registry_has_a_fixed_set_of_kinds(stats: Any) -> None:
     registry = CollectorRegistry()
     types = {kind: partial(kind, registry=registry) for kind in (Gauge, PromCounter, Histogram)}
-    metrics = stats.TransferMetrics(SimpleNamespace(kv_transfer_config=None), types, ["engine"], {0: ["0"], 1: ["1"]})
+    made = SimpleNamespace(kv_transfer_config=None), types, ["engine"], {0: ["0"], 1: ["1"]}
+    metrics, other = (stats.TransferMetrics(*made, name) for name in ("Pulls", "Prefixes"))  # in one process
     worker = stats.TransferStats({"counters": {}, "seconds": [], "incidents": {"link_failed": 40, "no kind": 1}})
     assert not worker.is_empty()
     metrics.observe(worker.aggregate(stats.stats_of(Counter(offer_elsewhere=3))).data, 1)
 
-    def figure(kind: str, engine: str) -> float | None:
-        return registry.get_sample_value("vllm:aiodatadist_incidents_total", {"engine": engine, "kind": kind})
+    other.observe({"counters": {}, "seconds": [], "incidents": {"link_failed": 2}}, 1)
+
+    def figure(kind: str, engine: str, connector: str = "Pulls") -> float | None:
+        labels = {"engine": engine, "kind": kind, "connector": connector}
+        return registry.get_sample_value("vllm:aiodatadist_incidents_total", labels)
 
     assert figure("link_failed", "1") == 40
+    assert figure("link_failed", "1", "Prefixes") == 2
     assert figure("offer_elsewhere", "1") == 3
     assert figure("link_failed", "0") == figure("pull_failed", "1") == 0
     assert figure("no kind", "1") is None
-    offers = registry.get_sample_value("vllm:aiodatadist_num_elsewhere_offers_total", {"engine": "1"})
-    assert offers == 3
+    labels = {"engine": "1", "connector": "Pulls"}
+    assert registry.get_sample_value("vllm:aiodatadist_num_elsewhere_offers_total", labels) == 3
