@@ -482,15 +482,15 @@ async def test_a_peer_that_knows_no_checksums_any_more(monkeypatch: pytest.Monke
 
 async def test_one_that_cannot_begin_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with lost() as state:
-        made, use, calls = state.fan, Destination._use, iter(range(9))
+        made, begin, calls = state.fan, Destination.begin, iter(range(9))
 
-        def uses(destination: Destination, link: Any) -> None:
+        def begins(destination: Destination, link: Any) -> None:
             if next(calls) == 0:
                 raise MemoryError("no room")
-            use(destination, link)
+            begin(destination, link)
 
         first, second = made.blocks(Immediate()), made.blocks(Immediate())
-        monkeypatch.setattr(Destination, "_use", uses)
+        monkeypatch.setattr(Destination, "begin", begins)
         await state.door.open()
         with pytest.raises(InternalError, match="the transfer could not begin: MemoryError") as failed:
             await first

@@ -465,9 +465,7 @@ class LinkInitiator:
         try:
             if attempt.steps.are_limited:
                 await take_room()
-            prove = prover_of(keys, ring.hint) if keys else None
-            if certificates is not None:
-                prove = tls_prover_of(connection, certificates, cluster_id)
+            prove = _prover(connection, keys, ring.hint, certificates, cluster_id)
             at_once = turn.may_ask_at_once if is_proved else never
             request = LinkRequest(connect, attach, prove, at_once, (host, address[1]))
             make = partial(self._engine.make, link, handshake, request)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from aiodatadist._concurrency.scope import Scope
-from aiodatadist.errors import InternalError, LLMException
-
-if TYPE_CHECKING:
-    from aiodatadist._link import Transfers
+from aiodatadist._layered.route import Route
+from aiodatadist.errors import CacheNotFound, InternalError, LLMException
 
 
 class LayerComparison:
@@ -19,9 +15,6 @@ class LayerComparison:
     It runs in a task of the link's that exists as long as some layers wait.
 
     Args:
-        compare: compares one layer, counted from the first that is sent. Raises LLMException if it is not what was
-            sent, or that cannot be determined.
-        hold: entered while comparing, so that the peer's cache stays.
         verified: called with the number of verified layers.
         failed: called with the error that ended it.
         ended: called when nothing reads the source any longer.
@@ -32,16 +25,12 @@ class LayerComparison:
 
     def __init__(
         self,
-        link: Transfers,
-        compare: Callable[[int], Awaitable[None]],
-        hold: Callable[[], AbstractContextManager[None]],
+        route: Route,
         verified: Callable[[int], None],
         failed: Callable[[LLMException], None],
         ended: Callable[[], None],
     ) -> None:
-        self._link = link
-        self._compare = compare
-        self._hold = hold
+        self._route = route
         self._verified = verified
         self._failed = failed
         self._ended = ended
@@ -56,7 +45,7 @@ class LayerComparison:
         self._landed = max(layers, self._landed)
         if self._landed > self._compared and not self._has_task and not self._scope.cancel_called:
             self._has_task = True
-            self._link.session.spawn(self._run)
+            self._route.link.session.spawn(self._run)
 
     def stop(self) -> None:
         """Verify no further layers. One that is being compared ends in a moment."""
@@ -68,7 +57,8 @@ class LayerComparison:
             return
         self.is_running = True
         try:
-            with self._scope, self._hold():
+            # the peer's cache stays while it is compared
+            with self._scope, self._route.link.requester.holding(self._route.remote, self._taken_back):
                 await self._compare_all()
         except LLMException as error:
             self._failed(error)
@@ -80,8 +70,15 @@ class LayerComparison:
             self._has_task = self.is_running = False
             self._ended()
 
+    def _taken_back(self) -> None:
+        self._failed(CacheNotFound("the peer revoked the destination"))
+
     async def _compare_all(self) -> None:
+        route = self._route
         while self._compared < self._landed:
-            await self._compare(self._compared)
+            number = self._compared
+            name = f"layer {route.layers[number]}"
+            grid = route.part(number, number + 1)
+            await route.link.requester.checks.compare_layer(name, route.entry, route.remote, grid, route.seconds)
             self._compared += 1
             self._verified(self._compared)

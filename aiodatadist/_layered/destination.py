@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from operator import index
+from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from aiodatadist._cache.catalogue import RemoteCache
 from aiodatadist._cache.table import Entry
 from aiodatadist._concurrency.completion import too_late
-from aiodatadist._counting.callbacks import Raised, attempt
-from aiodatadist._device import Gate, Layering, Program, StreamTransfer, TransferState
+from aiodatadist._device import Gate, TransferState
 from aiodatadist._layered.comparison import LayerComparison
-from aiodatadist._layered.progress import END, Event, Progress, Stage
+from aiodatadist._layered.portions import Portions
+from aiodatadist._layered.progress import END, Event, Progress
 from aiodatadist._layered.request import Wanted
+from aiodatadist._layered.route import Route
 from aiodatadist._link import AwaitedLink, Transfers, check_still_usable
 from aiodatadist._link.control.layer_events import NO_LAYERS, LandedLayers
 from aiodatadist._link.data.cost_model import group_size
 from aiodatadist._values.grid import Grid
 from aiodatadist._values.transfer_priority import TransferPriority
-from aiodatadist.errors import (
-    CacheNotFound,
-    ForkError,
-    InternalError,
-    LinkError,
-    LLMException,
-    TransferError,
-    TransferTimeout,
-)
-
-if TYPE_CHECKING:
-    from aiodatadist._link.data.link_channel import LinkChannel
+from aiodatadist.errors import CacheNotFound, ForkError, InternalError, LinkError, LLMException, TransferError
 
 
 class Destination:
@@ -52,6 +39,7 @@ class Destination:
         progress: the stage of the destination, and how far its layers have come.
         error: the reason of a failure, or None.
         group: the number of layers that are sent at a time, unless more are waiting.
+        portions: its portions on the device; None until the peer's cache has been found.
     """
 
     def __init__(
@@ -77,40 +65,24 @@ class Destination:
         self.progress = Progress(wanted.layers, is_linked=not isinstance(wanted.link, AwaitedLink))
         self.error: LLMException | None = None
         self.group = 1
-        self.nbytes = 0
-        self.ranges = 0
-        self.transfer_seconds = 0.0
         self._device_event = device_event
         self._wanted = wanted
         self._entry = entry
         self._seconds = seconds
         self._news = news
         self._remote: RemoteCache | None = None
-        self._grid: Grid | None = None
         self._named: Callable[[int, int], list[LandedLayers]] = lambda first, stop: []
-        self._transfers: dict[StreamTransfer, int] = {}
-        self._waits: dict[StreamTransfer, int] = {}
-        self._wait_stream = ""
         self._is_reaching = False
         self._taken = 0
         self._is_going_on = False
-        self._gate: Gate | None = None
-        self._gate_seconds = 0.0
-        self._layering: Layering | None = None
+        self.portions: Portions | None = None
         self._is_watched = False
         self._is_checked = checksum
         self._comparison: LayerComparison | None = None
         if isinstance(wanted.link, AwaitedLink):
             self._awaited = wanted.link
         else:
-            self._use(wanted.link)
-
-    def _use(self, link: Transfers) -> None:
-        self._link = link
-        if self._is_checked:
-            self._comparison = LayerComparison(
-                link, self._compare, self._hold, self._compared, self.fail, lambda: self._news(self)
-            )
+            self._link = wanted.link
 
     @property
     def link(self) -> Transfers:
@@ -143,7 +115,7 @@ class Destination:
             )
         if self._is_checked:
             link.requester.checks.want_peer()
-        self._use(link)
+        self._link = link
         self.progress.on(Event.LINK)
         if self._linked is not None:
             self._linked(self)
@@ -184,7 +156,21 @@ class Destination:
             self.link.session.check_ready()
             remote.check_access("put")
             self.link.session.channels.check_reaches(remote, f"cluster {self.cluster_id}", self._entry)
-            self._grid = grid = grid.mirrored()
+            wanted, grid = self._wanted, grid.mirrored()
+            route = Route(self.link, self._entry, remote, grid, self.layers, wanted.tensors, self._seconds)
+            self.portions = Portions(
+                route,
+                self.progress,
+                self._device_event,
+                self._priority,
+                self._next_is_ready,
+                self._passed,
+                self._portion_ended,
+            )
+            if self._is_watched:
+                self.portions.watch()
+            if self._is_checked:
+                self._comparison = LayerComparison(route, self._compared, self.fail, lambda: self._news(self))
             self.group = self._group_size(grid.total)
             self.progress.on(Event.FIND)
             self.link.session.layer_events.begin(self, remote.cache_id)
@@ -219,12 +205,12 @@ class Destination:
 
     def _take(self) -> bool:
         """Take the next layer that is offered; return False if there is none."""
-        number = self._taken
-        if number == self.progress.offered or not self.progress.is_sending:
+        number, portions = self._taken, self.portions
+        if portions is None or number == self.progress.offered or not self.progress.is_sending:
             return False
         self._taken += 1
-        if self._device_event is not None and not self.link.session.channels.traits.takes_gates:
-            self._try(lambda: self._wait_for_event(number))
+        if portions.wants_events:
+            self._try(lambda: portions.wait_for_event(number))
         else:
             self.progress.on(Event.READY, number + 1)
         return True
@@ -232,23 +218,25 @@ class Destination:
     def _next_is_ready(self) -> None:
         self.progress.on(Event.READY, self.progress.ready + 1)
         self._go_on()
+        if not self.progress.is_open:
+            self._news(self)  # it may have been what was still on the device
 
     def _send(self) -> bool:
         """Send the layers that are ready; return False if nothing was to be sent."""
-        progress = self.progress
-        if not progress.may_send(self.group, len(self._transfers)):
+        progress, portions = self.progress, self.portions
+        if portions is None or not progress.may_send(self.group, len(portions)):
             return False
         # A failed portion ends only when its channel has closed. Until then a later one must not leave on the next channel:
         # its arrival would count as that of all layers before it.
-        if any(transfer.is_failing for transfer in self._transfers):
+        if portions.is_failing:
             return False
-        if self._has_no_channel:
-            self._reach()
+        if portions.has_no_channel:
+            self._reach(portions)
             return False
         first, stop = progress.sent, progress.ready
         progress.on(Event.SEND, stop)  # before the launch, whose end may come at once
         started = perf_counter()
-        self._try(lambda: self._launch(first, stop))
+        self._try(lambda: portions.launch(first, stop))
         self.link.running.estimate.add_interference(perf_counter() - started)
         return True
 
@@ -265,98 +253,12 @@ class Destination:
             failure.__cause__ = error
             self.fail(failure)
 
-    def _event(self, layer: int) -> int:
-        """Return the caller's event behind a layer.
-
-        Raises TransferError if the caller's code raised, or did not return a handle.
-        """
-        find = self._device_event
-        if find is None:
-            raise InternalError("this destination waits for no events")
-        try:
-            return attempt(lambda: index(find(layer)))
-        except Raised as raised:
-            raise TransferError(f"device_event({layer}) {raised}") from raised.__cause__
-
-    def _launch(self, first: int, stop: int) -> None:
-        program = Program()
-        if self._device_event is not None and self.link.session.channels.traits.takes_gates:
-            for number in range(first, stop):  # layers may be computed on several streams
-                program.wait_number(self._event(self.layers[number]))
-            if not self.progress.is_open:  # the caller's code has ended it
-                return
-        link_channel, remote, grid = self._usable()
-        link_channel.channel.add_put(program, _layers_of(grid, self._wanted.tensors, first, stop))
-        seconds, priority = self._seconds * (stop - first), self._priority
-        # A program that waits for an event holds its stream, so more urgent layers have another one.
-        stream = "layers" if priority is TransferPriority.NORMAL else f"layers {priority}"
-        transfer = self.link.running.launch(
-            program, "put", link_channel, self._entry, remote, seconds, stream, priority, is_ordered=True
-        )
-        self._transfers[transfer] = stop
-        transfer.add_done_callback(self._ended)
-
-    def _usable(self) -> tuple[LinkChannel, RemoteCache, Grid]:
-        self.link.session.check_ready()
-        remote, grid = self._remote, self._grid
-        if remote is None or grid is None or remote.is_withdrawn:
-            raise CacheNotFound("the peer revoked the destination while it was being filled")
-        link_channel = self.link.session.channels.find(self._entry.epoch, remote.epoch)
-        if link_channel is None:
-            raise InternalError("the channel is older than the caches")
-        return link_channel, remote, grid
-
-    # ---- channels that take no gates: a layer is sent when the host has seen that it is final ----
-
-    def _wait_on_host(self, program: Program, number: int, seconds: float) -> None:
-        """Take a layer as ready when this program, which only waits, has ended. Such programs end in the order of layers.
-
-        Gates are all waited for at once. Events are waited for one by one, as they are recorded. In between, their
-        stream is idle, and must not be used for gates, behind which they would be held.
-        """
-        self._wait_stream = self._wait_stream or self.link.running.idle_stream(
-            "events" if self._gate is None else "gates"
-        )
-        wait = self.link.running.device_stream(self._wait_stream).submit(program, seconds)
-        self._waits[wait] = number
-        wait.add_done_callback(self._waited)
-
-    def _wait_for_event(self, number: int) -> None:
-        event = self._event(self.layers[number])
-        if self.progress.is_open:  # otherwise the caller's code has ended it
-            self._wait_on_host(Program().wait_number(event), number, self._seconds)
-
-    def _waited(self, wait: StreamTransfer) -> None:
-        number = self._waits.pop(wait)
-        if wait.state is TransferState.DONE:
-            self._next_is_ready()
-        else:
-            self._close(wait.state, self._of_gate(None if self._gate is None else number, wait.error))
-        if not self.progress.is_open:
-            self._news(self)
-
-    def _follow_gates(self, gate: Gate, seconds: float) -> None:
-        for number, layer in enumerate(self.layers):
-            self._wait_on_host(Program().wait_gate(gate.notify(layer)), number, seconds)
-
-    @property
-    def _has_no_channel(self) -> bool:
-        """True if a transfer that was stopped half-way has taken the channel away."""
-        remote = self._remote
-        return (
-            remote is not None
-            and not remote.is_withdrawn
-            and self.link.session.is_ready
-            and (self.link.session.channels.find(self._entry.epoch, remote.epoch) is None)
-        )
-
-    def _reach(self) -> None:
+    def _reach(self, portions: Portions) -> None:
         """Have the next channel opened, then send what waits for it."""
 
         async def reach() -> None:
             try:
-                if self._remote is not None:
-                    await self.link.session.channels.reach(self._entry.epoch, self._remote.epoch)
+                await portions.reach()
             except LLMException as error:
                 self.fail(error)
             finally:
@@ -367,75 +269,34 @@ class Destination:
             self._is_reaching = True
             self.link.session.spawn(reach)
 
-    # ---- gates ----
-
     def launch_gated(self, gate: Gate, seconds: float) -> None:
         """Launch all layers as one program, which the device holds at each gate.
 
         ``seconds`` is the time for each layer to be computed.
         """
-        self._gate, self._gate_seconds = gate, seconds
-        if not self.link.session.channels.traits.takes_gates:
-            self._try(lambda: self._follow_gates(gate, seconds))
-        else:
-            self._try(lambda: self._launch_gated(gate, seconds))
-
-    def _launch_gated(self, gate: Gate, seconds: float) -> None:
-        link_channel, remote, grid = self._usable()
-        program, count = Program(), len(self.layers)
-        layering = Layering(count, self._wanted.tensors, self.group, gate.notifies, seconds)
-        link_channel.channel.add_put(program, grid, layering)
-        limit = self._seconds * self.group  # from when its last gate has opened
-        # A stream with other work would make this wait for its compute, and later work for ours.
-        stream = self.link.running.idle_stream("gated layers")
-        transfer = self.link.running.launch(
-            program, "put", link_channel, self._entry, remote, limit, stream, self._priority
-        )
-        self._layering = layering
-        self.progress.on(Event.SEND, count)
-        self._transfers[transfer] = count
-        if self._is_watched or self.link.session.layer_events.is_watched(remote.cache_id):
-            self.watch()
-        transfer.add_done_callback(self._ended)
+        portions = self.portions
+        if portions is not None:
+            self._try(lambda: portions.launch_gated(gate, seconds, self.group))
 
     def watch(self) -> None:
         """Report each layer when it lands from now on, not only the last."""
         self._is_watched = True
-        if self._layering is not None:
-            for transfer in self._transfers:
-                self._passed(transfer.watch(self._passed))
+        if self.portions is not None:
+            self.portions.watch()
 
     def landed_at(self, first: int, stop: int, heard: float) -> list[float]:
         """Return when layers, counted from the first, were known to have landed; ``heard`` is when the loop was told."""
-        if self._layering is None:
-            return [heard] * (stop - first)
-        return [stamp / 1e9 for stamp in self._layering.landed_ns[first:stop]]
+        return [heard] * (stop - first) if self.portions is None else self.portions.landed_at(first, stop, heard)
 
     # ---- what becomes of it ----
 
-    def _ended(self, transfer: StreamTransfer) -> None:
-        stop = self._transfers.pop(transfer)
-        self.nbytes += transfer.nbytes
-        self.ranges += transfer.ranges
-        self.transfer_seconds += transfer.transfer_seconds
-        if transfer.state is TransferState.DONE:
-            # An earlier portion that is still there has failed, and will report it: then this arrival proves nothing.
-            if not any(before < stop for before in self._transfers.values()):
-                self._arrived(stop)
+    def _portion_ended(self, landed: int, state: TransferState, error: LLMException | None) -> None:
+        if state is TransferState.DONE:
+            self._arrived(landed)
             self._go_on()
         else:
-            self._close(transfer.state, self._of_gate(transfer.shut_gate, transfer.error))
+            self._close(state, error)
         self._news(self)
-
-    def _of_gate(self, number: int | None, error: LLMException | None) -> LLMException | None:
-        """Return the error of a wait for a gate, in the caller's words if the gate stayed shut for too long."""
-        if number is None or not isinstance(error, TransferTimeout):
-            return error
-        return TransferTimeout(
-            f"layer {self.layers[number]} was not recorded, or its compute did not end, within {self._gate_seconds:g} s, the"
-            " timeout of its EventLayerSynchronizer",
-            hint="give EventLayerSynchronizer a longer timeout",
-        )
 
     def _passed(self, landed: int) -> None:
         """Take over the number of landed layers from a program that the device carries on with."""
@@ -453,22 +314,6 @@ class Destination:
         """Take over the number of layers that have landed and equal the source."""
         self._is_there(landed)
         self._news(self)
-
-    async def _compare(self, layer: int) -> None:
-        if self._remote is None or self._grid is None:
-            raise InternalError("a layer landed before its destination was known")
-        grid = _layers_of(self._grid, self._wanted.tensors, layer, layer + 1)
-        name = f"layer {self.layers[layer]}"
-        await self.link.requester.checks.compare_layer(name, self._entry, self._remote, grid, self._seconds)
-
-    @contextmanager
-    def _hold(self) -> Iterator[None]:
-        """Hold the peer's cache while it is compared."""
-        remote = self._remote
-        if remote is None:
-            raise InternalError("a layer landed before its destination was known")
-        with self.link.requester.holding(remote, lambda: self.fail(CacheNotFound("the peer revoked the destination"))):
-            yield
 
     def _is_there(self, landed: int) -> None:
         first = self.progress.landed
@@ -489,7 +334,7 @@ class Destination:
         Nothing more can be sent or compared.
         """
         cannot_end = not self.progress.is_all_sent or self._comparison is not None
-        if cannot_end or (self._gate is not None and self._gate.is_shut):
+        if cannot_end or self.portions is None or self.portions.is_gated:
             self.fail(failure)
 
     def expire(self, seconds: float) -> None:
@@ -508,8 +353,8 @@ class Destination:
         self._news(self)
 
     def _close(self, state: TransferState, error: LLMException | None) -> None:
-        if self._layering is not None and state is not TransferState.DONE:
-            self._arrived(self._layering.landed)  # layers may have landed that were not watched
+        if self.portions is not None and state is not TransferState.DONE:
+            self._arrived(self.portions.landed)  # layers may have landed that were not watched
         if not self.progress.on(END[state]):
             return
         if self._awaited is not None:
@@ -523,8 +368,8 @@ class Destination:
                 failure = error or TransferError("the transfer was cancelled")
                 self.link.session.layer_events.tell(self._remote.cache_id, NO_LAYERS, failure)
         if state is not TransferState.DONE:  # otherwise all has landed, and the device reports it in a moment
-            for transfer in [*self._transfers, *self._waits]:
-                transfer.cancel()
+            if self.portions is not None:
+                self.portions.stop()
             if self._comparison is not None:
                 self._comparison.stop()
 
@@ -532,19 +377,5 @@ class Destination:
     def is_quiet(self) -> bool:
         """True if it has ended, the device has let go, and no checksum is made of its source."""
         is_read = self._comparison is not None and self._comparison.is_running
-        return not self.progress.is_open and not self._transfers and not self._waits and not is_read
-
-    def give_back_gate(self) -> None:
-        """Release its gate. Call it only once the destination is quiet, when nothing waits there."""
-        if self._gate is not None:
-            passed = self._layering.landed if self._layering is not None else self.progress.ready
-            self._gate.close(passed, is_stuck=self.progress.stage is Stage.STUCK)
-
-
-def _layers_of(grid: Grid, tensors: int, first: int, stop: int) -> Grid:
-    """Return some layers of a grid over all of them."""
-    if first == 0 and stop * tensors == len(grid.local):
-        return grid
-    a, b = first * tensors, stop * tensors
-    return Grid(grid.local[a:b], grid.remote[a:b], grid.local_index, grid.remote_index,
-                grid.local_stride, grid.remote_stride, grid.nbytes, grid.tail)  # fmt: skip
+        is_held = self.portions is not None and not self.portions.is_quiet
+        return not self.progress.is_open and not is_held and not is_read

@@ -315,13 +315,14 @@ class LayeredTransfer(TransferCompletion):
             self._conclude()
 
     def _conclude(self) -> None:
-        for part in self.parts:
-            part.give_back_gate()
+        portions = [part.portions for part in self.parts if part.portions is not None]
+        for each in portions:
+            each.give_back_gate()
         if self._marks is not None:
             self._marks.unlisten(self._offer_ready)
-        self.nbytes: int = sum(part.nbytes for part in self.parts)
-        self.ranges: int = sum(part.ranges for part in self.parts)
-        self.transfer_seconds: float = max((part.transfer_seconds for part in self.parts), default=0.0)
+        self.nbytes: int = sum(each.nbytes for each in portions)
+        self.ranges: int = sum(each.ranges for each in portions)
+        self.transfer_seconds: float = max((each.transfer_seconds for each in portions), default=0.0)
         self._remember_compute()
         # before the end is reported: callbacks may use the source again
         self._entry.release()

@@ -398,15 +398,15 @@ MUTANTS = (
     Mutant(
         "a-layer-leaves-after-the-end",
         "a layer does not leave after device_event has ended its transfer",
-        "aiodatadist/_layered/destination.py",
-        "            if not self.progress.is_open:  # the caller's code has ended it\n                return\n",
+        "aiodatadist/_layered/portions.py",
+        "            if not self._progress.is_open:  # the caller's code has ended it\n                return\n",
         "",
         ("tests/test_device_events.py",),
     ),
     Mutant(
         "one-event-for-all",
         "layers that travel together wait for the events of all of them",
-        "aiodatadist/_layered/destination.py",
+        "aiodatadist/_layered/portions.py",
         "for number in range(first, stop):  # layers may be",
         "for number in range(stop - 1, stop):  # layers may be",
         ("tests/test_device_events.py",),
