@@ -143,18 +143,11 @@ class Engine:
         self.relinker: Relinker = Relinker(config.relink_policy, self, self.changes)
         self.links: LinkTable = LinkTable(self, self.relinker)
         self.peek_link: Callable[[int], Link | None] = self.links.peek
-        retries = config.link_retry_count
-        self.initiator: LinkInitiator = LinkInitiator(self, self.links, self.relinker, self._heartbeats, retries)
-        self.initiator.host_names = HostNames(self.quotas.look_ups)
-        self._clients = ClientSlots(
-            self.quotas.unproved_of_one,
-            self.quotas.unproved,
-            self.quotas.unproved_per_second,
-            True,
-            asyncio.get_running_loop().time,
-            totals.budget_refusals,
-            totals.budget_waits,
+        self.initiator: LinkInitiator = LinkInitiator(
+            self, self.links, self.relinker, self._heartbeats, config.link_retry_count
         )
+        self.initiator.host_names = HostNames(self.quotas.look_ups)
+        self._clients = _client_slots(self.quotas, totals)
         self._half_links = HalfLinks()
         self.data_connections: DataConnections = DataConnections()
         self.expect_data: Callable[[ChannelKey, int, bool], AbstractContextManager[OpenSockets]]
@@ -552,6 +545,18 @@ class Engine:
             endpoint=EndpointInfo(**{name: getattr(end, name) for name in names}),
             minor=MINOR,
         )
+
+
+def _client_slots(quotas: Quotas, totals: Totals) -> ClientSlots:
+    return ClientSlots(
+        quotas.unproved_of_one,
+        quotas.unproved,
+        quotas.unproved_per_second,
+        True,
+        asyncio.get_running_loop().time,
+        totals.budget_refusals,
+        totals.budget_waits,
+    )
 
 
 class _Desk:

@@ -40,7 +40,7 @@ from aiodatadist._cluster.host_names import HostNames
 from aiodatadist._cluster.pending_client import HANDSHAKE_TIMEOUT
 from aiodatadist._concurrency.scope import Scope
 from aiodatadist._counting import Incident
-from aiodatadist._link import DRAIN_TIMEOUT, Connection, Link, LinkRequest, channel_name, prover_of, tls_prover_of
+from aiodatadist._link import DRAIN_TIMEOUT, Connection, Link, LinkRequest, channel_name, prover_of
 from aiodatadist._transport.soft_reach import doubts
 from aiodatadist._values.addresses import host_port
 from aiodatadist._values.foreign import printable
@@ -465,7 +465,7 @@ class LinkInitiator:
         try:
             if attempt.steps.are_limited:
                 await take_room()
-            prove = _prover(connection, keys, ring.hint, certificates, cluster_id)
+            prove = prover_of(connection, keys, ring.hint, certificates, cluster_id)
             at_once = turn.may_ask_at_once if is_proved else never
             request = LinkRequest(connect, attach, prove, at_once, (host, address[1]))
             make = partial(self._engine.make, link, handshake, request)

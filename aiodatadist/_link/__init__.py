@@ -15,7 +15,7 @@ from aiodatadist._link.control.connection import Connection, FirstWords, connect
 from aiodatadist._link.control.layer_events import LayerReceiver
 from aiodatadist._link.control.notifications import Notification, NotificationInbox
 from aiodatadist._link.control.peer_share import PeerShares
-from aiodatadist._link.control.proving import Prove, agree_on_key, prover_of, tls_prover_of
+from aiodatadist._link.control.proving import Prove, agree_on_key, prover_of
 from aiodatadist._link.control.wire import Wire
 from aiodatadist._link.data.channels import channel_name
 from aiodatadist._link.data.data_connections import AwaitedConnections, DataConnections
@@ -68,5 +68,4 @@ __all__ = [
            "failed",
            "grids_of",
            "prover_of",
-           "tls_prover_of",
 ]  # fmt: skip

@@ -52,8 +52,19 @@ async def agree_on_key(
     return proof, proof.keys
 
 
-def prover_of(keys: Sequence[Key], hint: str) -> Prove:
-    """Return the proof of one of these keys."""
+def prover_of(
+    connection: Connection, keys: Sequence[Key], hint: str, certificates: Certificates | None, expected: int
+) -> Prove | None:
+    """Return the proof of a certificate, if there are any, or of one of these keys; None without either.
+
+    With a certificate, the connection passes through TLS from then on, and cluster ``expected`` must answer.
+    """
+    if certificates is not None:
+        return _tls_prover_of(connection, certificates, expected)
+    return _key_prover_of(keys, hint) if keys else None
+
+
+def _key_prover_of(keys: Sequence[Key], hint: str) -> Prove:
 
     async def prove(wire: Wire) -> Vouch:
         proof, session = await agree_on_key(wire, wire.send, wire.receive, keys, hint)
@@ -63,12 +74,7 @@ def prover_of(keys: Sequence[Key], hint: str) -> Prove:
     return prove
 
 
-def tls_prover_of(connection: Connection, certificates: Certificates, expected: int) -> Prove:
-    """Return the proof of a certificate over this connection, which passes through TLS from then on.
-
-    ``expected`` is the cluster that must answer.
-    """
-
+def _tls_prover_of(connection: Connection, certificates: Certificates, expected: int) -> Prove:
     async def prove(wire: Wire) -> Vouch:
         pipe = TlsPipe("client", certificates, expected)
         await connection.start_tls(pipe)
