@@ -9,6 +9,7 @@
  * way at most: two windows, each of them a batch with the fenced read that ends it, where a program has one step that
  * moves bytes, as all have; each step ends a batch. HCCL takes batches of up to 256 ranges. */
 enum { WINDOWS = 2, WINDOW_RANGES = 192, HOST_BATCH = 256 };
+enum { IN_CALL_BYTES = 256 << 10 };       /* of a window in the submitting call: softnpu carries this much out at once */
 enum { WINDOWS_UNPROVEN = 16 };           /* so much may be under way or done that no synchronize has told of */
 
 /* ---- a device's stream, and two events of it ---- */
@@ -126,6 +127,16 @@ static bool add_bytes(const ring_step *s, uint64_t *ranges, uint64_t *total)
     return !__builtin_mul_overflow(count, s->grid.bytes, &bytes) && !__builtin_add_overflow(*total, bytes, total);
 }
 
+/* So few bytes are short on any memory; a program that had to wait for a processor must not make them look long. */
+static bool is_short(const ring_stream *on, bool is_background, uint64_t ranges, uint64_t total)
+{
+    uint64_t most_us = on->options.inline_us, background_us = on->options.background_us;
+    if (is_background && background_us && background_us < most_us)
+        most_us = background_us;
+    bool is_small = ranges <= WINDOWS * WINDOW_RANGES && (!most_us || total <= IN_CALL_BYTES);
+    return is_small || expected_ns(on, ranges, total) <= most_us * 1000;
+}
+
 bool program_init(program *p, const ring_stream *on, int priority, uint64_t id, const ring_step *steps, uint32_t count,
                   int64_t timeout_ms)
 {
@@ -154,8 +165,8 @@ bool program_init(program *p, const ring_stream *on, int priority, uint64_t id, 
     p->window_bytes = window_bytes;
     if (priority == RING_BACKGROUND && on->options.background_bytes && on->options.background_bytes < window_bytes)
         p->window_bytes = on->options.background_bytes;
-    p->may_run_inline = on->options.inline_bytes && !waits && ranges <= WINDOWS * WINDOW_RANGES && total <= on->options.inline_bytes &&
-                        total <= p->window_bytes;   /* a second window would wait for the first */
+    p->may_run_inline = on->options.inline_bytes && !waits && total <= on->options.inline_bytes && total <= p->window_bytes &&
+                        is_short(on, priority == RING_BACKGROUND, ranges, total);
     p->done.id = id;
     p->done.submitted_ns = ring_now_ns();
     return true;
@@ -374,6 +385,26 @@ static void give_way(ring_stream *on, program *p)
         p->gives_way = true;
 }
 
+static bool is_taking_long(const ring_stream *on, const program *p)
+{
+    enum { AS_EXPECTED = 2 };
+    int64_t most_ns = (int64_t)on->options.inline_us * 1000 * AS_EXPECTED;
+    return most_ns && ring_now_ns() - p->done.started_ns > most_ns;
+}
+
+/* The submitting call waits for nothing: it goes on if all has landed. It leaves the rest to the worker, too, if it was mistaken in
+ * how long that would take. */
+static void fence_in_call(ring_stream *on, program *p)
+{
+    if (!p->on_stream || is_complete(on, p, NULL)) {
+        drain(on, p);
+        p->leaves_rest = is_taking_long(on, p);
+    } else if (goes_on(p) && check(on, p, on->driver.record_event(on->window[p->windows % WINDOWS], on->stream))) {
+        p->windows++;
+        p->leaves_rest = true;
+    }
+}
+
 /* Closes a window, and waits for the one before it: two are under way at most. */
 static void fence(ring_stream *on, program *p)
 {
@@ -381,6 +412,10 @@ static void fence(ring_stream *on, program *p)
     p->last_window = p->issued - p->window_start;
     p->window_start = p->issued;
     p->window_ranges = 0;
+    if (p->in_call) {
+        fence_in_call(on, p);
+        return;
+    }
     uint64_t most = WINDOWS_UNPROVEN * (on->options.window_bytes / p->window_bytes);   /* windows that are smaller are more */
     bool is_unproven = p->windows >= most || p->issued - p->done.bytes >= WINDOWS_UNPROVEN * on->options.window_bytes;
     if (!p->on_stream || is_unproven) {
@@ -431,7 +466,7 @@ static bool issue_tensors(ring_stream *on, program *p, const ring_step *s, uint3
     p->is_begun = true;
     if (is_host && !drain(on, p))          /* it would overtake what came before it */
         return false;
-    while (goes_on(p) && !p->gives_way) {
+    while (goes_on(p) && !p->gives_way && !p->leaves_rest) {
         uint64_t room = p->window_bytes - (p->issued - p->window_start);
         bool more = has_range(&part, &p->at), full = bytes == room || (!is_host && p->window_ranges + n == WINDOW_RANGES);
         if (n && (n == most || full || !more)) {
@@ -577,6 +612,7 @@ static void settle(ring_stream *on, program *p)
     p->done.unclean = p->requested;
     p->done.step = p->step;
     p->done.finished_ns = ring_now_ns();
+    expect_learn(on, p, p->issued, p->done.ranges);
 }
 
 void program_refuse(program *p, int32_t state)
@@ -591,16 +627,27 @@ void program_refuse(program *p, int32_t state)
     p->done.finished_ns = now;
 }
 
+/* A program that fits a window is carried out by the thread that issues it, and by the device's copiers, rather than by one more
+ * thread that must wake up first. Larger ones are issued while the device is copying. */
+static bool carries_out(const ring_stream *on, const program *p)
+{
+    return on->driver.run_here && p->total <= on->options.window_bytes;
+}
+
 bool program_run(ring_stream *on, program *p)
 {
     aclrtContext before;
-    if (begin(on, p, &before) && !p->handed_over)
+    uint64_t usual = carries_out(on, p) ? on->driver.run_here(UINT64_MAX) : 0;
+    p->leaves_rest = false;
+    if (begin(on, p, &before))
         issue(on, p);
     if (p->gives_way)
         p->aside_since_ns = ring_now_ns();
     else
         settle(on, p);
     leave(on, before);
+    if (carries_out(on, p))
+        on->driver.run_here(usual);
     return !p->gives_way;
 }
 
@@ -608,11 +655,16 @@ bool program_run_inline(ring_stream *on, program *p)
 {
     aclrtContext before;
     aclrtStreamStatus status = ACL_STREAM_STATUS_NOT_READY;
+    uint64_t window_bytes = p->window_bytes;
+    p->in_call = true;
+    p->window_bytes = window_bytes < IN_CALL_BYTES ? window_bytes : IN_CALL_BYTES;
     if (begin(on, p, &before))
         issue(on, p);
+    p->in_call = false;
+    p->window_bytes = window_bytes;
     if (p->on_stream && !check(on, p, on->driver.query_stream(on->stream, &status)))
         status = ACL_STREAM_STATUS_NOT_READY;
-    bool finished = !p->on_stream || status == ACL_STREAM_STATUS_COMPLETE;
+    bool finished = !p->leaves_rest && (!p->on_stream || status == ACL_STREAM_STATUS_COMPLETE);
     if (finished)
         settle(on, p);
     leave(on, before);

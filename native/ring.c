@@ -385,18 +385,31 @@ int ring_submit_as(ring *r, int priority, uint64_t id, const ring_step *steps, u
     return status;
 }
 
+enum { FEW_BLOCKS = 256, MOST_BLOCKS = 4096 };
+
+/* By itself, so that a call of few blocks needs no such stack. */
+static __attribute__((noinline)) bool many_repeat(const uint64_t *values, uint32_t count)
+{
+    uint32_t table[4 * MOST_BLOCKS];
+    return ring_first_repeated(values, count, table) < count;
+}
+
+static bool any_repeats(const uint64_t *values, uint32_t count)
+{
+    uint32_t table[4 * FEW_BLOCKS];
+    return count > FEW_BLOCKS ? many_repeat(values, count) : ring_first_repeated(values, count, table) < count;
+}
+
 int ring_run_blocks(ring_blocks *b, uint32_t count)
 {
-    enum { MOST = 256 };
-    uint32_t table[4 * MOST];
     program fresh;
     ring *r = b->on;
     const uint64_t *local = b->numbers, *remote = b->numbers + count;
-    if (count > MOST)
+    if (count > MOST_BLOCKS)
         return RING_LATER;
     if (ring_first_outside(local, count, b->local_limit) < count || ring_first_outside(remote, count, b->remote_limit) < count)
         return RING_OUTSIDE;
-    if (ring_first_repeated(b->step->op == RING_PUT ? remote : local, count, table) < count)
+    if (any_repeats(b->step->op == RING_PUT ? remote : local, count))
         return RING_OUTSIDE;
     b->step->grid.local_index = local;
     b->step->grid.remote_index = remote;

@@ -12,8 +12,9 @@
  * that waits for a gate or an event does not give way, because the stream accepts nothing behind the wait. A caller with urgent
  * work needs another ring for programs that wait.
  *
- * Small programs on an idle ring run in the submitting call (waking another core costs more than copying 256 KiB), if all
- * completions have been reaped.
+ * Small programs on an idle ring run in the submitting call, if all completions have been reaped: waking another core costs as much
+ * as copying a MiB. Small is what is expected to take at most inline_us, by what earlier programs took (expect.c). The call goes on
+ * from window to window while the device is done with the one before, and leaves the rest to the worker otherwise.
  * Ranges are handed to the device in windows, two at a time, each of at most window_bytes and 192 ranges. So a cancelled program
  * stops after at most two windows, and no call waits for room in a connection's queue, not even behind a shut gate. A program
  * that misses its time limit is aborted. The limit counts from the start of the program, and again from each group of layers
@@ -37,7 +38,7 @@
  *
  *   call                  from                     blocks
  *   ring_open             any thread               no
- *   ring_submit           one thread at a time     no (runs at most inline_bytes of copies)
+ *   ring_submit           one thread at a time     no (runs at most inline_bytes of copies, for about inline_us)
  *   ring_run_blocks       the same one             no
  *   ring_cancel           any thread               no
  *   ring_watch            any thread               no
@@ -83,6 +84,7 @@ typedef struct ring_driver {
     void (*copy)(const HcclOneSideOpDesc *, uint32_t, uint64_t);          /* ring_copy() */
     aclError (*copy_async)(void *, size_t, const void *, size_t, aclrtMemcpyKind, aclrtStream);
     const char *(*recent_error)(void);
+    uint64_t (*run_here)(uint64_t);                                       /* softnpu_run_here(), or NULL */
     HcclResult (*get)(HcclComm, uint32_t, HcclOneSideOpDesc *, uint32_t, aclrtStream);
     HcclResult (*put)(HcclComm, uint32_t, HcclOneSideOpDesc *, uint32_t, aclrtStream);
     aclError (*wait_notify)(aclrtNotify, aclrtStream, uint32_t);
@@ -101,6 +103,8 @@ typedef struct ring_options {
     uint64_t background_bytes;            /* window_bytes of RING_BACKGROUND: an urgent program waits for two such windows at most.
                                            * 0: the same as the others                                                        */
     uint32_t background_us;               /* longer background windows are made smaller, down to an eighth; 0: never */
+    uint32_t inline_us;                   /* programs that are expected to take longer do not run in the submitting call; 0: whatever
+                                           * they take, if they have at most 384 ranges */
 } ring_options;
 
 /* tensors x blocks. Range (t, i) is local[t] + local_index[i] * local_stride and the same with remote, `bytes` long;

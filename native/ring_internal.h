@@ -14,6 +14,7 @@ typedef struct ring_stream {
     int fd;                               /* the ring's eventfd, written when layers of a watched program have landed */
     atomic_int wanted;                    /* the most urgent priority in the queue; a hint, as `cancelled` is */
     _Atomic uint64_t next_bytes[RING_PRIORITIES];      /* the most that each queue's first program moves next; 0: none. A hint */
+    atomic_uint slowness;                 /* how slow its programs were so far, in sixteenths; 0: not known. expect.c */
     uint64_t bytes_per_us;                /* how fast windows land; 0: not known. Only the running program uses this and `passed` */
     uint64_t passed[RING_PRIORITIES];     /* bytes that have passed each priority, less what its own shares have paid for */
 } ring_stream;
@@ -25,7 +26,9 @@ typedef struct program {
     int64_t timeout_ms;
     uint64_t window_bytes, total;         /* total: the bytes of all steps */
     bool may_run_inline;
-    bool handed_over;                     /* issued in the submitting call; the worker only waits for the end */
+    bool handed_over;                     /* begun in the submitting call; the worker issues what is left and waits for the end */
+    bool in_call;                         /* it runs in the submitting call, which waits for nothing */
+    bool leaves_rest;                     /* the submitting call would have to wait: the worker issues the rest */
     atomic_bool cancelled;                /* a hint read between ranges; orders nothing */
     ring_completion done;                 /* filled in while the program runs, as is the rest */
     uint32_t step;
@@ -67,6 +70,8 @@ void program_refuse(program *p, int32_t state);   /* completes it without runnin
 void share_note_next(ring_stream *on, int priority, const program *p);   /* p: the first in the queue, or NULL. Hold the lock */
 int  share_due(const ring_stream *on, int than);  /* the least urgent priority whose turn it is, or `than` */
 void share_count(ring_stream *on, program *p);    /* counts what it moved since: it passed others, and pays for its share */
+uint64_t expected_ns(const ring_stream *on, uint64_t ranges, uint64_t bytes);
+void expect_learn(ring_stream *on, const program *p, uint64_t bytes, uint64_t ranges);    /* call it when the program has ended */
 void window_fit(const ring_stream *on, program *p);                     /* makes its windows as large as they may be */
 void window_landed(ring_stream *on, program *p, uint64_t bytes);        /* call it if the next one is under way */
 bool program_run(ring_stream *on, program *p);    /* true: it ended, p->done is complete; false: it gave way, to continue later */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final
 
 from aiodatadist._concurrency.completion import TransferCompletion, TransferReport, TransferState
@@ -12,8 +13,10 @@ from aiodatadist._device.program import Program
 from aiodatadist._device.stream import Stream, StreamTransfer
 from aiodatadist._native.library import ffi, ring
 
-MOST_BLOCKS: Final = 256
-"""The largest number of blocks. For more, the long way costs no more."""
+MOST_BLOCKS: Final = 4096
+"""The largest number of blocks that C accepts in one call. For more, the long way costs no more."""
+FEW_BLOCKS: Final = 256
+"""Calls with at most this number of blocks find everything prepared."""
 
 _LISTS: Final = frozenset({list, tuple, range})
 """Types whose numbers are read one by one. All others must be buffers: an ``array.array`` or a numpy array, for instance."""
@@ -35,8 +38,9 @@ def _packer(count: int) -> Callable[..., bytes]:
     return struct.Struct(f"={count}Q").pack
 
 
-_one_side: Final = [_packer(count) for count in range(2 * MOST_BLOCKS + 1)]
+_one_side: Final = [_packer(count) for count in range(2 * FEW_BLOCKS + 1)]
 _packers: Final = _one_side[::2]
+_packer_of_many = lru_cache(maxsize=256)(_packer)
 
 
 def packed(local: Any, remote: Any) -> tuple[bytes, int] | None:
@@ -52,7 +56,7 @@ def packed(local: Any, remote: Any) -> tuple[bytes, int] | None:
     if not 0 < count <= MOST_BLOCKS or count != len(remote):
         return None
     try:
-        return _packers[count](*local, *remote), count
+        return (_packers[count] if count <= FEW_BLOCKS else _packer_of_many(2 * count))(*local, *remote), count
     except struct.error:
         return None
 
@@ -81,7 +85,7 @@ def _read_numbers(values: Any) -> bytes:
     if len(values) > MOST_BLOCKS:
         return b""
     try:
-        return _one_side[len(values)](*values)
+        return (_one_side[count] if (count := len(values)) <= FEW_BLOCKS else _packer_of_many(count))(*values)
     except struct.error:
         return b""
 
@@ -102,6 +106,7 @@ class BlockRun:
         "_loop_time",
         "_memory",
         "_numbers",
+        "_room",
         "_run",
         "_stream",
         "_timeout_ms",
@@ -110,7 +115,7 @@ class BlockRun:
 
     def __init__(self, stream: Stream, program: Program, local: int, remote: int, timeout_ms: int) -> None:
         steps, _ = program.assemble()
-        numbers, blocks = ffi.new("uint64_t[]", 2 * MOST_BLOCKS), ffi.new("ring_blocks *")
+        numbers, blocks = ffi.new("uint64_t[]", 2 * FEW_BLOCKS), ffi.new("ring_blocks *")
         blocks.on, blocks.step, blocks.numbers = stream.ring, steps, numbers
         blocks.local_limit, blocks.remote_limit = local, remote
         blocks.id, blocks.timeout_ms = stream.new_number(), timeout_ms
@@ -121,6 +126,7 @@ class BlockRun:
         self._loop_time = stream.loop_time
         self._memory = ffi.buffer(blocks)
         self._numbers = ffi.buffer(numbers)
+        self._room = FEW_BLOCKS
         self._run = ring.ring_run_blocks
         self._stream = stream
         self._timeout_ms = timeout_ms
@@ -134,6 +140,8 @@ class BlockRun:
         """
         if self._is_spent or not self._stream.may_run_at_once:
             return None
+        if count > self._room:
+            self._grow(count)
         # a copy, because C reads it later if it queues the program
         self._numbers[: len(numbers)] = numbers
         status = self._run(self._blocks, count)
@@ -145,6 +153,13 @@ class BlockRun:
         if state:
             return self._take_up(True)
         return _new(TransferReport, (nbytes, ranges, (started - submitted) / 1e9, (finished - started) / 1e9))
+
+    def _grow(self, count: int) -> None:
+        """Make room for twice this number of blocks, or as many as there can be."""
+        self._room = min(2 * count, MOST_BLOCKS)
+        numbers = ffi.new("uint64_t[]", 2 * self._room)
+        self._blocks.numbers, self._numbers = numbers, ffi.buffer(numbers)
+        self.program.keep(numbers)
 
     def _take_up(self, has_ended: bool) -> StreamTransfer:
         """Return the transfer. From now on this cannot run again, because C may still read everything that it has."""

@@ -25,7 +25,9 @@ class StreamLimits:
         background: seconds that such a smaller window may take: a slow link has smaller ones, but at least an eighth of
             the quarter.
         inline: programs up to this number of bytes run in the submitting call if the stream is idle: waking another
-            core costs about 70 us, twice what copying 256 KiB does. 0 on an NPU, where a call's cost is not known.
+            core, and being woken, costs about 100 us, as much as copying a MiB does. 0 on an NPU, where a call's cost
+            is not known.
+        inline_seconds: programs that are expected to take longer do not: by their ranges, and by what earlier ones took.
         patience: seconds from a cancellation to the abort. Two windows take about 2 ms at memory speed, 5 ms at 25
             Gbit/s.
         abort: seconds that the abort may take: at least 15 ms on an NPU, and a minute at most.
@@ -36,7 +38,8 @@ class StreamLimits:
     is_serial: bool = False
     window: int = 8 << 20
     background: float = 150e-6
-    inline: int = 256 << 10
+    inline: int = 8 << 20
+    inline_seconds: float = 350e-6
     patience: float = 0.03
     abort: float = 60.0
     grace: float = 1.0
@@ -77,6 +80,7 @@ def open_device_ring(runtime: Runtime, context: Handle, limits: StreamLimits) ->
     options.background_us = round(1e6 * limits.background)
     options.window_bytes = limits.window
     options.inline_bytes = limits.inline if runtime.is_soft else 0
+    options.inline_us = round(1e6 * limits.inline_seconds)
     options.grace_ms = max(1, round(limits.grace * 1000))
     options.patience_ms = max(1, round(limits.patience * 1000))
     options.abort_ms = max(1, round(limits.abort * 1000))

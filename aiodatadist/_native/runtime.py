@@ -346,6 +346,8 @@ class Runtime:
         for slot, name in names.items():
             setattr(driver, slot, self._pointer(self.acl, name))
         driver.copy = ring_copy
+        if self.is_soft:
+            driver.run_here = self._pointer(self.acl, "softnpu_run_here")
         if self.has_notifies:
             driver.wait_notify = self._pointer(self.acl, "aclrtWaitAndResetNotify")
             driver.record_notify = self._pointer(self.acl, "aclrtRecordNotify")

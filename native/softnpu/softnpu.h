@@ -79,6 +79,11 @@ int softnpu_is_private(void *addr, uint64_t size);
 /* Returns the hardware that softnpu imitates, from SOFTNPU_STRICT at aclInit: 0 none, 1 `hccs`, 2 `roce`, 3 `aicpu`. */
 int softnpu_strictness(void);
 
+/* Work of at most this many bytes that the calling thread submits from now on runs in it, if its stream is idle, even if it is more
+ * than SOFTNPU_INLINE_BYTES: for a thread that would only wait for it. With SOFTNPU_INLINE_BYTES=0 nothing runs so. Returns what was
+ * said before, at first 0. */
+uint64_t softnpu_run_here(uint64_t bytes);
+
 /* Returns the number of threads that share a large copy, from SOFTNPU_COPIERS at aclInit or its default. */
 int softnpu_copiers(void);
 

@@ -380,5 +380,5 @@ static inline const char *fake_recent_error(void)
 static const ring_driver fake_driver = {
     fake_set_context, fake_get_context, fake_create_stream, fake_destroy_stream, fake_abort, fake_sync_stream, fake_query,
     fake_query_event, fake_wait_event, fake_create_event, fake_destroy_event, fake_record_event, fake_sync_event, fake_copy, fake_copy_async,
-    fake_recent_error, fake_get, fake_put, NULL, NULL,
+    fake_recent_error, NULL, fake_get, fake_put, NULL, NULL,
 };

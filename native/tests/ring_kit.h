@@ -57,12 +57,12 @@ static inline ring *open_ring_with(ring_options options)
 
 static inline ring *open_patient_ring(uint32_t depth, uint64_t window_bytes, uint64_t inline_bytes, int64_t grace_ms, int64_t patience_ms)
 {
-    return open_ring_with((ring_options){ depth, window_bytes, inline_bytes, grace_ms, patience_ms, PATIENCE_MS, 0, 0, 0 });
+    return open_ring_with((ring_options){ depth, window_bytes, inline_bytes, grace_ms, patience_ms, PATIENCE_MS, 0, 0, 0, 0 });
 }
 
 static inline ring *open_aborting_ring(uint32_t depth, uint64_t window_bytes, int64_t grace_ms, int64_t abort_ms)
 {
-    return open_ring_with((ring_options){ depth, window_bytes, 0, grace_ms, 0, abort_ms, 0, 0, 0 });
+    return open_ring_with((ring_options){ depth, window_bytes, 0, grace_ms, 0, abort_ms, 0, 0, 0, 0 });
 }
 
 static inline ring *open_ring(uint32_t depth, uint64_t window_bytes, uint64_t inline_bytes, int64_t grace_ms)

@@ -19,5 +19,5 @@ static inline int submit_as(ring *r, int priority, uint64_t id, const script *s,
 
 static inline ring *open_for(uint32_t depth, uint64_t inline_bytes, int64_t grace_ms)
 {
-    return open_ring_with((ring_options){ depth, WINDOW, inline_bytes, grace_ms, 0, PATIENCE_MS, 0, RANGE, 0 });
+    return open_ring_with((ring_options){ depth, WINDOW, inline_bytes, grace_ms, 0, PATIENCE_MS, 0, RANGE, 0, 0 });
 }

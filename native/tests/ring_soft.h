@@ -9,7 +9,7 @@ enum { PATIENCE_MS = 30000 };
 static const ring_driver soft_driver = {
     aclrtSetCurrentContext, aclrtGetCurrentContext, aclrtCreateStreamWithConfig, aclrtDestroyStream, aclrtStreamAbort,
     aclrtSynchronizeStreamWithTimeout, aclrtStreamQuery, aclrtQueryEventStatus, aclrtStreamWaitEvent, aclrtCreateEventExWithFlag, aclrtDestroyEvent,
-    aclrtRecordEvent, aclrtSynchronizeEventWithTimeout, ring_copy, aclrtMemcpyAsync, aclGetRecentErrMsg, HcclBatchGet, HcclBatchPut,
+    aclrtRecordEvent, aclrtSynchronizeEventWithTimeout, ring_copy, aclrtMemcpyAsync, aclGetRecentErrMsg, softnpu_run_here, HcclBatchGet, HcclBatchPut,
     aclrtWaitAndResetNotify, aclrtRecordNotify,
 };
 
@@ -17,7 +17,7 @@ static inline ring *open_ring(uint64_t window_bytes, uint64_t inline_bytes, int6
 {
     ring *r = NULL;
     aclrtContext context;
-    ring_options options = { 16, window_bytes, inline_bytes, grace_ms, 0, 60000, 0, 0, 0 };
+    ring_options options = { 16, window_bytes, inline_bytes, grace_ms, 0, 60000, 0, 0, 0, 0 };
     CHECK_OK(aclrtGetCurrentContext(&context));
     CHECK_OK(ring_open(&soft_driver, context, &options, &r));
     if (!r)

@@ -38,6 +38,34 @@ TEST(test_small_work_on_an_idle_stream_needs_no_thread)
     CHECK_OK(aclrtFree(device));
 }
 
+TEST(test_a_thread_that_would_only_wait_does_the_work_itself)
+{
+    enum { LARGE = 4 << 20 };
+    softnpu_counters before, after;
+    aclrtStream stream = new_stream();
+    char *device = device_bytes(LARGE);
+    CHECK_EQ(softnpu_run_here(LARGE), 0);
+    softnpu_get_counters(&before);
+    CHECK_OK(aclrtMemsetAsync(device, LARGE, 5, LARGE, stream));
+    CHECK_EQ(device[LARGE - 1], 5);                         /* done already */
+    softnpu_get_counters(&after);
+    CHECK_EQ(after.tasks_inline, before.tasks_inline + 1);
+    gate held = GATE;
+    CHECK_OK(aclrtLaunchHostFunc(stream, gate_hold, &held));
+    CHECK_OK(aclrtMemsetAsync(device, LARGE, 6, LARGE, stream));            /* behind other work it waits as ever */
+    CHECK_EQ(device[LARGE - 1], 5);
+    gate_open(&held);
+    CHECK_OK(aclrtSynchronizeStream(stream));
+    CHECK_EQ(device[LARGE - 1], 6);
+    CHECK_EQ(softnpu_run_here(0), LARGE);
+    softnpu_get_counters(&before);
+    CHECK_OK(aclrtMemsetAsync(device, LARGE, 7, LARGE, stream));
+    softnpu_get_counters(&after);
+    CHECK_EQ(after.tasks_queued, before.tasks_queued + 1);
+    CHECK_OK(aclrtDestroyStream(stream));
+    CHECK_OK(aclrtFree(device));
+}
+
 TEST(test_workers_end_with_their_streams)
 {
     softnpu_counters before, during, after;
@@ -210,6 +238,7 @@ int main(void)
     CHECK_OK(aclrtSetDevice(0));
     RUN(test_work_runs_in_order_of_submission);
     RUN(test_small_work_on_an_idle_stream_needs_no_thread);
+    RUN(test_a_thread_that_would_only_wait_does_the_work_itself);
     RUN(test_workers_end_with_their_streams);
     RUN(test_workers_are_deaf_to_signals_named_and_in_context);
     RUN(test_timeout_leaves_the_work_running);

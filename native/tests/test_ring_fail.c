@@ -104,7 +104,7 @@ TEST(test_every_call_of_an_inline_run_may_fail_at_any_time)
 TEST(test_ring_does_not_open_without_its_stream_and_events)
 {
     static const struct { int call; uint64_t n; } faults[] = { { SET_CONTEXT, 1 }, { CREATE_STREAM, 1 }, { CREATE_EVENT, 1 }, { CREATE_EVENT, 2 } };
-    ring_options options = { 4, 100, 0, 100, 0, 0, 0, 0, 0 };
+    ring_options options = { 4, 100, 0, 100, 0, 0, 0, 0, 0, 0 };
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         ring *r = NULL;
         fake_reset();

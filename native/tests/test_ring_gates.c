@@ -26,7 +26,7 @@ static aclError record_notify(aclrtNotify notify, aclrtStream stream)
 static ring *open_gated(void)
 {
     ring_driver driver = fake_driver;
-    ring_options options = { 4, 1 << 20, 0, PATIENCE_MS, 0, PATIENCE_MS, 0, 0, 0 };
+    ring_options options = { 4, 1 << 20, 0, PATIENCE_MS, 0, PATIENCE_MS, 0, 0, 0, 0 };
     ring *r = NULL;
     driver.wait_notify = wait_notify;
     driver.record_notify = record_notify;

@@ -322,9 +322,9 @@ TEST(test_nonsense_is_refused)
     CHECK_EQ(ring_submit(r, 1, s.steps, 1, 1000, &ran), RING_RAN);
     close_ring(r);
 
-    static const ring_options bad[] = { { 0, 1, 1, 1, 0, 0, 0, 0, 0 }, { 1, 0, 1, 1, 0, 0, 0, 0, 0 }, { 1, 1, 1, 0, 0, 0, 0, 0, 0 },
-                                        { 1, 1, 1, INT32_MAX + 1ll, 0, 0, 0, 0, 0 }, { 1, 1, 1, 1, -1, 0, 0, 0, 0 },
-                                        { 1, 1, 1, 1, 0, -1, 0, 0, 0 } };
+    static const ring_options bad[] = { { 0, 1, 1, 1, 0, 0, 0, 0, 0, 0 }, { 1, 0, 1, 1, 0, 0, 0, 0, 0, 0 }, { 1, 1, 1, 0, 0, 0, 0, 0, 0, 0 },
+                                        { 1, 1, 1, INT32_MAX + 1ll, 0, 0, 0, 0, 0, 0 }, { 1, 1, 1, 1, -1, 0, 0, 0, 0, 0 },
+                                        { 1, 1, 1, 1, 0, -1, 0, 0, 0, 0 } };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         CHECK_EQ(ring_open(&fake_driver, HOME, &bad[i], &none), ACL_ERROR_INVALID_PARAM);
     CHECK(!none);
@@ -354,7 +354,7 @@ TEST(test_blocks_run_at_once_or_nothing_is_done)
     ring_blocks repeated = b;
     repeated.numbers = twice;
     CHECK_EQ(ring_run_blocks(&repeated, 2), RING_OUTSIDE);
-    CHECK_EQ(ring_run_blocks(&b, 257), RING_LATER);
+    CHECK_EQ(ring_run_blocks(&b, 4097), RING_LATER);
     CHECK_EQ(fake.logged, logged);
     script_copy(&big, 3, 4, 4096);
     CHECK_EQ(submit(r, 9, &big, 1000), RING_QUEUED);

@@ -316,7 +316,7 @@ TEST(test_layers_give_way_and_what_landed_is_told)
 
 static ring *open_serial(void)
 {
-    return open_ring_with((ring_options){ 3, WINDOW, 0, GRACE_MS, 0, PATIENCE_MS, 1, RANGE, 0 });
+    return open_ring_with((ring_options){ 3, WINDOW, 0, GRACE_MS, 0, PATIENCE_MS, 1, RANGE, 0, 0 });
 }
 
 TEST(test_what_gave_way_to_an_unclean_program_is_given_back_first)

@@ -172,6 +172,7 @@ static void play(uint64_t seed)
     options.depth = 1 + (uint32_t)below(&n->random, 16);
     options.window_bytes = 30 + below(&n->random, 500);
     options.background_bytes = options.window_bytes / 4;
+    options.inline_us = seed % 5 ? 1000 : 0;
     n->r = open_ring_with(options);
     pthread_create(&device, NULL, be_the_device, n);
     pthread_create(&canceller, NULL, cancel_some, n);

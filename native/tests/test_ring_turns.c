@@ -10,7 +10,7 @@ static uint64_t last_window(uint32_t background_us)
     script s = { 0 };
     fake_reset();
     fake_hold();
-    ring *r = open_ring_with((ring_options){ 4, LARGE, 0, PATIENCE_MS, 0, PATIENCE_MS, 1, LARGE, background_us });
+    ring *r = open_ring_with((ring_options){ 4, LARGE, 0, PATIENCE_MS, 0, PATIENCE_MS, 1, LARGE, background_us, 0 });
     script_copy(&s, 1, 1, WINDOWS_IN_ALL * LARGE);
     CHECK_EQ(submit_as(r, RING_BACKGROUND, 1, &s, PATIENCE_MS), RING_QUEUED);
     for (uint64_t window = 1; window <= WINDOWS_IN_ALL / 2; window++) {
@@ -60,7 +60,7 @@ TEST(test_background_layers_that_gave_way_go_on_in_windows)
     ring_completion ran;
     fake_reset();
     fake_hold();
-    ring *r = open_ring_with((ring_options){ 4, LARGE, 0, PATIENCE_MS, 0, PATIENCE_MS, 0, LARGE, 1 });
+    ring *r = open_ring_with((ring_options){ 4, LARGE, 0, PATIENCE_MS, 0, PATIENCE_MS, 0, LARGE, 1, 0 });
     script_copy(&urgent, 2, 6, LARGE);
     CHECK_EQ(ring_submit_as(r, RING_BACKGROUND, 1, &step, 1, PATIENCE_MS, &ran), RING_QUEUED);
     fake_reached(SYNC_STREAM, 1);

@@ -372,6 +372,22 @@ MUTANTS = (
         chaos="checksum",
     ),
     Mutant(
+        "a-call-that-keeps-its-caller",
+        "a submitting call that takes longer than expected leaves the rest to the worker",
+        "native/program.c",
+        "        p->leaves_rest = is_taking_long(on, p);\n",
+        "        (void)is_taking_long;\n",
+        ("tests/unit/test_stream.py",),
+    ),
+    Mutant(
+        "a-part-told-as-the-whole",
+        "a transfer whose rest was left to the worker is under way",
+        "native/program.c",
+        "    bool finished = !p->leaves_rest && (",
+        "    bool finished = (",
+        ("tests/unit/test_stream.py",),
+    ),
+    Mutant(
         "gate-ignored",
         "a layer leaves when its gate has opened",
         "native/program.c",

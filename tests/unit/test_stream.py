@@ -1,14 +1,15 @@
-"""The ends of transfers are told in the order in which they were submitted."""
+"""The ends of transfers are told in the order in which they were submitted, and small ones end in the submitting call."""
 
 from __future__ import annotations
 
 import ctypes
 from array import array
 
-from aiodatadist._device import CopyKind, Device, Program, StreamTransfer
+from aiodatadist._concurrency.completion import TransferState
+from aiodatadist._device import CopyKind, Device, Program, StreamLimits, StreamTransfer
 from aiodatadist._values.grid import Grid
 
-LARGE, SMALL = 8 << 20, 64
+LARGE, SMALL = 16 << 20, 64
 """Bytes: for the worker, and for the submitting call."""
 
 
@@ -42,4 +43,40 @@ async def test_what_a_callback_submits_ends_after_what_was_submitted_before() ->
         await second.wait()
         await small[0].wait()
         assert told == [1, 2, 3]
+        await stream.aclose()
+
+
+def scattered(device: Device, ranges: int, nbytes: int) -> tuple[Program, memoryview]:
+    """Return a copy of every other block of one allocation to another one, and the bytes of the latter."""
+    source, target = (device.allocate(2 * ranges * nbytes) for _ in range(2))
+    source.view()[:] = b"x" * source.nbytes
+    target.view()[:] = bytes(target.nbytes)
+    numbers = array("Q", range(0, 2 * ranges, 2))
+    program = Program()
+    ends = [array("Q", [memory.address]) for memory in (target, source)]
+    program.copy(CopyKind.DEVICE_TO_DEVICE, Grid(ends[0], ends[1], numbers, numbers, nbytes, nbytes, nbytes, nbytes))
+    return program, target.view()
+
+
+async def test_many_ranges_end_in_the_submitting_call() -> None:
+    async with await Device.open(0, StreamLimits(inline_seconds=60)) as device:
+        stream = device.open_stream("many")
+        program, target = scattered(device, 2000, 16)
+        transfer = stream.submit(program, 10)
+        assert (transfer.state, transfer.nbytes, transfer.ranges) == (TransferState.DONE, 32000, 2000)
+        assert target == (b"x" * 16 + bytes(16)) * 2000
+        del target
+        await stream.aclose()
+
+
+async def test_a_call_that_takes_longer_than_expected_leaves_the_rest_to_the_worker() -> None:
+    async with await Device.open(0, StreamLimits(inline_seconds=1e-6)) as device:
+        stream = device.open_stream("rest")
+        program, target = scattered(device, 384, 16)
+        transfer = stream.submit(program, 10)
+        assert not transfer.is_done
+        await transfer.wait()
+        assert (transfer.state, transfer.nbytes, transfer.ranges) == (TransferState.DONE, 6144, 384)
+        assert target == (b"x" * 16 + bytes(16)) * 384
+        del target
         await stream.aclose()

@@ -70,6 +70,8 @@ typedef struct soft_span {
     int fd; uint64_t fd_offset;                             /* shareable backing (memfd, sealed against shrinking), or -1: private memory */
 } soft_span;
 bool soft_span_of(const void *addr, uint64_t size, soft_span *span);  /* does [addr, addr+size) lie inside one range? */
+/* The same. `span` is what it gave a moment ago in the same check of many ranges, or zero: most are in the same allocation. */
+bool soft_span_again(const void *addr, uint64_t size, soft_span *span);
 int  soft_mem_adopt(void *addr, uint64_t size, int placement);
 int  soft_mem_release(void *addr, uint64_t size);
 int  soft_mem_import(int fd, uint64_t fd_offset, uint64_t size, int placement, bool writable, void **addr); /* maps, touches nothing; checks size and seals */

@@ -170,10 +170,25 @@ static aclError start_worker(soft_stream *stream)           /* locked */
     return ACL_SUCCESS;
 }
 
+static _Thread_local uint64_t run_here;                     /* what softnpu_run_here() was told in this thread */
+
+uint64_t softnpu_run_here(uint64_t bytes)
+{
+    uint64_t before = run_here;
+    run_here = bytes;
+    return before;
+}
+
+static bool is_small(const soft_task *task)
+{
+    uint64_t usual = soft_setting.inline_bytes;
+    return task->bytes <= usual || (usual && task->bytes <= run_here && task->bytes != SOFT_MAY_BLOCK);
+}
+
 static bool runs_here(const soft_stream *stream, const soft_task *task)   /* locked */
 {
     const soft_exec_fault *fault = &task->fault;
-    bool is_quick = task->bytes <= soft_setting.inline_bytes && !fault->hang && !fault->delay_ms && !fault->hold && !fault->half;
+    bool is_quick = is_small(task) && !fault->hang && !fault->delay_ms && !fault->hold && !fault->half;
     return is_quick && !stream->running && !stream->head;
 }
 

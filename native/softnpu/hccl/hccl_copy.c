@@ -45,10 +45,10 @@ static fault look_up(const hccl_transfer *transfer)
 /* Memory may have been freed while the task was queued. */
 static aclError check_ranges(const hccl_transfer *transfer)
 {
-    soft_span span;
+    soft_span span = {0};
     for (uint32_t i = 0; i < transfer->count; i++) {
         const hccl_copy *copy = &transfer->copies[i];
-        if (!soft_span_of(copy->local, copy->bytes, &span))
+        if (!soft_span_again(copy->local, copy->bytes, &span))
             return soft_error(ACL_ERROR_RT_PARAM_INVALID, "local memory at %p was freed before the transfer ran",
                               (void *)copy->local);
     }

@@ -26,11 +26,10 @@ static HcclResult check_call(const batch_call *call, const hccl_comm *comm)
 }
 
 /* Under the communicator's lock. */
-static HcclResult check_local(const batch_call *call, uint32_t i, const hccl_comm *comm, hccl_copy *copy)
+static HcclResult check_local(const batch_call *call, uint32_t i, const hccl_comm *comm, soft_span *span, hccl_copy *copy)
 {
     const HcclOneSideOpDesc *desc = &call->desc[i];
     const hccl_regions *offered = &comm->peers[call->rank].offered;
-    soft_span span = {0};
     if (!desc->localAddr || !desc->remoteAddr)
         return soft_hccl_error(HCCL_E_PTR, "%s: item %u: %s is NULL", call->function, i,
                                desc->localAddr ? "remoteAddr" : "localAddr");
@@ -41,11 +40,11 @@ static HcclResult check_local(const batch_call *call, uint32_t i, const hccl_com
                                        : HCCL_SUCCESS;
     if (code)
         return code;
-    if (copy->bytes && !soft_span_of(desc->localAddr, copy->bytes, &span))
+    if (copy->bytes && !soft_span_again(desc->localAddr, copy->bytes, span))
         return soft_hccl_error(HCCL_E_PARA, "%s: item %u: %llu bytes at %p are not within one known range of this process",
                                call->function, i, (unsigned long long)copy->bytes, desc->localAddr);
     copy->local = desc->localAddr;
-    copy->local_range = span.base;
+    copy->local_range = copy->bytes ? span->base : 0;
     return HCCL_SUCCESS;
 }
 
@@ -70,11 +69,11 @@ static HcclResult check_remote(const batch_call *call, uint32_t i, const hccl_pe
     return HCCL_SUCCESS;
 }
 
-/* Under the communicator's lock. */
-static HcclResult check_item(const batch_call *call, uint32_t i, const hccl_comm *comm, hccl_copy *copy)
+/* Under the communicator's lock. `span`: where the item before it is, or zero. */
+static HcclResult check_item(const batch_call *call, uint32_t i, const hccl_comm *comm, soft_span *span, hccl_copy *copy)
 {
     *copy = (hccl_copy){0};
-    HcclResult code = check_local(call, i, comm, copy);
+    HcclResult code = check_local(call, i, comm, span, copy);
     return code ? code : check_remote(call, i, &comm->peers[call->rank], copy);
 }
 
@@ -101,10 +100,11 @@ static void lead(const hccl_comm *comm, hccl_transfer *transfer)
 static HcclResult check_items(const batch_call *call, hccl_comm *comm, hccl_transfer *transfer)
 {
     HcclResult code = HCCL_SUCCESS;
+    soft_span span = {0};
     pthread_mutex_lock(&comm->lock);
     for (uint32_t i = 0; !code && i < call->count; i++) {
         hccl_copy copy;
-        code = check_item(call, i, comm, &copy);
+        code = check_item(call, i, comm, &span, &copy);
         if (!code)
             hccl_transfer_add(transfer, copy);
     }
@@ -135,9 +135,10 @@ static HcclResult post_items(const batch_call *call, hccl_comm *comm, hccl_posti
 {
     HcclResult code = HCCL_SUCCESS;
     for (uint32_t i = 0; !code && i < call->count; i++) {
+        soft_span span = {0};
         hccl_copy copy;
         pthread_mutex_lock(&comm->lock);
-        code = check_item(call, i, comm, &copy);
+        code = check_item(call, i, comm, &span, &copy);
         pthread_mutex_unlock(&comm->lock);
         if (!code)
             code = hccl_post_item(posting, &copy);
@@ -176,9 +177,10 @@ static HcclResult note_items(const batch_call *call, hccl_comm *comm, hccl_unfol
 {
     HcclResult code = HCCL_SUCCESS;
     for (uint32_t i = 0; !code && i < call->count; i++) {
+        soft_span span = {0};
         hccl_copy copy;
         pthread_mutex_lock(&comm->lock);
-        code = check_item(call, i, comm, &copy);
+        code = check_item(call, i, comm, &span, &copy);
         pthread_mutex_unlock(&comm->lock);
         if (!code)
             hccl_unfolding_note(unfolding, i, &copy);

@@ -151,6 +151,14 @@ bool soft_span_of(const void *addr, uint64_t size, soft_span *span)
     return true;
 }
 
+bool soft_span_again(const void *addr, uint64_t size, soft_span *span)
+{
+    uint64_t offset = (uintptr_t)addr - span->base;
+    if (size && (uintptr_t)addr >= span->base && offset < span->size && size <= span->size - offset)
+        return true;
+    return soft_span_of(addr, size, span);
+}
+
 bool soft_map_is_ordinary(const void *addr)
 {
     soft_range range;
