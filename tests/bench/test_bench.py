@@ -115,6 +115,15 @@ def test_layered_on_uvloop_and_inside_one_process() -> None:
         assert row.wrong == []
 
 
+def test_the_report_says_how_bytes_travelled() -> None:
+    for transport, way in (("auto", "hccl"), ("tcp", "tcp")):
+        done = bench(*SHORT, "4KiB", "--transport", transport, "--json", "-")
+        assert done.returncode == 0, done.stderr
+        report = BenchReport.model_validate_json(done.stdout)
+        assert report.ran.transport == way
+        assert report.rows[0].wrong == []
+
+
 def test_two_commands_one_after_the_other_and_at_the_same_time(tmp_path: Path) -> None:
     """Run initiators as on two machines. The owner stays, whatever becomes of them."""
     with owner("--listen", "127.0.0.1:0") as (process, address):

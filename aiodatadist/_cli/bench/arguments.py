@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 OPS = ("pull", "push", "layered", "copy")
 MEMORIES = ("pool", "user", "host")
+TRANSPORTS = ("auto", "hccl", "tcp", "loopback")
 AGAINST = ("memcpy", "process_vm", "nixl", "mooncake")
 SIZES = "16KiB,64KiB,256KiB,1MiB,2MiB"
 
@@ -61,7 +62,10 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
         "--auth-key-file", type=Path, metavar="FILE", help="a secret of both ends; needed beyond loopback"
     )
     ends.add_argument(
-        "--transport", choices=("hccl", "loopback"), default="hccl", help="loopback: inside one process (hccl)"
+        "--transport",
+        choices=TRANSPORTS,
+        default="auto",
+        help="auto: HCCL where it reaches the other end, or else TCP; loopback: inside one process (auto)",
     )
     add_loop(ends, "asyncio", "event loop (asyncio)")
     add_place_arguments(ends)
@@ -188,6 +192,7 @@ def _fill_in(arguments: argparse.Namespace) -> None:
 def _owner_arguments(arguments: argparse.Namespace) -> list[str]:
     """Return the arguments for the owner that ``--role both`` starts: the common ones, and the owner's half of the others."""
     given = ["--role", "prefill", "--listen", arguments.listen or "127.0.0.1:0", "--loop", arguments.loop]
+    given += ["--transport", arguments.transport]
     if arguments.auth_key_file is not None:
         given += ["--auth-key-file", str(arguments.auth_key_file)]
     return given + first_place(arguments)

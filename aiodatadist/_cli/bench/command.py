@@ -123,6 +123,8 @@ async def measure_cases(options: BenchOptions, cases: list[Case]) -> BenchReport
                 await _rows(datadist, owner, options, cases, rows)
             except (LLMException, CommandError, ExceptionGroup) as error:
                 failure = str(_one_line(error))
+            finally:
+                ran = ran.model_copy(update={"transport": owner.way or ran.transport})
     except asyncio.CancelledError:
         if not rows:
             raise

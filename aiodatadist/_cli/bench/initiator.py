@@ -61,11 +61,13 @@ class RemoteOwner:
 
     Attributes:
         address: the address on which it listens.
+        way: how the bytes of the last link to it travelled; empty if there was none.
     """
 
     def __init__(self, datadist: LLMDataDist, cluster_id: int, address: tuple[str, int]) -> None:
         self.cluster_id = cluster_id
         self.address = address
+        self.way = ""
         self._datadist = datadist
         self._answers = datadist.notifications()
         self._peer = LLMClusterInfo(cluster_id)
@@ -77,6 +79,7 @@ class RemoteOwner:
         status, _ = await self._datadist.link_clusters([self._peer], LINK_MILLISECONDS)
         if status is not LLMStatusCode.LLM_SUCCESS:
             raise CommandError(f"no link to the owner at {self.address[0]}:{self.address[1]}: {status.name}")
+        self.way = next((link.transport for link in self._datadist.statistics().links), "")
         try:
             yield
         finally:

@@ -97,7 +97,7 @@ class Ran(BaseModel):
             figure.
         libraries: the libraries that were opened.
         chip: the vendor's name of it.
-        transport: ``hccl``, or ``loopback``.
+        transport: how the bytes of the link travelled: ``hccl``, ``tcp`` or ``loopback``. Without a link, the option.
         device: of the initiator.
     """
 

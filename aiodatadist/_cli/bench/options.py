@@ -50,7 +50,7 @@ class BenchOptions:
     batch: int | None = None
     concurrency: int = 1
     seed: int = 0
-    transport: Literal["hccl", "loopback"] = "hccl"
+    transport: Literal["auto", "hccl", "tcp", "loopback"] = "auto"
     loop: Literal["asyncio", "uvloop"] = "asyncio"
     lengths: Lengths = field(default_factory=Lengths)
     places: list[Place] = field(default_factory=lambda: [Place(device=0), Place(device=1)])

@@ -21,15 +21,24 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from aiodatadist._cli.demo import timeline
 from aiodatadist._cli.demo.figures import figures_of, layered_table, table, v1_table, warm_of
-from aiodatadist._cli.demo.messages import REPORT, Failed, Finished, Job, Prefilled, Progress, Receiving
+from aiodatadist._cli.demo.messages import (
+    REPORT,
+    Failed,
+    FarJob,
+    Finished,
+    Job,
+    Met,
+    Prefilled,
+    Progress,
+    Receiving,
+    TransportChoice,
+)
 from aiodatadist._cli.demo.prompt import Prompt, load_prompt, shown
 from aiodatadist._cli.kit.children import Child, Command, environment, module_command, open_child
 from aiodatadist._cli.kit.errors import CommandError, wrong_input
 from aiodatadist._cli.kit.place import Place
 from aiodatadist._cli.kit.screen import Screen, open_screen
 from aiodatadist._cli.kit.text import cut, wrapped
-
-MAX_TOKENS = 1024
 
 _BLAME = 0.3
 """Seconds for which one child's error waits for the death of the other child, which would explain it."""
@@ -83,6 +92,15 @@ class DemoOptions:
     trace: Path | None = None
     prefill_at: Place = field(default_factory=Place)
     decode_at: Place = field(default_factory=partial(Place, device=1))
+    transport: TransportChoice = "auto"
+    listen: str | None = None
+    peer: tuple[str, int] | None = None
+    key_file: Path | None = None
+
+    @property
+    def is_far(self) -> bool:
+        """True if only one half of the demo is on this machine."""
+        return self.listen is not None or self.peer is not None
 
 
 def worker_command(name: str) -> Sequence[str]:
@@ -104,22 +122,14 @@ def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
         raise wrong_input("--v1 and --layered are two demos: choose one")
     if options.plot:
         timeline.check_plot()
-    prompt = load_prompt(options.prompt)
-    job = Job(
-        prompt=prompt.text.decode("latin-1"),
-        tokens=options.tokens,
-        seed=options.seed,
-        port=options.port,
-        layered=options.layered,
-        v1=options.v1,
-        prefill_at=options.prefill_at,
-        decode_at=options.decode_at,
-    )
+    prompt = None if options.peer is not None else load_prompt(options.prompt)
+    job = None if prompt is None else _job(options, prompt)
     with open_screen(sys.stdout, silent=options.json) as screen:
-        for line in wrapped(f"prompt: {prompt.describe()}", 8):
-            screen.line(line)
+        if prompt is not None:
+            for line in wrapped(f"prompt: {prompt.describe()}", 8):
+                screen.line(line)
         try:
-            finished = anyio.run(conduct, job, screen, command)
+            finished = anyio.run(_conduct, options, job, screen, command)
         except KeyboardInterrupt:
             raise CommandError(screen.interrupted(), exit_code=130) from None
     _show(job, finished, screen)
@@ -130,6 +140,72 @@ def run_demo(options: DemoOptions, command: Command = worker_command) -> int:
     if options.json:
         print(json.dumps(_summary(prompt, job, finished), indent=2))
     return 0 if finished.kv_equal and finished.text == finished.reference else 1
+
+
+def _job(options: DemoOptions, prompt: Prompt) -> Job:
+    return Job(
+        prompt=prompt.text.decode("latin-1"),
+        tokens=options.tokens,
+        seed=options.seed,
+        port=options.port,
+        layered=options.layered,
+        v1=options.v1,
+        transport=options.transport,
+        prefill_at=options.prefill_at,
+        decode_at=options.decode_at,
+    )
+
+
+async def _conduct(options: DemoOptions, job: Job | None, screen: Screen, command: Command) -> Finished:
+    if not options.is_far:
+        assert job is not None
+        return await conduct(job, screen, command)
+    far = FarJob(
+        listen=options.listen or "",
+        peer=options.peer,
+        key_file=str(options.key_file or ""),
+        transport=options.transport,
+        place=options.prefill_at,
+        job=job,
+    )
+    return await conduct_far(far, screen, command)
+
+
+async def conduct_far(far: FarJob, screen: Screen, command: Command) -> Finished:
+    """Run the half of the demo that is on this machine; it has ended when this returns or raises.
+
+    Raises:
+        WorkerError: if it died or gave up.
+        BrokenPipeError: if the screen is no longer read.
+    """
+    name = "decode" if far.job is None else "prefill"
+    async with open_child(name, command(f"{name}-far"), env=environment()) as child:
+        end: Finished | WorkerError | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(child.keep_last_words)
+            await child.order(far)
+            end = await _far_end(child, screen)
+            tasks.cancel_scope.cancel()
+        if isinstance(end, WorkerError):
+            raise end
+        assert end is not None
+        return end
+
+
+async def _far_end(child: Child, screen: Screen) -> Finished | WorkerError:
+    """Show a worker's reports until it has finished, failed or died."""
+    async for report in child.reports(REPORT):
+        match report:
+            case Progress():
+                screen.show(report.phase, report.done, report.total)
+            case Met():
+                for line in wrapped(report.words, 2):
+                    screen.line(line)
+            case Finished():
+                return report
+            case Failed():
+                return WorkerError.reported(child, report)
+    return await WorkerError.of(child)
 
 
 async def conduct(job: Job, screen: Screen, command: Command) -> Finished:
@@ -194,10 +270,11 @@ async def _follow(
     await ends.send(await WorkerError.of(child))
 
 
-def _show(job: Job, finished: Finished, screen: Screen) -> None:
-    """Show the text, the table and the verdict."""
+def _show(job: Job | None, finished: Finished, screen: Screen) -> None:
+    """Show the text, the table and the verdict. Without a job, the prompt is not known here."""
     screen.line("the text continues (untrained weights: it is gibberish, but always the same):")
-    for line in (*cut(shown(job.prompt[-40:]), "  ..."), *cut(shown(finished.text), "  >>>")):
+    read = () if job is None else cut(shown(job.prompt[-40:]), "  ...")
+    for line in (*read, *cut(shown(finished.text), "  >>>")):
         screen.line(line)
     if finished.layers:
         screen.line("layers: # computed by prefill, > on the way into decode's cache;")
@@ -209,7 +286,7 @@ def _show(job: Job, finished: Finished, screen: Screen) -> None:
         rows = table(figures_of(finished.pulls), warm_of(finished.warm), finished.runtime)
     if finished.layers:
         rows = layered_table(finished.pulls[0], len(finished.layers), finished.runtime)
-    if job.v1:
+    if job is not None and job.v1:
         rows = v1_table(finished.pulls[0], finished.runtime)
     for line in (line for left, right in rows for line in wrapped(f"{left:<16}{right}", 16)):
         screen.line(line)
@@ -217,12 +294,13 @@ def _show(job: Job, finished: Finished, screen: Screen) -> None:
     screen.line(f"tokens equal: {_yes(finished.text == finished.reference)}")
 
 
-def _summary(prompt: Prompt, job: Job, finished: Finished) -> dict[str, object]:
+def _summary(prompt: Prompt | None, job: Job | None, finished: Finished) -> dict[str, object]:
     """Return the same as JSON-safe values."""
+    read = {} if prompt is None else {"prompt": prompt.name, "prompt_bytes": len(prompt.text)}
+    seed = {} if job is None else {"seed": job.seed}
     return {
-        "prompt": prompt.name,
-        "prompt_bytes": len(prompt.text),
-        "seed": job.seed,
+        **read,
+        **seed,
         "text": finished.text,
         "tokens_equal": finished.text == finished.reference,
         "kv_equal": finished.kv_equal,

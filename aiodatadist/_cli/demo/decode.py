@@ -8,7 +8,8 @@ the bytes are compared, too, block by block in the order of the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -28,22 +29,36 @@ WARM_PULLS = 15
 """Pulls of all blocks, and of one block, into memory that was written before."""
 
 
+Meet = Callable[[int], Awaitable[None]]
+"""Links to the other worker, as prefill's does."""
+
+
 async def decode(parent: Parent) -> None:
     """Do one job, then stay linked until the parent ends this process."""
     job = await parent.order(Job)
+    async with open_datadist(LLMRole.DECODER, DECODE_CLUSTER, 0, job.decode_at, job.transport) as datadist:
+
+        async def meet(port: int) -> None:
+            await link_to(datadist, PREFILL_CLUSTER, port)
+
+        async with decoded(parent, job, datadist, meet) as finished:
+            await parent.report(finished)
+            await anyio.sleep_forever()
+
+
+@asynccontextmanager
+async def decoded(parent: Parent, job: Job, datadist: LLMDataDist, meet: Meet) -> AsyncIterator[Finished]:
+    """Fetch the prompt's cache, continue the text, and yield that with the proof. The caches last as long as the block."""
     prompt = job.prompt.encode("latin-1")
     model = await anyio.to_thread.run_sync(Model, CONFIG, job.seed)
-    async with (
-        open_datadist(LLMRole.DECODER, DECODE_CLUSTER, 0, job.decode_at) as datadist,
-        open_kv(datadist, DECODE_CLUSTER, len(prompt) + job.tokens, job.seed) as kv,
-    ):
+    async with open_kv(datadist, DECODE_CLUSTER, len(prompt) + job.tokens, job.seed) as kv:
         warm: list[Pull] = []
         reference = await compute(parent, "reference", lambda advance: _reference(model, job, prompt, advance))
         if job.layered:
             ready, pulls = await _receive(parent, datadist, kv, blocks_for(len(prompt)))
         else:
             ready = await parent.order(Prefilled)
-            await link_to(datadist, PREFILL_CLUSTER, ready.port)
+            await meet(ready.port)
             pulls, warm = await _pull(parent, datadist, ready.blocks, kv)
         await kv.fetch(range(CONFIG.layers))
         kv_equal = await kv.digest(kv.block_table[: len(ready.blocks)]) == ready.digest
@@ -51,25 +66,22 @@ async def decode(parent: Parent) -> None:
         text = await compute(
             parent, "decode", lambda advance: _continued(model, start, kv.tensors, kv.block_table, advance)
         )
-        await parent.report(
-            Finished(
-                text=text.decode("latin-1"),
-                reference=reference.decode("latin-1"),
-                kv_equal=kv_equal,
-                pulls=pulls,
-                warm=warm,
-                runtime=runtime_of(datadist),
-                layers=ready.layers,
-            )
+        yield Finished(
+            text=text.decode("latin-1"),
+            reference=reference.decode("latin-1"),
+            kv_equal=kv_equal,
+            pulls=pulls,
+            warm=warm,
+            runtime=runtime_of(datadist),
+            layers=ready.layers,
         )
-        await anyio.sleep_forever()
 
 
 async def _receive(parent: Parent, datadist: LLMDataDist, kv: Kv, count: int) -> tuple[Prefilled, list[Pull]]:
     """Let prefill fill the first blocks of the table, layer by layer, and copy as much for comparison."""
     limit = await anyio.to_thread.run_sync(MemcpyLimit, datadist, count)
-    assert datadist.listen_address is not None
-    await parent.report(Receiving(port=datadist.listen_address[1], blocks=kv.block_table[:count]))
+    _, port = datadist.listen_address or ("", 0)  # decode of another machine listens nowhere
+    await parent.report(Receiving(port=port, blocks=kv.block_table[:count]))
     await datadist.wait_linked(PREFILL_CLUSTER)
     async with datadist.cache_manager.receive_layers(PREFILL_CLUSTER, kv.cache) as receiver:
         await datadist.notify(PREFILL_CLUSTER, b"begin")

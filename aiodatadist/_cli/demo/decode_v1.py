@@ -71,7 +71,7 @@ async def decode_v1(parent: Parent) -> None:
     prompt = job.prompt.encode("latin-1")
     tokens = padded(len(prompt) + job.tokens)
     model = await anyio.to_thread.run_sync(Model, CONFIG, job.seed)
-    config = config_for((BATCH + 1) * tokens, **await place_options(job.decode_at))
+    config = config_for((BATCH + 1) * tokens, transport=job.transport, **await place_options(job.decode_at))
     async with opened(LLMDataDist(LLMRole.DECODER, DECODE_CLUSTER, config)) as datadist:
         check_memory(datadist)
         runner = TokenRunner(datadist.kv_cache_manager, model)

@@ -18,17 +18,23 @@ Bytes = Annotated[str, Field(pattern=r"^[\x00-\xff]*$")]
 
 Phase = Literal["prefill", "reference", "pull", "decode"]
 
+MAX_TOKENS = 1024
+MAX_PROMPT = 4096
+"""The largest number of tokens to write, and of bytes to read. Another machine may send a job, too."""
+TransportChoice = Literal["auto", "hccl", "tcp"]
+
 
 class Job(Message):
-    """The job, from the parent to both workers, once."""
+    """The job, from the parent to both workers, once. If decode is on another machine, prefill sends it the job."""
 
     kind: Literal["job"] = "job"
-    prompt: Bytes
-    tokens: int
-    seed: int
-    port: int
+    prompt: Annotated[Bytes, Field(min_length=1, max_length=MAX_PROMPT)]
+    tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    port: int = 0
     layered: bool = False
     v1: bool = False
+    transport: TransportChoice = "auto"
     prefill_at: Place = Place()
     decode_at: Place = Place(device=1)
 
@@ -97,6 +103,32 @@ class Finished(Message):
     layers: list[LayerTimes] = Field(default_factory=list)
 
 
+class FarJob(Message):
+    """The job of a worker whose other half is on another machine, from its parent.
+
+    Attributes:
+        listen: the address on which prefill waits for decode; empty for decode.
+        peer: where prefill listens; None for prefill.
+        key_file: the file with the secret of both ends; empty if ``AIODATADIST_TRUST`` names their keys.
+        job: the job, which prefill knows and decode is told by prefill.
+    """
+
+    kind: Literal["far"] = "far"
+    listen: str = ""
+    peer: tuple[str, int] | None = None
+    key_file: str = ""
+    transport: TransportChoice = "auto"
+    place: Place = Place()
+    job: Job | None = None
+
+
+class Met(Message):
+    """A report from a worker to its parent, for the screen: where it waits for the other machine, or how it has met it."""
+
+    kind: Literal["met"] = "met"
+    words: str
+
+
 class Failed(Message):
     """The last report from a worker to the parent: the reason why it cannot continue."""
 
@@ -105,10 +137,13 @@ class Failed(Message):
     exit_code: int = 1
 
 
-Order: TypeAlias = Job | Prefilled | Receiving
-Report: TypeAlias = Prefilled | Receiving | Progress | Finished | Failed
+Order: TypeAlias = Job | Prefilled | Receiving | FarJob
+Report: TypeAlias = Prefilled | Receiving | Progress | Finished | Failed | Met
+Word: TypeAlias = Job | Prefilled | Receiving | Finished | Failed
+"""The messages of the two halves to each other, through their parent, or from one machine to the other."""
 
 ORDER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
+WORD: TypeAdapter[Word] = TypeAdapter(Annotated[Word, Field(discriminator="kind")])
 REPORT: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])
 
 

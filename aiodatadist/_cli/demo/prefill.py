@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -25,18 +25,32 @@ from aiodatadist._cli.demo.worker import DECODE_CLUSTER, PREFILL_CLUSTER, Advanc
 from aiodatadist._cli.kit.pipes import Parent
 from aiodatadist.testing.small_model import Array, Model, sample
 
+Meet = Callable[[int], Awaitable[None]]
+"""Links to the other worker, which listens on this port of this machine; no effect if the two are linked already."""
+
 
 async def prefill(parent: Parent) -> None:
     """Do one job, then hold the blocks for as long as decode is linked."""
     job = await parent.order(Job)
+    async with open_datadist(LLMRole.PROMPT, PREFILL_CLUSTER, job.port, job.prefill_at, job.transport) as datadist:
+
+        async def meet(port: int) -> None:
+            await link_to(datadist, DECODE_CLUSTER, port)
+
+        async with prefilled(parent, job, datadist, meet):
+            await datadist.wait_linked(DECODE_CLUSTER)
+            with suppress(NotLinked):  # the end that ended the link, decode or the parent, says so
+                await datadist.wait_link_closed(DECODE_CLUSTER)
+
+
+@asynccontextmanager
+async def prefilled(parent: Parent, job: Job, datadist: LLMDataDist, meet: Meet) -> AsyncIterator[None]:
+    """Compute the prompt, and report that decode may fetch its cache, which lasts until the end of the block."""
     prompt = job.prompt.encode("latin-1")
-    async with (
-        open_datadist(LLMRole.PROMPT, PREFILL_CLUSTER, job.port, job.prefill_at) as datadist,
-        open_kv(datadist, PREFILL_CLUSTER, len(prompt), job.seed) as kv,
-    ):
+    async with open_kv(datadist, PREFILL_CLUSTER, len(prompt), job.seed) as kv:
         started = perf_counter()
         if job.layered:
-            logits, sent = await _send_layers(parent, datadist, job.seed, prompt, kv)
+            logits, sent = await _send_layers(parent, datadist, job.seed, prompt, kv, meet)
         else:
             sent = {}
             logits = await compute(
@@ -53,17 +67,15 @@ async def prefill(parent: Parent) -> None:
             **sent,
         )
         await parent.report(ready)
-        await datadist.wait_linked(DECODE_CLUSTER)
-        with suppress(NotLinked):  # the end that ended the link, decode or the parent, says so
-            await datadist.wait_link_closed(DECODE_CLUSTER)
+        yield
 
 
 async def _send_layers(
-    parent: Parent, datadist: LLMDataDist, seed: int, prompt: bytes, kv: Kv
+    parent: Parent, datadist: LLMDataDist, seed: int, prompt: bytes, kv: Kv, meet: Meet
 ) -> tuple[Array, dict[str, Any]]:
     """Compute the prompt while its layers travel to decode, each as soon as it is ready."""
     receiving = await parent.order(Receiving)
-    await link_to(datadist, DECODE_CLUSTER, receiving.port)
+    await meet(receiving.port)
     async for _ in datadist.notifications():  # decode watches its cache
         break
     synchronizer = AwaitableLayerSynchronizer(CONFIG.layers)

@@ -56,7 +56,10 @@ async def prefill_v1(parent: Parent) -> None:
     prompt = job.prompt.encode("latin-1")
     prefix = prefix_of(prompt)
     config = config_for(
-        padded(len(prompt)) + len(prefix), listen_ip_info=f"{HOST}:{job.port}", **await place_options(job.prefill_at)
+        padded(len(prompt)) + len(prefix),
+        listen_ip_info=f"{HOST}:{job.port}",
+        transport=job.transport,
+        **await place_options(job.prefill_at),
     )
     async with opened(LLMDataDist(LLMRole.PROMPT, PREFILL_CLUSTER, config)) as datadist:
         check_memory(datadist)

@@ -19,10 +19,11 @@ from aiodatadist import (
     LLMRole,
     LLMStatusCode,
 )
-from aiodatadist._cli.demo.messages import ORDER, Failed, Phase, Progress
+from aiodatadist._cli.demo.messages import ORDER, Failed, Phase, Progress, TransportChoice
 from aiodatadist._cli.kit.errors import CommandError, wrong_input
 from aiodatadist._cli.kit.pipes import Parent, die_with_parent, open_parent
 from aiodatadist._cli.kit.place import Place, place_options
+from aiodatadist._values.addresses import host_port
 
 HOST = "127.0.0.1"
 PREFILL_CLUSTER = 1
@@ -55,13 +56,15 @@ async def _run(work: Work) -> None:
 
 
 @asynccontextmanager
-async def open_datadist(role: LLMRole, cluster_id: int, port: int, place: Place) -> AsyncIterator[LLMDataDist]:
+async def open_datadist(
+    role: LLMRole, cluster_id: int, port: int, place: Place, transport: TransportChoice
+) -> AsyncIterator[LLMDataDist]:
     """Open the library, listening on ``port`` of this machine; 0 is any free one.
 
     Raises:
         CommandError: if the port is not available.
     """
-    config = LLMConfig(listen_ip_info=f"{HOST}:{port}", **await place_options(place))
+    config = LLMConfig(listen_ip_info=f"{HOST}:{port}", transport=transport, **await place_options(place))
     async with opened(LLMDataDist(role, cluster_id, config)) as datadist:
         yield datadist
 
@@ -79,14 +82,18 @@ async def opened(datadist: D) -> AsyncIterator[D]:
         yield datadist
 
 
-async def link_to(datadist: LLMDataDist, cluster_id: int, port: int) -> None:
+async def link_to(
+    datadist: LLMDataDist, cluster_id: int, port: int, host: str = HOST, milliseconds: int = 3000
+) -> None:
     """Link to the other worker. Raises CommandError if that fails."""
     peer = LLMClusterInfo(remote_cluster_id=cluster_id)
-    peer.append_remote_ip_info(HOST, port)
-    status, _ = await datadist.link_clusters([peer], timeout=3000 if datadist.runtime.is_soft else NPU_LINK_TIMEOUT)
+    peer.append_remote_ip_info(host, port)
+    timeout = milliseconds if datadist.runtime.is_soft else NPU_LINK_TIMEOUT
+    status, _ = await datadist.link_clusters([peer], timeout=timeout)
     if status != LLMStatusCode.LLM_SUCCESS:
         name = "prefill" if cluster_id == PREFILL_CLUSTER else "decode"
-        raise CommandError(f"cannot link to {name} at {HOST}:{port}: {status.name}{await _why(datadist, cluster_id)}")
+        place, why = host_port(host, port), await _why(datadist, cluster_id)
+        raise CommandError(f"cannot link to {name} at {place}: {status.name}{why}")
 
 
 async def _why(datadist: LLMDataDist, cluster_id: int) -> str:
