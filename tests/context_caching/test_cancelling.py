@@ -36,7 +36,11 @@ HASHES = list(range(64))
 
 @pytest.mark.parametrize("how", ["task", "handle"])
 @pytest.mark.parametrize("what", ["save", "load"])
-@pytest.mark.parametrize("wave", [4 << 20, 3 << 19, 1 << 19], ids=["in one wave", "in three", "in eight"])
+@pytest.mark.parametrize(
+    "wave",
+    [pytest.param(4 << 20, id="in one wave"), pytest.param(3 << 19, id="in three"),
+     pytest.param(1 << 19, id="in eight", marks=pytest.mark.nightly)],
+)  # fmt: skip
 @pytest.mark.parametrize("is_here", [False, True], ids=["foreign", "embedded"])
 async def test_a_call_cancelled_at_any_await_has_let_go_and_can_be_made_again(
     is_here: bool, wave: int, what: str, how: str, monkeypatch: pytest.MonkeyPatch

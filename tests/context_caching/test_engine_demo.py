@@ -10,11 +10,12 @@ import pytest
 
 from aiodatadist.testing.small_model import BLOCK
 from tests import children
+from tests.profiles import at_night
 
 PROMPT = 20 * BLOCK + 3
 
 
-@pytest.mark.parametrize("engine", ["redis_server", "mooncake_master"])
+@pytest.mark.parametrize("engine", ["redis_server", at_night("mooncake_master")])
 def test_the_second_process_loads_what_the_first_one_saved(
     engine: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

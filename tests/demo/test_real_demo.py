@@ -62,8 +62,8 @@ def test_same_seed_writes_the_same_text_and_another_seed_another(start: Start, t
     ("moment", "victim"),
     [
         ("prefill: 50%", "prefill"),
-        ("pull: 100%", "decode"),
-        at_night("prefill: 50%", "decode"),
+        ("prefill: 50%", "decode"),
+        at_night("pull: 100%", "decode"),
         at_night("pull: 100%", "prefill"),
     ],
 )
@@ -80,7 +80,7 @@ def test_death_of_one_worker_ends_everything_with_one_line(start: Start, moment:
     )
 
 
-@pytest.mark.parametrize("moment", ["prefill: 50%", "pull: 100%"])
+@pytest.mark.parametrize("moment", ["prefill: 50%", at_night("pull: 100%")])
 def test_death_of_the_parent_ends_both_workers(start: Start, moment: str) -> None:
     demo = start("--tokens", "200")
     demo.wait_until_started()

@@ -13,7 +13,7 @@ import anyio.to_thread
 from aiodatadist import CacheDesc, DataType, LLMRole
 from aiodatadist.testing import open_cluster
 
-DESC = CacheDesc(4, [64, 1 << 18], DataType.DT_UINT8)
+DESC = CacheDesc(4, [64, 1 << 16], DataType.DT_UINT8)
 LAYERED = CacheDesc(8, [16, 1 << 16], DataType.DT_UINT8)
 
 

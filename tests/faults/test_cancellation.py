@@ -15,6 +15,8 @@ from aiodatadist._testing.cancelling import CancelAt
 from aiodatadist.testing import Cluster, cluster_info, linked_pair, open_cluster, soft_counters, verify
 
 DESC = CacheDesc(4, [32, 1 << 18], DataType.DT_UINT8)  # 32 MiB: several windows
+SMALL = CacheDesc(2, [8, 4096], DataType.DT_UINT8)
+"""For what is about links."""
 BLOCKS = list(range(32))
 hows = pytest.mark.parametrize("how", ["task", "scope"])
 
@@ -61,8 +63,8 @@ async def test_a_pull_cancelled_at_any_await_lands_no_byte_later_and_the_link_st
 @asynccontextmanager
 async def two_clusters() -> AsyncIterator[tuple[Cluster, Cluster, Cache]]:
     async with open_cluster(1) as prompt, open_cluster(2, device_id=1) as decoder:
-        await prompt.blocks(DESC)
-        yield prompt, decoder, await decoder.blocks(DESC)
+        await prompt.blocks(SMALL)
+        yield prompt, decoder, await decoder.blocks(SMALL)
 
 
 @hows
@@ -91,7 +93,7 @@ async def test_a_link_cancelled_at_any_await_can_be_made_again(how: str, no_leak
 async def test_an_unlink_cancelled_at_any_await_can_be_repeated(how: str) -> None:
     k, cancelled = 1, True
     while cancelled:
-        async with linked_pair(DESC) as (prompt, decoder, _, cache):
+        async with linked_pair(SMALL) as (prompt, decoder, _, cache):
 
             async def unlink(prompt: Cluster = prompt, decoder: Cluster = decoder) -> None:
                 await decoder.datadist.unlink_clusters([cluster_info(prompt)], 2000)
@@ -121,7 +123,7 @@ async def test_a_start_cancelled_at_any_await_can_be_repeated(how: str, no_leaks
 async def test_an_end_cancelled_at_any_await_is_an_end(how: str, no_leaks: None) -> None:
     k, cancelled = 1, True
     while cancelled:
-        async with linked_pair(DESC) as (_, decoder, _, cache):
+        async with linked_pair(SMALL) as (_, decoder, _, cache):
             await decoder.datadist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [3], [4])
             cancelled = await cancelled_at(k, decoder.datadist.finalize, how)
         k += 1

@@ -13,6 +13,7 @@ from aiodatadist._cluster.initiator import LinkInitiator
 from aiodatadist._wire.messages import Hello
 from aiodatadist.testing import Cluster, cluster_info, inside, open_cluster, verify
 from tests.held import turns
+from tests.profiles import at_night
 
 DESC = CacheDesc(2, [4, 4096], DataType.DT_UINT8)
 LINKED = {LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK}
@@ -28,7 +29,7 @@ async def link_and_pull(one: Cluster, cache: Cache, other: Cluster, pause: int, 
         verify(one.memory(cache), cache, [(0, 2, other.datadist.cluster_id, 1)])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, at_night(1), at_night(2)])
 async def test_both_ends_may_link_at_the_same_moment(seed: int) -> None:
     choose = random.Random(seed)
     async with open_cluster(1) as one, open_cluster(2, device_id=1) as two:

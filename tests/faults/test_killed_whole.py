@@ -116,7 +116,7 @@ async def halted(cluster: Cluster, cache: Cache, peer: Puppet, begun: asyncio.Ev
         pytest.param(notifying, True, id="notify"),
         pytest.param(serving, True, id="peer_pulls"),
         pytest.param(pulling, False, id="request", marks=pytest.mark.nightly),
-        pytest.param(serving, False, id="peer_requests"),
+        pytest.param(serving, False, id="peer_requests", marks=pytest.mark.nightly),
         pytest.param(halted, False, id="half_a_request"),
     ],
 )

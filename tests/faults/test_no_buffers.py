@@ -121,7 +121,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("number", "loop"),
-    [(errno.ENOBUFS, "asyncio"), (errno.ENOMEM, "uvloop"), at_night(errno.ENOBUFS, "uvloop"),
+    [(errno.ENOBUFS, "asyncio"), at_night(errno.ENOMEM, "uvloop"), at_night(errno.ENOBUFS, "uvloop"),
      at_night(errno.ENOMEM, "asyncio")],
     ids=str,
 )  # fmt: skip

@@ -103,7 +103,7 @@ async def main(one_sided: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("one_sided", "loop"),
-    [(True, "asyncio"), (False, "uvloop"), at_night(True, "uvloop"), at_night(False, "asyncio")],
+    [(True, "asyncio"), at_night(False, "uvloop"), at_night(True, "uvloop"), at_night(False, "asyncio")],
     ids=str,
 )
 def test_signals_at_any_moment_change_nothing(one_sided: bool, loop: str) -> None:

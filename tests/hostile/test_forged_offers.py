@@ -153,7 +153,7 @@ def outcome_of(service: BlockService, name: str) -> str:
 
 
 @pytest.mark.parametrize("axes", [HEAD_MAJOR, TOKEN_MAJOR], ids=["heads outside", "tokens outside"])
-@pytest.mark.parametrize("seed", [1, 2, *(at_night(seed) for seed in range(3, 13))])
+@pytest.mark.parametrize("seed", [1, *(at_night(seed) for seed in range(2, 13))])
 def test_a_pull_that_succeeds_has_the_prompt_s_bytes(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, axes: Axes, seed: int
 ) -> None:

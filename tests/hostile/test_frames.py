@@ -8,14 +8,14 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from pydantic_core import from_json
 
 from aiodatadist import ProtocolError
 from aiodatadist._values.foreign import MAX_SIGNS
 from aiodatadist._wire.frames import HEAD, MAGIC, MAX_BODY, VERSION, Decoder, checked, encode
 from aiodatadist._wire.messages import MAX_INDEXES, Message, parser
-from tests.profiles import at_night
+from tests.profiles import at_night, examples
 from tests.unit.wire.examples import EACH, messages, pull
 
 
@@ -56,6 +56,7 @@ def test_large_and_small_messages_are_read_alike(message: Message) -> None:
     assert Decoder().feed(frame(body + b" " * 20_000)) == [message]
 
 
+@settings(max_examples=examples(20))
 @given(messages)
 def test_any_message_is_the_same_from_json_and_from_objects(message: Message) -> None:
     body = encode(message)[HEAD.size :]

@@ -26,6 +26,17 @@ from tests.unit.wire.examples import EACH
 DESC = CacheDesc(2, [8, 512], DataType.DT_UINT8)
 WAYS: tuple[Way, ...] = ("to_server", "to_client")
 REQUESTS: dict[str, Any] = {"enable_remote_cache_accessible": False}
+each_message = pytest.mark.parametrize(
+    ("message", "way"),
+    [
+        pytest.param(
+            message, way, id=f"{message.type}-{way}", marks=[] if number // 2 % 2 == at else pytest.mark.nightly
+        )
+        for number, message in enumerate(EACH)
+        for at, way in enumerate(WAYS)
+    ],
+)
+"""Each kind of message one way in every run, and the other way at night: the reader is the same, and does not know kinds."""
 
 
 class Ends(NamedTuple):
@@ -76,8 +87,7 @@ def forged(message: Message) -> bytes:
     return HEAD.pack(MAGIC, SEALED_VERSION, len(content)) + content
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("message", EACH, ids=lambda message: message.type)
+@each_message
 async def test_an_added_message_ends_the_link_and_is_not_acted_on(
     message: Message, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,8 +102,7 @@ async def test_an_added_message_ends_the_link_and_is_not_acted_on(
             await ended_by_protocol(link, words)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("message", EACH, ids=lambda message: message.type)
+@each_message
 async def test_a_changed_message_ends_the_link_and_is_not_acted_on(message: Message, way: Way) -> None:
     async with ends() as both:
         other: Way = "to_client" if way == "to_server" else "to_server"
