@@ -26,12 +26,15 @@ from typing import Any
 from aiodatadist._adapters import push_messages
 from aiodatadist._adapters.block_shapes import Axes, BlockShape
 from aiodatadist._adapters.ended import Ended, Tell
-from aiodatadist._adapters.leased_blocks import LeasedBlocks, PullOrder, WorkerAddress
+from aiodatadist._adapters.hold_messages import Hold, LetGo
+from aiodatadist._adapters.holds import Holds
+from aiodatadist._adapters.kept_leases import KeptLeases
+from aiodatadist._adapters.leased_blocks import KeptOrder, LeasedBlocks, PullOrder, WorkerAddress, prompt_as_kept
 from aiodatadist._adapters.loop_service import LoopDoor, LoopService
 from aiodatadist._adapters.order_tasks import OrderTasks
 from aiodatadist._adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
 from aiodatadist._adapters.push_in import ExpectOrder, IncomingPushes
-from aiodatadist._adapters.push_messages import Drop, More, PushMessage, Refused, Sent, TransferKey, Want
+from aiodatadist._adapters.push_messages import Drop, More, Refused, Sent, TransferKey, Want, WorkerMessage
 from aiodatadist._adapters.push_out import OutgoingPushes
 from aiodatadist._adapters.sendings import GroupedSending, LayeredSending, Portion, Sending
 from aiodatadist._adapters.settings import Settings
@@ -156,20 +159,37 @@ class BlockService:
         return self._door.open(life, lambda: life.open_groups(blocks, aux, layout))
 
     def keep(
-        self, request: str, lease: str, blocks: Sequence[int], prompt_digest: bytes, seconds: float | None = None
+        self,
+        request: str,
+        lease: str,
+        blocks: Sequence[int],
+        prompt_digest: bytes,
+        seconds: float | None = None,
+        takers: int = 1,
     ) -> None:
         """Keep a finished request's blocks for a peer. Reported in ``sent``.
 
         Args:
             prompt_digest: digest of the tokens that the blocks hold, from :func:`aiodatadist.prompt_digest`. Only a
                 peer with the same prompt gets the blocks, or ends the lease.
+            takers: number of requests of peers that may take the blocks.
 
         Raises:
             TypeError, ValueError: if ``prompt_digest`` is not a digest.
         """
         check_prompt_digest(checks.instance(prompt_digest, "prompt_digest", bytes))
-        life, kept, limit = self._running(), list(blocks), seconds or self._settings.lease_seconds
-        self._door.thread.post(lambda: life.leased.keep(request, lease, kept, prompt_digest, limit))
+        life, numbers, limit = self._running(), list(blocks), seconds or self._settings.lease_seconds
+        self._door.thread.post(lambda: life.keep(request, lease, numbers, prompt_digest, limit, takers))
+
+    def hold(self, order: KeptOrder, seconds: float) -> None:
+        """Keep a peer's lease alive while its request waits here, until it is pulled or released. Nothing is reported.
+
+        Args:
+            seconds: the time that the lease has without that.
+        """
+        check_prompt_digest(checks.instance(order.prompt_digest, "prompt_digest", bytes))
+        life = self._running()
+        self._door.thread.post(lambda: life.leased.hold(order, seconds))
 
     def pull(self, order: PullOrder) -> None:
         """Start to pull. Reported in ``received``.
@@ -181,21 +201,17 @@ class BlockService:
         life = self._running()
         self._door.thread.post(lambda: life.leased.pull(order))
 
-    def release(
-        self, sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int], prompt_digest: bytes
-    ) -> None:
+    def release(self, order: KeptOrder) -> None:
         """Tell a peer that its blocks are not needed, if possible. Nothing is reported.
 
-        Args:
-            sources: the peer's workers.
-            blocks, prompt_digest: as in :class:`PullOrder`. The peer ignores the call if its lease has others.
+        The peer ignores the call if its lease has other blocks, or another prompt.
 
         Raises:
-            TypeError, ValueError: if ``prompt_digest`` is not a digest.
+            TypeError, ValueError: if the order's prompt digest is not a digest.
         """
-        check_prompt_digest(checks.instance(prompt_digest, "prompt_digest", bytes))
+        check_prompt_digest(checks.instance(order.prompt_digest, "prompt_digest", bytes))
         life = self._running()
-        self._door.thread.post(lambda: life.leased.release(sources, lease, blocks, prompt_digest))
+        self._door.thread.post(lambda: life.leased.release(order))
 
     def cancel(self, request: str) -> None:
         """Stop the order of a request. It is reported once no more bytes of it can land.
@@ -300,6 +316,8 @@ class _Life:
         self._links: PeerLinks
         self.broken: LLMException | None = None
         self.leased: LeasedBlocks
+        self._kept: KeptLeases
+        self._holds: Holds
         self.outgoing: OutgoingPushes
         self.incoming: IncomingPushes
 
@@ -367,6 +385,17 @@ class _Life:
         settings, layout, tell = self._settings, self._layout, self._tell
         self._tasks = tasks
         self._links = PeerLinks(self._datadist, tasks, settings.link_seconds, self._lost, settings.allowed_peers())
+        self._kept = KeptLeases(
+            self._manager,
+            self._caches,
+            settings.pull_seconds,
+            settings.hold_seconds,
+            settings.patience_seconds,
+            tasks,
+            tell,
+            self.incidents,
+        )
+        self._holds = Holds(self._links, tasks, self._post)
         self.leased = LeasedBlocks(
             self._manager,
             self._caches,
@@ -378,12 +407,18 @@ class _Life:
             settings.patience_seconds,
             settings.link_seconds,
             self._links,
+            self._holds,
             tasks,
             tell,
             self._break,
             settings.accept_differences,
             self.incidents,
         )
+        self._start_pushes(tasks, sending)
+        tasks.start_soon(self._listen)
+
+    def _start_pushes(self, tasks: OrderTasks, sending: Sending) -> None:
+        settings, layout, tell = self._settings, self._layout, self._tell
         self.outgoing = OutgoingPushes(
             sending,
             layout,
@@ -411,7 +446,6 @@ class _Life:
             self._break,
             self.incidents,
         )
-        tasks.start_soon(self._listen)
 
     def _break(self, error: LLMException) -> None:
         self.broken = self.broken or error
@@ -429,7 +463,7 @@ class _Life:
 
     # ---- what workers say to each other ----
 
-    async def _post(self, peer: LinkedPeer, message: PushMessage) -> None:
+    async def _post(self, peer: LinkedPeer, message: WorkerMessage) -> None:
         """Send a message over the peer's own link. Raises PeerLost or LinkError if it has ended."""
         for each in push_messages.split(message):
             await self._links.current(peer).session.notify(push_messages.encode(each))
@@ -444,7 +478,7 @@ class _Life:
             else:
                 self._tasks.start_soon(self._heard, LinkedPeer(note.cluster_id, note.generation), message)
 
-    async def _heard(self, peer: LinkedPeer, message: PushMessage) -> None:
+    async def _heard(self, peer: LinkedPeer, message: WorkerMessage) -> None:
         """Handle a message, unless its link has ended: then its peer no longer wants what it asked for.
 
         Nothing is awaited here, so that messages of a peer that accepts no answers do not pile up.
@@ -456,10 +490,24 @@ class _Life:
                 self.outgoing.want(peer, message)
             case Drop() if self._links.hears(peer):
                 self.outgoing.drop(peer, message)
+            case Hold() if self._links.hears(peer) and self._may_claim(peer):
+                self._kept.held(peer, message.held)
+            case LetGo() if self._links.hears(peer) and self._may_claim(peer):
+                self._kept.let_go(peer, message.held)
             case Sent() | Refused():
                 self.incoming.settle(peer, message)
 
+    def _may_claim(self, peer: LinkedPeer) -> bool:
+        return self._links.current(peer).session.rights.claim
+
+    def keep(self, request: str, lease: str, blocks: list[int], prompt: bytes, seconds: float, takers: int) -> None:
+        """Keep a finished request's blocks. Reported in ``sent``."""
+        digest = prompt_as_kept(prompt, self._layout, self._shape, self._rank, self._ranks, takers)
+        self._kept.keep(request, lease, blocks, digest, seconds, takers)
+
     def _lost(self, peer: LinkedPeer) -> None:
+        self._kept.lost(peer)
+        self._holds.lost(peer)
         self.outgoing.lost(peer)
         self.incoming.lost(peer)
 

@@ -1,4 +1,4 @@
-"""Blocks of a worker's caches that are kept for one peer, and pulled by it.
+"""Blocks of other workers' caches that are kept for this one, and pulled.
 
 A request's blocks are a lease in each cache of the worker: one cache if all tensors have blocks of the same size. The
 names of a request's leases follow from the first one's.
@@ -26,6 +26,8 @@ from pydantic import FailFast, Field, Strict
 
 from aiodatadist._adapters.block_shapes import MAX_CACHES, BlockShape, End, Layout, check_cut, parts_between
 from aiodatadist._adapters.ended import Ended, Tell
+from aiodatadist._adapters.hold_messages import Held
+from aiodatadist._adapters.holds import Holds
 from aiodatadist._adapters.meaning import Difference, differences
 from aiodatadist._adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist._adapters.peers import NotAPeer
@@ -35,9 +37,8 @@ from aiodatadist._concurrency.scope import Scope
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._concurrency.together import together
 from aiodatadist._counting import Incident, Incidents
-from aiodatadist._link import BlockLease, LeaseEnd
 from aiodatadist._values.descriptors import Cache
-from aiodatadist._values.digests import DIGEST_BYTES
+from aiodatadist._values.digests import DIGEST_BYTES, LeaseDigests
 from aiodatadist._values.foreign import printable
 from aiodatadist._values.lease_ticket import LeaseTicket
 from aiodatadist._values.selection import BlockParts
@@ -99,6 +100,7 @@ class PullOrder:
         first: index of the first of ``blocks`` that is wanted.
         skip: unwanted tokens at the beginning of that block.
         tokens: number of wanted tokens; None for as many as both have room for.
+        takers: number of requests that may take the blocks.
     """
 
     request: str
@@ -110,6 +112,24 @@ class PullOrder:
     first: int = 0
     skip: int = 0
     tokens: int | None = None
+    takers: int = 1
+
+    @property
+    def kept(self) -> KeptOrder:
+        """The lease that it pulls."""
+        return KeptOrder(self.request, self.sources, self.lease, self.blocks, self.prompt_digest, self.takers)
+
+
+@dataclass(frozen=True)
+class KeptOrder:
+    """An order about a lease that a request holds, or lets go of. The fields are those of a :class:`PullOrder`."""
+
+    request: str
+    sources: tuple[WorkerAddress, ...]
+    lease: str
+    blocks: tuple[int, ...]
+    prompt_digest: bytes
+    takers: int = 1
 
 
 @dataclass(frozen=True)
@@ -127,10 +147,18 @@ class _Portion:
 
 
 def prompt_as_kept(
-    prompt_digest: bytes, layout: Mapping[str, str | int], shape: BlockShape | None, rank: int, ranks: int
+    prompt_digest: bytes,
+    layout: Mapping[str, str | int],
+    shape: BlockShape | None,
+    rank: int,
+    ranks: int,
+    takers: int = 1,
 ) -> bytes:
-    """Return the digest that a worker compares with a peer's: of the prompt, and of how the worker's blocks hold it."""
-    parts = [layout, None if shape is None else shape.model_dump(mode="json"), rank, ranks]
+    """Return the digest that a worker compares with a peer's: of the prompt, and of how the worker's blocks hold it.
+
+    ``takers`` is in it, too: how many requests may take the blocks is the owner's word, and not a router's.
+    """
+    parts = [layout, None if shape is None else shape.model_dump(mode="json"), rank, ranks, *([takers] * (takers > 1))]
     made = blake2b(prompt_digest, digest_size=DIGEST_BYTES, person=b"adist layout")
     made.update(json.dumps(parts, sort_keys=True).encode())
     return made.digest()
@@ -169,26 +197,6 @@ def tickets(sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int])
     ]
 
 
-class _Kept:
-    """The leases of one request. Their end is reported once, when all have ended."""
-
-    def __init__(self, request: str, count: int, tell: Tell) -> None:
-        self._request = request
-        self._left = count
-        self._tell = tell
-        self._how = LeaseEnd.TAKEN
-
-    def ended(self, lease: BlockLease) -> None:
-        """Note the end of one lease."""
-        if lease.ended is not None and lease.ended is not LeaseEnd.TAKEN:
-            self._how = lease.ended
-        self._left -= 1
-        if lease.refused:
-            self._tell(lambda ended: ended.counters.update(claims_refused=lease.refused))
-        if self._left == 0:
-            self._tell(lambda ended: ended.let_go(self._request, f"lease_{self._how}"))
-
-
 class _Failed(Exception):
     """Failed pulls of an order.
 
@@ -223,12 +231,12 @@ class _Failed(Exception):
 
 
 class LeasedBlocks:
-    """The leased blocks of one worker. Every order is reported once.
+    """The pulls of one worker. Every order is reported once.
 
     Args:
         caches: with the same number of blocks each.
         rank, ranks: of this worker among those that share the model's heads.
-        pull_seconds: time limit for a request's blocks, waiting included; no peer's pull may take longer, either.
+        pull_seconds: time limit for a request's blocks, waiting included.
         patience_seconds: seconds in which a peer may learn of its own finished request.
         link_seconds: time limit for telling a peer that its blocks are not needed.
         lose: called with the reason why the caches must no longer be used.
@@ -247,6 +255,7 @@ class LeasedBlocks:
         patience_seconds: float,
         link_seconds: float,
         links: PeerLinks,
+        holds: Holds,
         tasks: Spawner,
         tell: Tell,
         lose: Callable[[LLMException], object],
@@ -264,33 +273,38 @@ class LeasedBlocks:
         self._patience_seconds = patience_seconds
         self._link_seconds = link_seconds
         self._links = links
+        self._holds = holds
         self._tasks = tasks
         self._tell = tell
         self._pulls: dict[str, Scope] = {}
         self._incidents = incidents
 
-    # ---- keeping ----
+    # ---- holding ----
 
-    def keep(self, request: str, lease: str, blocks: list[int], prompt_digest: bytes, seconds: float) -> None:
-        """Lease a request's blocks. Reported in ``sent``."""
-        leases: list[BlockLease] = []
-        digest = prompt_as_kept(prompt_digest, self._layout, self._shape, self._rank, self._ranks)
-        try:
-            for number, cache in enumerate(self._caches):
-                name = lease_name(lease, number)
-                made = self._manager.lease_blocks(
-                    cache, blocks, seconds, name=name, pull_timeout=self._pull_seconds, prompt_digest=digest
-                )
-                leases.append(made)
-        except (LLMException, TypeError, ValueError) as error:
-            self._say(Incident.KEEP_FAILED, "request %s: its blocks are not kept: %s", request, error)
-            for made in leases:
-                self._tasks.start_soon(made.withdraw)
-            self._tell(lambda ended: ended.let_go(request, "lease_failed"))
-            return
-        kept = _Kept(request, len(leases), self._tell)
-        for made in leases:
-            made.add_done_callback(kept.ended)
+    def hold(self, order: KeptOrder, seconds: float) -> None:
+        """Hold the lease of a request that waits, until it lets go. Without that the lease has ``seconds``."""
+        self._holds.hold(order.request, self._held(order), seconds)
+
+    def let_go(self, order: KeptOrder, *, has_taken: bool = False) -> None:
+        """Hold a lease no longer. If other requests may take it, its owner is told that this one does not."""
+        leases = self._held(order, has_taken=has_taken) if order.takers > 1 else ()
+        self._holds.let_go(order.request, leases)
+
+    def _held(self, order: KeptOrder, *, has_taken: bool = False) -> list[tuple[PeerAddress, Held]]:
+        """Return what each worker that has some of the blocks is told of a request."""
+        sources = order.sources
+        share = max(1, self._ranks // len(sources))
+        holder = int.from_bytes(sha256(order.request.encode()).digest()[:7], "big")
+        found: list[tuple[PeerAddress, Held]] = []
+        for rank in self._counterparts(sources):
+            source = sources[rank]
+            digest = prompt_as_kept(order.prompt_digest, source.layout, source.shape, rank, len(sources), order.takers)
+            blocks, prompt = LeaseDigests.of(source.cache_ids[0], order.blocks, digest)
+            held = Held(
+                lease=order.lease, blocks=blocks, prompt=prompt, holder=holder, share=share, has_taken=has_taken
+            )
+            found.append((PeerAddress(cluster_id=source.cluster_id, host=source.host, port=source.port), held))
+        return found
 
     def _say(self, kind: Incident, words: str, name: str, why: object) -> None:
         self._incidents.add(kind, logger, words, printable(name), why)
@@ -356,8 +370,9 @@ class LeasedBlocks:
         finally:
             self._pulls.pop(order.request, None)
             self._tell(lambda e: self._count(e, order, failed, nbytes, outcome, perf_counter() - began))
+            self.let_go(order.kept, has_taken=outcome == "pull_done")
         if outcome != "pull_done":
-            await self._release(order.sources, order.lease, order.blocks, order.prompt_digest, untold)
+            await self._release(order.kept, untold)
 
     @staticmethod
     def _count(
@@ -456,11 +471,11 @@ class LeasedBlocks:
         Raises IncompatiblePeer with both values, and ParamInvalid if the order has more blocks than there is room for.
         """
         mine, theirs, source = self._ranks, len(order.sources), order.sources[rank]
-        digest = prompt_as_kept(order.prompt_digest, source.layout, source.shape, rank, theirs)
+        digest = prompt_as_kept(order.prompt_digest, source.layout, source.shape, rank, theirs, order.takers)
         differing = self._differences(source)
         if not differing and mine == theirs:
             _check_room(order, len(order.into))
-            return _Portion(source, digest, None, 1)
+            return _Portion(source, digest, None, order.takers)
         here, there = self._shape, source.shape
         if not differing.keys() <= CUTS or here is None or there is None or here.axes != there.axes:
             named = differing or {"tensor_parallel_size": (mine, theirs)}
@@ -481,7 +496,7 @@ class LeasedBlocks:
             check_cut(origin, target, axes, source.place, order.skip)
             stride = cache.cache_desc.stride
             parts.append(partial(parts_between, origin, target, axes, stride, order.skip, tokens))
-        return _Portion(source, digest, tuple(parts), max(1, mine // theirs))
+        return _Portion(source, digest, tuple(parts), order.takers * max(1, mine // theirs))
 
     def _differences(self, source: WorkerAddress) -> dict[str, Difference]:
         """Return the properties that differ here and there."""
@@ -490,37 +505,32 @@ class LeasedBlocks:
 
     # ---- what is not needed ----
 
-    def release(
-        self, sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int], prompt_digest: bytes
-    ) -> None:
+    def release(self, order: KeptOrder) -> None:
         """Tell a peer that its blocks are not needed, if possible."""
-        self._tasks.start_soon(self._release, sources, lease, blocks, prompt_digest)
+        self.let_go(order)
+        self._tasks.start_soon(self._release, order)
 
-    async def _release(
-        self,
-        sources: Sequence[WorkerAddress],
-        lease: str,
-        blocks: Sequence[int],
-        prompt_digest: bytes,
-        untold: Container[int] = (),
-    ) -> None:
+    async def _release(self, order: KeptOrder, untold: Container[int] = ()) -> None:
         """Tell a few workers at a time, so that the claims of a router cost no more connections than that.
 
         Some are not told: workers that are no peers, those that are not linked and cannot be dialled now, and those
-        that do not answer in time. Each releases its blocks anyway when their time is up.
+        that do not answer in time. Each releases its blocks anyway when their time is up. If other requests may take
+        the blocks, a release ends nothing.
         """
-        ranks = self._counterparts(sources)
+        sources, lease = order.sources, order.lease
+        ranks = self._counterparts(sources) if order.takers == 1 else ()
         told = [n for n in ranks if sources[n].cluster_id not in untold and self._links.may_tell(sources[n])]
         try:
-            waiting = iter(list(zip(told, tickets([sources[n] for n in told], lease, blocks), strict=True)))
+            kept_there = tickets([sources[n] for n in told], lease, order.blocks)
         except ValueError as error:
             self._say(Incident.RELEASE_FAILED, "lease %s: its blocks are not released: %s", lease, printable(error))
             return
+        waiting = iter(list(zip(told, kept_there, strict=True)))
 
         async def release() -> None:
             for rank, kept in waiting:
                 source = sources[rank]
-                digest = prompt_as_kept(prompt_digest, source.layout, source.shape, rank, len(sources))
+                digest = prompt_as_kept(order.prompt_digest, source.layout, source.shape, rank, len(sources))
                 await self._release_one(source, kept, digest)
 
         # shielded: an order that was cancelled, too, keeps the owner's blocks until the owner is told or its lease expires

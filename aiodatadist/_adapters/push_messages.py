@@ -23,6 +23,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter
 
 from aiodatadist._adapters.block_shapes import Layout
+from aiodatadist._adapters.hold_messages import Hold, LetGo
 from aiodatadist._values.foreign import printable, read_foreign
 
 MAX_NAME = 256
@@ -124,10 +125,12 @@ class Refused(_Message):
 
 
 PushMessage = More | Want | Drop | Sent | Refused
-_ADAPTER: TypeAdapter[PushMessage] = TypeAdapter(Annotated[PushMessage, Field(discriminator="kind")])
+WorkerMessage = PushMessage | Hold | LetGo
+"""All that workers say to each other in notifications."""
+_ADAPTER: TypeAdapter[WorkerMessage] = TypeAdapter(Annotated[WorkerMessage, Field(discriminator="kind")])
 
 
-def split(message: PushMessage) -> Iterator[PushMessage]:
+def split(message: WorkerMessage) -> Iterator[WorkerMessage]:
     """Yield messages that fit into notifications."""
     if isinstance(message, Want):
         while len(message.into) > MAX_BLOCKS:
@@ -136,11 +139,11 @@ def split(message: PushMessage) -> Iterator[PushMessage]:
     yield message
 
 
-def encode(message: PushMessage) -> bytes:
+def encode(message: WorkerMessage) -> bytes:
     """Return the bytes of a message."""
     return message.model_dump_json().encode()
 
 
-def decode(payload: bytes) -> PushMessage:
+def decode(payload: bytes) -> WorkerMessage:
     """Return the message in these bytes. Raises Unreadable if there is none."""
     return read_foreign(payload, _ADAPTER, limit_bytes=MAX_MESSAGE, limit_chars=MAX_TEXT)

@@ -44,7 +44,10 @@ class Settings(BaseModel):
         transport: see :class:`~aiodatadist.LLMConfig`.
         push: if true, graphs are cut at each layer, so that pushed requests travel layer by layer instead of step by
             step.
-        lease_seconds: seconds for which finished blocks are kept for a peer to start.
+        lease_seconds: seconds for which finished blocks are kept for a peer to start. They begin again each time that the
+            peer says that its request still waits.
+        hold_seconds: seconds for which a peer can keep blocks like that, from when they are finished.
+        max_takers: most requests of peers that a router may let take a finished request's blocks.
         pull_seconds: time limit for the arrival of one request's blocks, waiting included. This end keeps blocks no
             longer than that for a pull that has started, whatever the peer's setting is.
         link_seconds: time limit for linking to a peer.
@@ -79,6 +82,8 @@ class Settings(BaseModel):
     transport: TransportName = "hccl"
     push: bool = False
     lease_seconds: float = Field(default=60.0, gt=0, le=86_400)
+    hold_seconds: float = Field(default=600.0, ge=0, le=86_400)
+    max_takers: int = Field(default=16, ge=1, le=64)
     pull_seconds: float = Field(default=60.0, gt=0, le=86_400)
     link_seconds: float = Field(default=10.0, gt=0, le=3600)
     patience_seconds: float = Field(default=5.0, ge=0, le=3600)

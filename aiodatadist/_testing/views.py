@@ -84,6 +84,16 @@ def links_of(service: Any) -> Any:
     return life_of(service)._links
 
 
+def held_leases(service: Any) -> int:
+    """Return the number of an open service's leases that requests of other engines hold."""
+
+    async def count() -> int:
+        return sum(not kept.holders.are_none for kept in life_of(service)._kept._kept.values())
+
+    found: int = call_on_loop(service, count)
+    return found
+
+
 async def post_as(service: Any, peer: Any, message: Any) -> None:
     """Send a message as a service would. On its event loop."""
     await life_of(service)._post(peer, message)

@@ -19,7 +19,7 @@ from aiodatadist import CacheManager, LeaseTicket, LLMException, ParamInvalid, n
 from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.block_shapes import BlockShape
 from aiodatadist._adapters.ended import Ended
-from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress, lease_name, tickets
+from aiodatadist._adapters.leased_blocks import KeptOrder, PullOrder, WorkerAddress, lease_name, tickets
 from aiodatadist._adapters.peer_links import PeerLinks
 from aiodatadist._adapters.settings import Settings
 from aiodatadist.testing import soft_fault, soft_faults_cleared
@@ -181,7 +181,9 @@ def test_tickets_of_many_workers_look_at_the_blocks_once(ends: tuple[End, End]) 
 def test_an_engine_that_does_not_want_the_blocks(ends: tuple[End, End]) -> None:
     owner, puller = ends
     lease = new_lease_name()
-    puller.service.release((owner.address,), lease, (3, 9), PROMPT)  # before the owner's scheduler has said so
+    puller.service.release(
+        KeptOrder("released", (owner.address,), lease, (3, 9), PROMPT)
+    )  # before the owner's scheduler has said so
     owner.service.keep("r", lease, [3, 9], PROMPT)
     assert owner.until("sent", "r").counters == {"lease_released": 1}
 
@@ -260,7 +262,7 @@ def test_a_digest_that_is_none_is_refused_at_once(ends: tuple[End, End], digest:
     calls: list[Callable[[], None]] = [
         lambda: owner.service.keep("r", lease, [3], digest),
         lambda: owner.service.pull(order("r", lease, owner.address, prompt_digest=digest)),
-        lambda: owner.service.release((owner.address,), lease, (3,), digest),
+        lambda: owner.service.release(KeptOrder("released", (owner.address,), lease, (3,), digest)),
     ]
     for call in calls:
         with pytest.raises(error, match="prompt_digest"):

@@ -16,7 +16,7 @@ from aiodatadist._adapters import leased_blocks
 from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.block_shapes import Axes, BlockShape, parts_between
 from aiodatadist._adapters.ended import Ended
-from aiodatadist._adapters.leased_blocks import PullOrder
+from aiodatadist._adapters.leased_blocks import KeptOrder, PullOrder
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._link.transfers import transfers
 from aiodatadist.testing import soft_fault, soft_faults_cleared
@@ -130,7 +130,7 @@ def test_one_of_two_workers_that_share_blocks_is_cancelled(stack: ExitStack) -> 
     decode[0].service.pull(order)
     assert decode[0].until("r").outcomes == {"r": "pull_done"}
     assert not prefill.service.take().outcomes, "the other worker has not come yet"
-    decode[1].service.release((prefill.address,), lease, (1, 2), PROMPT)
+    decode[1].service.release(KeptOrder("released", (prefill.address,), lease, (1, 2), PROMPT))
     assert prefill.until("r").outcomes == {"r": "lease_released"}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from aiodatadist import new_lease_name
 from aiodatadist._adapters.block_service import BlockService
-from aiodatadist._adapters.leased_blocks import PullOrder
+from aiodatadist._adapters.leased_blocks import KeptOrder, PullOrder
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._cluster.engine import Engine
 from aiodatadist._link.link import Link
@@ -196,7 +196,7 @@ def test_orders_to_pull_and_to_release_wait_while_a_broken_link_is_given_back(li
         puller.until("received", "r0")
         links.break_link(puller.service, owner.address.cluster_id)
         puller.service.pull(PullOrder("r1", sources, leases[1], (3, 9), (2, 3), PROMPT))
-        puller.service.release(sources, leases[2], (3, 9), PROMPT)
+        puller.service.release(KeptOrder("released", sources, leases[2], (3, 9), PROMPT))
         links.pass_turns(puller.service)
         assert puller.service.take().received == set()
         links.let_go(puller.service)

@@ -14,7 +14,7 @@ import pytest
 
 from aiodatadist import new_lease_name, prompt_digest
 from aiodatadist._adapters.block_shapes import BlockShape
-from aiodatadist._adapters.leased_blocks import WorkerAddress
+from aiodatadist._adapters.leased_blocks import KeptOrder, WorkerAddress
 from aiodatadist._adapters.settings import Settings
 from tests.adapters.test_block_service import LAYOUT, PROMPT, End, order
 from tests.hostile.vllm_names import both_halves
@@ -82,7 +82,7 @@ def test_an_order_that_says_otherwise_how_blocks_are_made_up_uses_nothing(kind: 
         puller.service.pull(order("forged", lease, forged))
         ended = puller.until("received", "forged")
         assert (ended.failed, ended.counters) == ({"forged": (0, 1)}, {"pull_refused": 1})
-        puller.service.release((forged,), lease, (3, 9), PROMPT)
+        puller.service.release(KeptOrder("released", (forged,), lease, (3, 9), PROMPT))
         true = End(2, settings, LAYOUT, SHAPE)
         with closing(true.service):
             true.service.pull(order("true", lease, owner.address))
@@ -122,10 +122,12 @@ def test_a_forged_release_leaves_the_lease(ends: tuple[End, End]) -> None:
     owner, puller = ends
     lease = new_lease_name()
     for blocks, prompt in (((4, 5), PROMPT), ((3, 9), ANOTHER), ((), PROMPT)):
-        puller.service.release((owner.address,), lease, blocks, prompt)  # one of them before the lease
+        puller.service.release(
+            KeptOrder("released", (owner.address,), lease, blocks, prompt)
+        )  # one of them before the lease
     owner.service.keep("r", lease, [3, 9], PROMPT)
     for blocks, prompt in (((4, 5), PROMPT), ((3, 9), ANOTHER)):
-        puller.service.release((owner.address,), lease, blocks, prompt)
+        puller.service.release(KeptOrder("released", (owner.address,), lease, blocks, prompt))
     puller.service.pull(order("r", lease, owner.address))
     assert puller.until("received", "r").failed == {}
     assert owner.until("sent", "r").counters == {"lease_taken": 1}

@@ -24,7 +24,7 @@ from aiodatadist import ParamInvalid, new_lease_name, prompt_digest
 from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.block_shapes import BlockShape
 from aiodatadist._adapters.ended import Ended
-from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress
+from aiodatadist._adapters.leased_blocks import KeptOrder, PullOrder, WorkerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._cluster import dial, host_names
@@ -156,7 +156,7 @@ def test_a_worker_reaches_nothing_but_its_peers(
 ) -> None:
     end = ends(0)
     elsewhere = end.place(cluster_id=7, host=host, port=port)
-    end.service.release([elsewhere], new_lease_name(), (3,), PROMPT)
+    end.service.release(KeptOrder("r", (elsewhere,), new_lease_name(), (3,), PROMPT))
     end.service.decline(elsewhere, "transfer")
     end.service.pull(pull("pulled", elsewhere))
     assert end.received("pulled").failed == {"pulled": (0,)}
@@ -215,7 +215,7 @@ def test_of_many_workers_few_are_told_at_a_time(ends: Callable[..., End], monkey
 
     monkeypatch.setattr(dial, "connected", connect)
     workers = [end.place(cluster_id=100 + number) for number in range(64)]
-    end.service.release(workers, new_lease_name(), (3,), PROMPT)
+    end.service.release(KeptOrder("r", tuple(workers), new_lease_name(), (3,), PROMPT))
     assert all(begun.acquire(timeout=30) for _ in range(8))
     end.pass_turns()
     assert open_now == most == 8
@@ -309,6 +309,7 @@ class Scheduler:
         logger.addHandler(self._handler)
         logger.setLevel(logging.DEBUG)
         try:
+            self.side.arrived(request)
             for _ in range(10):
                 found: tuple[int, bool] = self.side.matched_tokens(request, 0)
             if not found[0]:
@@ -334,7 +335,7 @@ def test_an_offer_of_elsewhere_is_refused_before_anything_is_ordered(
     params = pushed(**place) if kind == "pushed" else offer(workers=[worker(), worker(**place)])
     assert scheduler.go_through(params) == (0, False)
     orders = scheduler.orders()
-    assert (orders.loads, orders.releases, orders.expects, orders.declines) == ([], [], [], [])
+    assert (orders.holds, orders.loads, orders.releases, orders.expects, orders.declines) == ([], [], [], [], [])
     assert scheduler.log.getvalue() == f"request r: offer refused: {host} is not in peers\n"
 
 
@@ -444,7 +445,7 @@ def test_a_hostile_offer_is_refused_in_one_short_line(vllm: SimpleNamespace, rea
     scheduler = Scheduler(vllm)
     assert scheduler.go_through(HOSTILE[name](), name=f"cmpl-{LINES}") == (0, False)
     orders = scheduler.orders()
-    assert (orders.loads, orders.releases, orders.expects, orders.declines) == ([], [], [], [])
+    assert (orders.holds, orders.loads, orders.releases, orders.expects, orders.declines) == ([], [], [], [], [])
     text = scheduler.log.getvalue()
     assert 0 < len(text.encode()) <= 400
     assert text.count("\n") == 1

@@ -19,6 +19,7 @@ import pytest
 from aiodatadist import LinkTimeout, new_lease_name
 from aiodatadist._adapters import dials, peer_links
 from aiodatadist._adapters.block_shapes import Axes, BlockShape
+from aiodatadist._adapters.leased_blocks import KeptOrder
 from aiodatadist._adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist._adapters.peers import LOOPBACK, Peers
 from aiodatadist._adapters.push_in import ExpectOrder
@@ -366,7 +367,7 @@ def test_releases_wait_for_no_turn(ends: Callable[..., End], silence: Silence) -
     """A lease that is not released ends by itself. So a release is dropped if there is no room for it at once."""
     true, puller = ends(0, ALL_HEADS), ends(1, ALL_HEADS, link_seconds=20)
     for request in range(100):
-        puller.service.release(lies(true, request), new_lease_name(), (3,), PROMPT)
+        puller.service.release(KeptOrder("released", tuple(lies(true, request)), new_lease_name(), (3,), PROMPT))
         puller.service.decline(lies(true, request)[8], f"transfer{request}")
     puller.pass_turns()
     assert silence.begun == 64
@@ -383,9 +384,9 @@ def test_a_release_at_a_linked_place_is_told_whatever_else_is_dialled(
     keep(true, puller, "first")
     puller.received("first")
     for request in range(100):
-        puller.service.release(lies(true, request, 1), new_lease_name(), (3,), PROMPT)
+        puller.service.release(KeptOrder("released", tuple(lies(true, request, 1)), new_lease_name(), (3,), PROMPT))
     lease = new_lease_name()
-    puller.service.release([true.address], lease, (3,), PROMPT)
+    puller.service.release(KeptOrder("released", (true.address,), lease, (3,), PROMPT))
     true.service.keep("second", lease, [3], PROMPT)
     assert true.sent("second").outcomes["second"] == "lease_released"
 

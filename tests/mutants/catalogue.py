@@ -36,6 +36,7 @@ CHANNELS, ANSWERS, WITHDRAWN = (f"tests/hostile/test_{name}.py" for name in ("ch
 WILD = "tests/hostile/test_wild_requests.py"
 WAYS = "tests/unit/wire/test_ways.py"
 POLICY, READERS = "tests/hostile/test_policy.py", "tests/hostile/test_readers.py"
+HOLDS = "tests/adapters/test_holds.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
 MUTANTS = (
@@ -941,6 +942,46 @@ MUTANTS = (
         ("tests/test_block_leases.py::test_one_pulls_at_a_time",),
     ),
     # ---- strangers ----
+    Mutant(
+        "a-hold-by-its-name-alone",
+        "who keeps a lease alive, or lets go of it, knows its blocks and its prompt",
+        "aiodatadist/_adapters/kept_leases.py",
+        "        return kept if kept is not None and kept.digests == (held.blocks, held.prompt) else None\n",
+        "        return kept\n",
+        (f"{HOLDS}::test_only_a_peer_with_the_blocks_and_the_prompt_holds_a_lease_or_lets_go",),
+    ),
+    Mutant(
+        "a-hold-without-end",
+        "requests of other engines occupy blocks for a limited time",
+        "aiodatadist/_adapters/kept_leases.py",
+        "        self.within(min(self._seconds, self.until - asyncio.get_running_loop().time()))\n",
+        "        self.within(self._seconds)\n",
+        (f"{HOLDS}::test_no_request_holds_a_lease_for_longer_than_the_owner_says",),
+    ),
+    Mutant(
+        "a-lease-of-a-lost-holder",
+        "the lease of an engine that ended is over within seconds",
+        "aiodatadist/_adapters/kept_leases.py",
+        "            if kept.holders.lost(peer):\n                kept.within(self._grace)\n",
+        "            kept.holders.lost(peer)\n",
+        (f"{HOLDS}::test_a_lease_whose_last_holder_is_lost_ends_within_seconds",),
+    ),
+    Mutant(
+        "takers-by-a-client",
+        "how many requests may take kept blocks is their owner's word",
+        "aiodatadist/_adapters/leased_blocks.py",
+        "rank, ranks, *([takers] * (takers > 1))]",
+        "rank, ranks]",
+        (f"{HOLDS}::test_what_a_client_writes_does_not_decide_how_many_may_take_a_lease",),
+    ),
+    Mutant(
+        "holders-without-limit",
+        "a peer has no more holders of a lease than requests may take it",
+        "aiodatadist/_adapters/lease_holders.py",
+        "        if key in self._gone or count >= self._takers:\n",
+        "        if key in self._gone:\n",
+        (f"{HOLDS}::test_a_peer_has_no_more_holders_than_the_owner_expects",),
+    ),
     Mutant(
         "strangers-without-a-rate",
         "clients of one address that prove nothing are read at a limited rate",

@@ -76,6 +76,9 @@ class AioDataDistConnector(ConnectorBase[SchedulerSide, WorkerSide]):
 
     # ---- scheduler ----
 
+    def on_new_request(self, request: Any) -> None:
+        self._deciding.arrived(request)
+
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         self._deciding.meet({rank: address_of(found) for rank, found in metadata.items()})
 

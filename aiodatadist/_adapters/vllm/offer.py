@@ -31,6 +31,8 @@ MAX_OFFER_TEXT = 256
 """Most characters of each text in it."""
 MAX_WORKERS = 1024
 """Upper limit of :attr:`Settings.max_offer_workers`."""
+MAX_TAKERS = 64
+"""Upper limit of :attr:`Settings.max_takers`."""
 MAX_WAITING = 64
 """Most offers that are kept as they were read. Of the requests that wait, a scheduler tries the first one again and again."""
 
@@ -49,8 +51,10 @@ class Offer(_Params):
         remote_num_tokens: tokens whose keys and values they have.
         remote_block_size: tokens of a block.
         lease: the name under which each worker keeps them.
-        lease_seconds: seconds for which they are kept, from when this was written.
+        lease_seconds: seconds for which they are kept, from when this was written. An engine whose request waits asks for
+            them again and again.
         workers: by tensor-parallel rank.
+        takers: number of requests that may take the blocks. The prefill engine knows it, and refuses another one.
     """
 
     do_remote_prefill: bool = True
@@ -64,6 +68,7 @@ class Offer(_Params):
     workers: Annotated[
         tuple[WorkerAddress, ...], Strict(False), Field(min_length=1, max_length=MAX_WORKERS), FailFast()
     ]
+    takers: int = Field(default=1, ge=1, le=MAX_TAKERS)
 
     def to_send(self) -> dict[str, Any]:
         """Return what travels. Raises Unreadable if it is larger than another engine reads."""
@@ -255,6 +260,15 @@ class Offers:
                 del params["transfer_id"]
             return None
         return name
+
+    def takers_of(self, request_id: str, params: Mapping[str, Any], limit: int) -> int | None:
+        """Return how many requests may take the blocks, as the router says; None if that is refused, which is logged."""
+        takers = params.get("takers", 1)
+        if type(takers) is int and 1 <= takers <= limit:
+            return takers
+        why = f"takers is {shown(takers)}: must be from 1 to {limit}, the setting max_takers"
+        self._refuse(Incident.OFFER_UNREADABLE, request_id, "its blocks are not kept", why)
+        return None
 
     def _check_name(self, name: str) -> None:
         """Raise Unreadable if the name is too short to be drawn at random by a router."""

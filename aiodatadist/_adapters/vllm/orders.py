@@ -44,18 +44,32 @@ class Load:
 class Release:
     """An order to release the offer's blocks, which are not needed. ``prompt_digest`` as in a :class:`Load`."""
 
+    request_id: str
+    offer: Offer
+    prompt_digest: bytes
+
+
+@dataclass(frozen=True)
+class Hold:
+    """An order to keep the offer's blocks alive while the request waits. ``prompt_digest`` as in a :class:`Load`."""
+
+    request_id: str
     offer: Offer
     prompt_digest: bytes
 
 
 @dataclass(frozen=True)
 class Keep:
-    """An order to keep blocks of a finished request. ``prompt_digest`` covers the tokens that are offered."""
+    """An order to keep blocks of a finished request, for ``takers`` requests of other engines.
+
+    ``prompt_digest`` covers the tokens that are offered.
+    """
 
     request_id: str
     lease: str
     blocks: tuple[int, ...]
     prompt_digest: bytes
+    takers: int = 1
 
 
 @dataclass(frozen=True)
@@ -100,6 +114,7 @@ class Orders(KVConnectorMetadata):  # type: ignore[misc]
     """The orders of one step.
 
     Attributes:
+        holds: requests that have an offer, and wait for room.
         pushes: what the step computes for other engines.
         pushed: requests that have been computed completely.
         abandons: requests that will not be.
@@ -108,6 +123,7 @@ class Orders(KVConnectorMetadata):  # type: ignore[misc]
     """
 
     loads: list[Load] = field(default_factory=list)
+    holds: list[Hold] = field(default_factory=list)
     keeps: list[Keep] = field(default_factory=list)
     cancels: list[str] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)

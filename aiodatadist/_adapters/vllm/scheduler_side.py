@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vllm.v1.request import RequestStatus
@@ -14,8 +14,9 @@ from aiodatadist._adapters.leased_blocks import WorkerAddress
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._adapters.vllm.computed import ComputedBlocks
 from aiodatadist._adapters.vllm.offer import MAX_OFFER_TEXT, Offer, Offers, PushOffer
-from aiodatadist._adapters.vllm.orders import Decline, Expect, Keep, Load, Orders, Push, Release, Transfer
+from aiodatadist._adapters.vllm.orders import Decline, Expect, Hold, Keep, Load, Orders, Push, Release, Transfer
 from aiodatadist._adapters.vllm.prompts import digest_of
+from aiodatadist._adapters.vllm.siblings import Siblings
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.foreign import Unreadable, printable
 from aiodatadist._values.lease_ticket import MAX_TICKET_BLOCKS, new_lease_name
@@ -51,6 +52,8 @@ class SchedulerSide:
         self._pushed: dict[str, Transfer] = {}
         self._pushers: dict[tuple[str, bytes], str] = {}
         self._computed = ComputedBlocks(block_size)
+        self._siblings = Siblings()
+        self._arrived: dict[str, tuple[Any, Offer]] = {}
 
     def meet(self, addresses: Mapping[int, WorkerAddress]) -> None:
         """Note the workers, by rank."""
@@ -58,6 +61,19 @@ class SchedulerSide:
         self._offers.meet(each.cluster_id for each in self._workers)
 
     # ---- decode ----
+
+    def arrived(self, request: Any) -> None:
+        """Note a request, which may wait for long before it is asked for."""
+        self._siblings.add(request.request_id)
+        offer = self._offer_of(request)
+        if isinstance(offer, Offer):
+            self._arrived[request.request_id] = request, offer
+
+    def _holds(self) -> Iterator[Hold]:
+        """Yield orders to keep alive what is offered to requests that arrived, and were not scheduled at once."""
+        arrived, self._arrived = self._arrived, {}
+        for request_id, (request, offer) in arrived.items():
+            yield Hold(request_id, offer, digest_of(request, self._offered(request, offer)))
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
         """Return how many tokens more than ``computed`` are offered, and True if they come later.
@@ -118,8 +134,10 @@ class SchedulerSide:
 
     def _is_read(self, request: Any) -> None:
         """Drop the offer of a request."""
-        request.kv_transfer_params["do_remote_prefill"] = False
+        # another dictionary: samples of one prompt may share this one
+        request.kv_transfer_params = {**request.kv_transfer_params, "do_remote_prefill": False}
         self._offers.forget(request.request_id)
+        self._arrived.pop(request.request_id, None)
 
     def _decline(self, request: Any, offer: Offer | PushOffer) -> None:
         """Drop the offer of a request, and release it at the other engine."""
@@ -131,7 +149,8 @@ class SchedulerSide:
         if isinstance(offer, PushOffer):
             self._orders.declines.append(Decline(offer, digest_of(request, self._offered(request, offer))))
         else:
-            self._orders.releases.append(Release(offer, digest_of(request, self._offered(request, offer))))
+            digest = digest_of(request, self._offered(request, offer))
+            self._orders.releases.append(Release(request.request_id, offer, digest))
 
     def received(self, request_ids: Iterable[str]) -> None:
         """Note that loads have ended."""
@@ -152,9 +171,16 @@ class SchedulerSide:
 
     def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
         """End a request; return True if its blocks are kept, and the parameters for the next engine."""
+        try:
+            return self._finished(request, block_ids)
+        finally:
+            self._siblings.remove(request.request_id)
+
+    def _finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
         request_id, params = request.request_id, self._offers.params_of(request)
         offer = self._offer_of(request)
         self._offers.forget(request_id)
+        self._arrived.pop(request_id, None)
         if offer is not None:  # it was never scheduled here
             self._refuse(request, offer)
         if request_id in self._awaited:
@@ -165,6 +191,13 @@ class SchedulerSide:
             return self._end_push(request, name, block_ids if is_whole else ())
         if not params.get("do_remote_decode") or not is_whole:
             return False, None
+        return self._keep(request, params, block_ids)
+
+    def _keep(
+        self, request: Any, params: Mapping[str, Any], block_ids: Sequence[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Keep a request's blocks; return True, and the parameters for the next engine. Of samples, keep the first one's."""
+        request_id = request.request_id
         # The next engine knows the prompt, and perhaps not what this one answered: the digest ends where the prompt does.
         tokens = min(int(request.num_computed_tokens), int(request.num_prompt_tokens))
         blocks = tuple(map(int, block_ids[: -(-tokens // self._block_size)]))
@@ -173,6 +206,14 @@ class SchedulerSide:
             told = printable(request_id), len(blocks), MAX_TICKET_BLOCKS
             self.incidents.add(Incident.KEEP_FAILED, logger, words, *told)
             return False, None
+        digest = digest_of(request, tokens)
+        sent = self._siblings.offer(request_id, digest)
+        if sent is not None:
+            return False, sent
+        takers = self._offers.takers_of(request_id, params, self._settings.max_takers)
+        if takers is None:
+            return False, None
+        takers = max(takers, min(self._siblings.count(request_id), self._settings.max_takers))
         made = Offer(
             remote_request_id=printable(request_id, MAX_OFFER_TEXT),
             remote_block_ids=blocks,
@@ -181,6 +222,7 @@ class SchedulerSide:
             lease=new_lease_name(),
             lease_seconds=self._settings.lease_seconds,
             workers=self._workers,
+            takers=takers,
         )
         try:
             sent = made.to_send()
@@ -190,7 +232,8 @@ class SchedulerSide:
             return False, None
         if not self._has_room(request, blocks):
             return False, None
-        self._orders.keeps.append(Keep(request_id, made.lease, blocks, digest_of(request, tokens)))
+        self._orders.keeps.append(Keep(request_id, made.lease, blocks, digest, takers))
+        self._siblings.offered(request_id, digest, sent)
         return True, sent
 
     def _end_push(self, request: Any, name: str, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -221,6 +264,7 @@ class SchedulerSide:
         """Return the orders of this step, given as a scheduler's output."""
         for done in self._computed.completed(scheduled):
             self._orders.pushes.append(Push(self._pushed[done.request_id], done.first, done.blocks))
+        self._orders.holds.extend(self._holds())
         orders, self._orders = self._orders, Orders()
         return orders
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiodatadist._adapters.block_service import BlockService
-from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress
+from aiodatadist._adapters.leased_blocks import KeptOrder, PullOrder, WorkerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
 from aiodatadist._adapters.sendings import Portion
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._adapters.vllm.kv_tensors import layers_of, layout_of, shape_of
 from aiodatadist._adapters.vllm.model import Model
-from aiodatadist._adapters.vllm.orders import Expect, Load, Orders
+from aiodatadist._adapters.vllm.orders import Expect, Hold, Load, Orders, Release
 from aiodatadist._adapters.vllm.results import Reports
 from aiodatadist._adapters.vllm.steps import LayerSteps
 
@@ -90,14 +90,15 @@ class WorkerSide:
             pushed = declined.offer
             self._service.decline(pushed.worker(self._model.rank), pushed.transfer_id, declined.prompt_digest)
         for keep in orders.keeps:
-            self._service.keep(keep.request_id, keep.lease, keep.blocks, keep.prompt_digest)
+            self._service.keep(keep.request_id, keep.lease, keep.blocks, keep.prompt_digest, takers=keep.takers)
+        for hold in orders.holds:
+            self._service.hold(_kept_order(hold), hold.offer.lease_seconds)
         for load in orders.loads:
             self._service.pull(_pull_order(load))
         for request_id in orders.cancels:
             self._service.cancel(request_id)
         for release in orders.releases:
-            offer = release.offer
-            self._service.release(offer.workers, offer.lease, offer.remote_block_ids, release.prompt_digest)
+            self._service.release(_kept_order(release))
 
     def _expect_order(self, expect: Expect) -> ExpectOrder:
         return ExpectOrder(
@@ -126,4 +127,12 @@ def _pull_order(load: Load) -> PullOrder:
         load.first,
         load.skip,
         load.tokens,
+        offer.takers,
+    )
+
+
+def _kept_order(order: Hold | Release) -> KeptOrder:
+    offer = order.offer
+    return KeptOrder(
+        order.request_id, offer.workers, offer.lease, offer.remote_block_ids, order.prompt_digest, offer.takers
     )
