@@ -40,12 +40,15 @@ KNOWN = 110
 """A pull that finds all at hand, and learns a shortcut."""
 SHORT = 20
 """A pull by a shortcut."""
+SHORT_CHECKSUM = 170
+"""The same with a checksum: the peer is asked for its own, and has no task for that either."""
 SHORT_NOTE = SHORT + 17
 """The same with a notification. It is sent in the call, and that is most of the rest."""
 FORMS: dict[str, tuple[int, dict[str, Any]]] = {
     "pull_blocks": (SHORT, {}),
     "pull_blocks, deadline": (SHORT + 2, {"deadline": 5.0}),
     "pull_blocks, notification": (SHORT_NOTE, {"notify": b"request 7"}),
+    "pull_blocks, checksum": (SHORT_CHECKSUM, {"checksum": True}),
     "pull_blocks, one layer": (SHORT, {}),
     "pull_blocks, packed layers": (SHORT, {"tensor_num_per_layer": 1}),
     "pull_blocks, critical": (SHORT, {"priority": TransferPriority.CRITICAL}),
@@ -53,6 +56,7 @@ FORMS: dict[str, tuple[int, dict[str, Any]]] = {
     "pull_blocks of a slot": (SHORT, {}),
     "push_blocks": (SHORT, {}),
     "push_blocks, notification": (SHORT_NOTE, {"notify": b"request 7"}),
+    "push_blocks, checksum": (SHORT_CHECKSUM, {"checksum": True}),
     "push_blocks, one layer": (SHORT, {}),
     "push_blocks, packed layers": (SHORT, {"tensor_num_per_layer": 1}),
     "pull_cache": (SHORT, {}),

@@ -24,6 +24,7 @@ from aiodatadist import (
     LLMException,
     TransferPriority,
 )
+from aiodatadist._cache import digester as digesting
 from aiodatadist._cache.catalogue import RemoteCache
 from aiodatadist._link.transfers.requests_in_line import RequestInLine, RequestLines
 from aiodatadist._testing.views import cut_link
@@ -53,6 +54,7 @@ class HeldSums:
         self._sums, self._go_on = digester.digests, asyncio.Event()
         self.begun = 0
         monkeypatch.setattr(digester, "digests", self._held)
+        monkeypatch.setattr(digesting, "SMALL_BYTES", 0)  # what is small has no task
 
     async def _held(self, entry: Entry, side: Side, line: Hashable = None) -> array[int]:
         self.begun += 1

@@ -91,6 +91,16 @@ class Digester:
             await self._add_staged(sums, entry, side.parts(WINDOW_BYTES), peer)
         return sums
 
+    def is_at_hand(self, entry: Entry, side: Side) -> bool:
+        """Return True if :meth:`digests_now` can compute these checksums: the host can read the bytes, and they are few."""
+        return side.total <= SMALL_BYTES and (entry.placement is Placement.HOST or self._device.runtime.is_soft)
+
+    def digests_now(self, side: Side) -> array[int]:
+        """Return the same checksums of bytes that are at hand, in this call."""
+        sums = array("I", bytes(4 * len(side.index)))
+        add_checksums(sums, 0, side)
+        return sums
+
     async def _add(self, sums: array[int], first: int, side: Side, peer: Hashable) -> None:
         if len(side.addresses) * side.tensor_bytes <= SMALL_BYTES:
             add_checksums(sums, first, side)

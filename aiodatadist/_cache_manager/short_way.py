@@ -11,20 +11,20 @@ from aiodatadist._link import LinkState
 from aiodatadist._link.control.notifications import check_payload
 from aiodatadist._values.descriptors import UNSET, BlocksCacheKey, Cache, CacheKey, CacheKeyByIdAndIndex
 from aiodatadist._values.transfer_priority import TransferPriority, check_deadline
+from aiodatadist._wire.messages import Digest
 
 if TYPE_CHECKING:
-    from aiodatadist._cache.local_copy import CopyWay
     from aiodatadist._cache.names import Form
-    from aiodatadist._cache.task import CacheTask
+    from aiodatadist._cache.task import AtOnce, CacheTask
     from aiodatadist._cluster.engine import Engine
     from aiodatadist._counting import Observer
     from aiodatadist._device import TransferCompletion
-    from aiodatadist._link.transfers.shortcuts import Shortcut
 
 _NOTHING: Final = type(None)
 _KEYS: Final = frozenset({BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex})
 _DEADLINES: Final = frozenset({_NOTHING, int, float})
 _NOTES: Final = frozenset({_NOTHING, bytes})
+_CHECKSUMS: Final = frozenset({_NOTHING, bool})
 _WORDS: Final = frozenset({str, int, range, _NOTHING})
 """Types of words that are the same if they are equal. A bool is none of them: it is equal to a number."""
 _NUMBERS: Final = frozenset({int})
@@ -76,7 +76,7 @@ class ShortWay:
                 peer's.
         """
         engine = self._engine
-        # The call: plain words, and bytes that are only moved.
+        # The call: plain words.
         if (
             type(key) not in _KEYS
             or type(cache) is not Cache
@@ -85,7 +85,7 @@ class ShortWay:
             or type(notify) not in _NOTES
             or not _WORDS.issuperset(map(type, form))
             or (type(key) is CacheKey and (key.req_id == UNSET) is (key.prefix_id == UNSET))
-            or (engine.transfer_checksum if checksum is None else checksum is not False)
+            or type(checksum) not in _CHECKSUMS
         ):
             return None
         # The numbers, before everything that may change: reading one may run the caller's code, which may begin a transfer.
@@ -105,6 +105,7 @@ class ShortWay:
             numbers = packed((mine,), (slot,))
         # What was learnt, and whether all of it is as it was.
         is_critical, life = priority is TransferPriority.CRITICAL, link.life
+        is_checked = engine.transfer_checksum if checksum is None else checksum
         words = form, remote, None if is_slot else slot, cache.cache_id, is_cut, is_critical
         way = link.transfers.shortcuts.ours.get(words)
         if (
@@ -116,9 +117,10 @@ class ShortWay:
             or not way.link_channel.is_current
             or life.state is not LinkState.READY
             or not life.ownership.is_ours
+            or (is_checked and link.session.peer_minor < Digest.since)
         ):
             return None
-        return self._run(way, *numbers, key, notify, deadline)
+        return self._run(way.run_checked if is_checked else way.run, way.common, *numbers, key, notify, deadline)
 
     def copy(
         self, form: Form, target: Any, source: Any, mine: Any, theirs: Any, priority: Any, deadline: Any
@@ -149,19 +151,26 @@ class ShortWay:
             or not way.source.is_usable
         ):
             return None
-        return self._run(way, *numbers, None, None, deadline)
+        return self._run(way.run, way.common, *numbers, None, None, deadline)
 
     def _run(
-        self, way: Shortcut | CopyWay, numbers: bytes, count: int, key: Any, notify: bytes | None, deadline: Any
+        self,
+        run: Callable[[bytes, int, bytes | None], TransferReport | TransferCompletion | None],
+        common: AtOnce,
+        numbers: bytes,
+        count: int,
+        key: Any,
+        notify: bytes | None,
+        deadline: Any,
     ) -> CacheTask | None:
         """Take a way; return None if nothing was done."""
         if deadline is not None:
             check_deadline(deadline)
         if notify is not None:
             check_payload(notify)
-        engine, common = self._engine, way.common
+        engine = self._engine
         engine.check_here()
-        done = way.run(numbers, count, notify)
+        done = run(numbers, count, notify)
         if isinstance(done, TransferReport):
             task = EndedTask(common, done, key, count)
             if engine.observer is not None:

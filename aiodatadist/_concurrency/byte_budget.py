@@ -45,6 +45,14 @@ class ByteBudget:
 
         await self._line.take(attempt, deadline)
 
+    def take_now(self, nbytes: int) -> bool:
+        """Take ``nbytes`` if they are free and no task waits for others. Return False if nothing was taken."""
+        if len(self._line) or (self.taken and self.taken + nbytes > self.limit):
+            return False
+        self.taken += nbytes
+        self.most = max(self.most, self.taken)
+        return True
+
     def give(self, nbytes: int) -> None:
         """Release what was taken, all of it or a part."""
         self.taken -= nbytes

@@ -79,6 +79,10 @@ class _Withdrawal:
         self.alarm = 0
 
 
+AT_ONCE = Lookup, Found, Pull, Pulled, Digest, Digests
+"""Messages that a transfer waits for."""
+
+
 class Reactions:
     """The reactions of one link to what its peer says."""
 
@@ -100,7 +104,7 @@ class Reactions:
 
     def at_once(self, message: Message | Unknown) -> bool:
         """React to a message that a transfer waits for, if no task is needed. Return False if it is another message."""
-        if self.session.life.state is not LinkState.READY or not isinstance(message, (Lookup, Found, Pull, Pulled)):
+        if self.session.life.state is not LinkState.READY or not isinstance(message, AT_ONCE):
             return False
         REACTIONS[type(message)](self, message)
         return True

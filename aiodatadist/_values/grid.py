@@ -47,6 +47,12 @@ class Side:
         """Bytes of each tensor."""
         return (len(self.index) - 1) * self.nbytes + self.tail if self.index else 0
 
+    @property
+    def total(self) -> int:
+        """Bytes of all tensors and blocks."""
+        blocks = len(self.index)
+        return len(self.addresses) * ((blocks - 1) * self.nbytes + self.tail) if blocks else 0
+
     def tensors(self, which: range) -> Side:
         """Return a side with only these consecutive tensors."""
         return Side(self.addresses[which.start : which.stop], self.index, self.stride, self.nbytes, self.tail)

@@ -109,7 +109,11 @@ class _Message(BaseModel):
 @cache
 def _defaults(kind: type[_Message]) -> dict[str, Any]:
     """Return the fields of a kind of message that have a default, with it."""
-    return {name: field.default for name, field in kind.model_fields.items() if not field.is_required()}
+    return {
+        name: field.get_default(call_default_factory=True)
+        for name, field in kind.model_fields.items()
+        if not field.is_required()
+    }
 
 
 @dataclass(frozen=True, slots=True)

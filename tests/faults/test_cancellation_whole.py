@@ -29,6 +29,7 @@ from aiodatadist import (
     RegisterMemStatus,
     TransferTimeout,
 )
+from aiodatadist._cache import digester
 from aiodatadist._cache.digester import Digester
 from aiodatadist._cache.table import Entry
 from aiodatadist._link import Link
@@ -407,7 +408,7 @@ async def test_any_number_of_cancelled_renewals_leave_the_link_usable(monkeypatc
     ("one_sided", "spot"),
     [
         (True, CALLER),
-        (True, Spot(Requester, "_arrange")),
+        (True, Spot(Requester, "_check")),
         (True, Spot(AskedChecksums, "_digests")),
         (True, Spot(Digester, "digests")),
         (False, Spot(PullRequests, "_compare")),
@@ -415,7 +416,10 @@ async def test_any_number_of_cancelled_renewals_leave_the_link_usable(monkeypatc
     ],
     ids=str,
 )
-async def test_a_pull_whose_checksums_are_compared(one_sided: bool, spot: Spot, how: str, no_leaks: None) -> None:
+async def test_a_pull_whose_checksums_are_compared(
+    one_sided: bool, spot: Spot, how: str, no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digester, "SMALL_BYTES", 0)  # what is small has no task
     async with scene(enable_remote_cache_accessible=one_sided) as all_of:
 
         async def pull() -> None:

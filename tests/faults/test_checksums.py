@@ -17,6 +17,7 @@ from aiodatadist import (
     LLMStatusCode,
     TransferTimeout,
 )
+from aiodatadist._cache import digester
 from aiodatadist._cache.digester import Digester
 from aiodatadist.testing import cluster_info, inside, linked_pair, open_cluster, soft_fault, soft_faults_cleared, verify
 
@@ -43,6 +44,12 @@ class Summing:
         if self._count < nth:
             with anyio.fail_after(20):
                 await event.wait()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the device copy all bytes that are summed. ``tests/test_compared_at_once.py`` has what is summed in place."""
+    monkeypatch.setattr(digester, "SMALL_BYTES", 0)
 
 
 @pytest.fixture

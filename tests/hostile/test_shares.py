@@ -321,6 +321,7 @@ async def test_questions_for_more_than_four_times_a_peers_caches_wait_for_each_o
             at_a_time["now"] -= len(side.index)
 
     monkeypatch.setattr(digester, "digests", counted)
+    monkeypatch.setattr(digesting, "SMALL_BYTES", 0)  # what is small has no task
     statuses: list[int] = []
 
     async def ask(pieces: int) -> None:

@@ -135,13 +135,18 @@ class PendingQuestions:
             self.close(call)
 
     def start(
-        self, question: Callable[[int], Message], kind: type[Answer], name: Name | None, then: Callable[[], object]
+        self,
+        question: Callable[[int], Message],
+        kind: type[Answer],
+        name: Name | None,
+        then: Callable[[], object],
+        checksums: int = 0,
     ) -> Question:
         """Ask a question, and call ``then`` when it is settled, unless it is closed first.
 
         Raises ProtocolError if it is too long for a message.
         """
-        return self._say(question, Question(next(self._numbers), kind, name, then=then))
+        return self._say(question, Question(next(self._numbers), kind, name, checksums, then))
 
     def start_repeated(
         self, question: Callable[[int], Message], kind: type[Answer], then: Callable[[], object]

@@ -49,8 +49,29 @@ class AskedChecksums:
         """
         if len(self._under_way) >= MAX_DIGESTED:
             raise ProtocolError(f"{MAX_DIGESTED} questions for checksums are under way")
-        if message.call not in self._under_way:
+        if message.call in self._under_way:
+            return
+        answer = self._answer_now(message)
+        if answer is None:
             self._session.spawn(self._sum_up(message))
+        else:
+            self._session.post(answer)
+
+    def _answer_now(self, message: Digest) -> Digests | None:
+        """Return the answer if it takes neither a task nor anything that others wait for, otherwise None."""
+        session = self._session
+        entry = session.peer_leases.held(message.cache_id)
+        if entry is None or self._summing:
+            return None
+        try:
+            side = self._side_for_peer(message, entry)
+        except LLMException as error:
+            return _undigested(message.call, error)
+        digester = session.host.digester
+        if not digester.is_at_hand(entry, side):
+            return None
+        sums = digester.digests_now(side)
+        return Digests.checked(call=message.call, status=int(LLMStatusCode.LLM_SUCCESS), checksums=sums.tolist())
 
     def stop(self, call: int) -> bool:
         """Stop a question that the peer gives up. Return False if none of this number is under way."""
@@ -91,10 +112,7 @@ class AskedChecksums:
         try:
             if entry is None:
                 raise CacheNotFound(f"cache {message.cache_id} was never announced, or has been revoked")
-            check_reader(self._session, entry)  # checksums of single bytes would tell what they are
-            side = _side(message, entry)
-            if not self._session.host.one_sided:  # otherwise the peer can read the slots itself
-                check_key(self._session, entry, not entry.slots_of_others(self._session.cluster_id))
+            side = self._side_for_peer(message, entry)
             entry.lease()
             try:
                 sums = await self._sum_in_turn(message, entry, side)
@@ -103,6 +121,14 @@ class AskedChecksums:
         except LLMException as error:
             return _undigested(message.call, error)
         return Digests(call=message.call, status=int(LLMStatusCode.LLM_SUCCESS), checksums=sums)
+
+    def _side_for_peer(self, message: Digest, entry: Entry) -> Side:
+        """Return what is to be summed. Raises ParamInvalid if the peer may not know it, or it is not in the cache."""
+        check_reader(self._session, entry)  # checksums of single bytes would tell what they are
+        side = _side(message, entry)
+        if not self._session.host.one_sided:  # otherwise the peer can read the slots itself
+            check_key(self._session, entry, not entry.slots_of_others(self._session.cluster_id))
+        return side
 
     async def _sum_in_turn(self, message: Digest, entry: Entry, side: Side) -> list[int]:
         """Compute checksums, as :meth:`of` does, when earlier questions of this peer leave room for the bytes."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from aiodatadist._link.control.questions import Answer
 from aiodatadist._link.data.remote_operation import TransferSpec
 from aiodatadist._link.transfers.responder import status_error
 from aiodatadist._values.grid import Grid, Side
@@ -79,6 +80,37 @@ class Checks:
                 hint="update that cluster, or transfer without checksum",
             )
 
+    # ---- without a task ----
+
+    def take_turn(self) -> bool:
+        """Take a turn for a comparison, which :meth:`end_turn` ends. Return False if it must wait for one."""
+        try:
+            self._turns.acquire_nowait()
+        except anyio.WouldBlock:
+            return False
+        return True
+
+    def end_turn(self) -> None:
+        """End a turn."""
+        self._turns.release()
+
+    def question(self, spec: TransferSpec, remote: RemoteCache, side: Side) -> Callable[[int], Digest]:
+        """Return a function that makes the question about the peer's side, given the question's number."""
+        layers = spec.selection.layers
+        tensors = layers.of_source(remote) if spec.direction == "get" else layers.of_target(remote)
+        return _question(remote, tensors, spec.seconds, side)
+
+    def judge_answer(
+        self, spec: TransferSpec, remote: RemoteCache, grid: Grid, mine: array[int], answer: Answer
+    ) -> None:
+        """Compare this end's checksums with the peer's answer. Raises what :meth:`compare` raises."""
+        theirs = array("I", self._sums_of(answer))
+        sums = (theirs, mine) if spec.direction == "get" else (mine, theirs)
+        target: Geometry = remote if spec.direction == "put" else spec.entry
+        self._judge(target, grid.local_side, *sums, has_parts=spec.selection.parts is not None)
+
+    # ---- in a task ----
+
     async def compare(self, spec: TransferSpec, remote: RemoteCache, grid: Grid) -> None:
         """Compare what has arrived with what was sent, for a transfer that this end carried out.
 
@@ -92,7 +124,7 @@ class Checks:
             with anyio.move_on_after(spec.seconds) as limit:
                 mine, theirs = await self._both(spec, remote, grid)
         if limit.cancelled_caught:
-            raise self._too_slow(spec.seconds)
+            raise self.too_slow(spec.seconds)
         sums = (theirs, mine) if spec.direction == "get" else (mine, theirs)
         target: Geometry = remote if spec.direction == "put" else spec.entry
         self._judge(target, grid.local_side, *sums, has_parts=spec.selection.parts is not None)
@@ -114,7 +146,7 @@ class Checks:
                     question = partial(_question, remote, range(first, first + len(tensors)), seconds)
                     await self._add(mine, theirs, entry, (remote, here, there), question)
         if limit.cancelled_caught:
-            raise self._too_slow(seconds)
+            raise self.too_slow(seconds)
         self._judge(remote, grid.remote_side, mine, theirs, name=f"{name}: ")
 
     async def compare_answer(self, spec: TransferSpec, side: Side, sent: Sequence[int]) -> None:
@@ -124,10 +156,11 @@ class Checks:
             with anyio.move_on_after(spec.seconds) as limit:
                 arrived = await self._session.host.digester.digests(spec.entry, side, self._session.cluster_id)
         if limit.cancelled_caught:
-            raise self._too_slow(spec.seconds)
+            raise self.too_slow(spec.seconds)
         self._judge(spec.entry, side, array("I", sent), arrived, has_parts=spec.selection.parts is not None)
 
-    def _too_slow(self, seconds: float) -> TransferTimeout:
+    def too_slow(self, seconds: float) -> TransferTimeout:
+        """Return the error of a comparison that took longer than ``seconds``."""
         return TransferTimeout(
             f"the bytes have arrived, but their checksums were not compared within {seconds:g} s",
             peer=self._session.cluster_id,
@@ -185,11 +218,15 @@ class Checks:
                 # cancelled or late: the peer need not sum up any further
                 if question.answer is None and session.is_open:
                     session.post(Stop(call=question.number))
-        answer = question.answer
+        return mine, self._sums_of(question.answer)
+
+    def _sums_of(self, answer: Answer | None) -> list[int]:
+        """Return the checksums of an answer. Raises LLMException if the peer has none."""
         assert isinstance(answer, Digests)
         if answer.status != LLMStatusCode.LLM_SUCCESS:
-            raise status_error(answer, f"the bytes have arrived, but cluster {session.cluster_id} has no checksums: ")
-        return mine, answer.checksums
+            name = f"cluster {self._session.cluster_id}"
+            raise status_error(answer, f"the bytes have arrived, but {name} has no checksums: ")
+        return answer.checksums
 
     def _judge(
         self,
@@ -244,7 +281,7 @@ def _neighbours(remote: RemoteCache, side: Side) -> Iterator[range]:
 def _question(remote: RemoteCache, tensors: range, seconds: float, side: Side) -> Callable[[int], Digest]:
     """Return a function that makes the question about these tensors of the peer's cache, given the question's number."""
     message = partial(
-        Digest,
+        Digest.checked,
         cache_id=remote.cache_id,
         first_tensor=tensors.start,
         tensors=len(tensors),

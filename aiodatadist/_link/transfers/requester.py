@@ -16,12 +16,13 @@ import anyio
 from aiodatadist._cache.catalogue import RemoteCache
 from aiodatadist._cache.names import Key, Name, name_of
 from aiodatadist._concurrency.alarms import SLICE
-from aiodatadist._device import StreamTransfer, TransferState
+from aiodatadist._device import TransferCompletion, TransferState
 from aiodatadist._link.control.questions import AGAIN_SECONDS, MOST_AGAIN_SECONDS, Answer, Question
 from aiodatadist._link.data.link_channel import LinkChannel
 from aiodatadist._link.data.remote_operation import RemoteOperation, TransferSpec
 from aiodatadist._link.lifecycle import LinkState
 from aiodatadist._link.transfers.checksums import Checks
+from aiodatadist._link.transfers.comparison import Comparison
 from aiodatadist._link.transfers.pull_requests import PullRequest, PullRequests
 from aiodatadist._values.grid import Grid
 from aiodatadist._wire.messages import Found, KeyName, Lookup
@@ -86,6 +87,27 @@ class Requester:
             self.work_on(operation, spec)
         return operation
 
+    def compare(
+        self, spec: TransferSpec, what: str, remote: RemoteCache, grid: Grid, transfer: TransferCompletion
+    ) -> RemoteOperation:
+        """Compare the checksums of a transfer that has started. Return an operation that ends with the comparison."""
+        name = f"{what} of cluster {self.session.cluster_id}"
+        operation = Comparison(name, self._pull_requests.patience, spec, remote, grid, self)
+        spec.entry.lease()
+        self._keep(operation, spec)
+        has_begun = False
+
+        def begin() -> None:
+            nonlocal has_begun
+            operation.take_figures(transfer)
+            has_begun = operation.begin()
+
+        if transfer.state is TransferState.DONE:
+            operation.attempt(begin)
+        if not has_begun and not operation.is_done:
+            self.session.spawn(lambda: operation.run(lambda: self._check(operation, spec, remote, grid, transfer)))
+        return operation
+
     def _keep(self, operation: RemoteOperation, spec: TransferSpec) -> None:
         self.running.operations.add(operation)
         operation.add_done_callback(partial(self._ended, spec))
@@ -134,18 +156,19 @@ class Requester:
             operation.follow(transfer)
 
     async def _check(
-        self, operation: RemoteOperation, spec: TransferSpec, remote: RemoteCache, grid: Grid, transfer: StreamTransfer
+        self,
+        operation: RemoteOperation,
+        spec: TransferSpec,
+        remote: RemoteCache,
+        grid: Grid,
+        transfer: TransferCompletion,
     ) -> None:
         """Wait for a transfer, and compare the checksums.
 
         The peer's cache is held meanwhile, unless the peer revokes it and has waited long enough.
         """
 
-        def taken_back() -> None:
-            self._taken_back.add(operation)
-            operation.cancel()
-
-        with self.holding(remote, taken_back):
+        with self.holding(remote, partial(self.taken_back, operation)):
             await transfer.join()
             operation.take_figures(transfer)
             if transfer.state is TransferState.DONE:
@@ -156,13 +179,26 @@ class Requester:
     def holding(self, remote: RemoteCache, taken_back: Callable[[], object]) -> Iterator[None]:
         """Hold the peer's cache while it is compared. If the peer revokes it and waits for too long, call ``taken_back``."""
         holder = object()
-        remote.use()
-        self._held[holder] = remote, taken_back
+        self.hold(holder, remote, taken_back)
         try:
             yield
         finally:
-            del self._held[holder]
-            remote.release()
+            self.let_go(holder)
+
+    def hold(self, holder: object, remote: RemoteCache, taken_back: Callable[[], object]) -> None:
+        """Hold the peer's cache likewise, until :meth:`let_go` is called with the same ``holder``."""
+        remote.use()
+        self._held[holder] = remote, taken_back
+
+    def let_go(self, holder: object) -> None:
+        """Hold the peer's cache no longer."""
+        remote, _ = self._held.pop(holder)
+        remote.release()
+
+    def taken_back(self, operation: RemoteOperation) -> None:
+        """Fail a comparison, because the peer takes its cache back."""
+        self._taken_back.add(operation)
+        operation.cancel()
 
     def take_back(self, remote: RemoteCache) -> None:
         """Fail the comparisons that still hold a cache which the peer has revoked for too long."""
@@ -256,7 +292,7 @@ class _Lookups:
 
     def end(self, operation: RemoteOperation) -> None:
         """Let a transfer wait no longer, if it waits."""
-        if isinstance(operation, _Lookup) and (name := self._names.pop(operation, None)) is not None:
+        if type(operation) is _Lookup and (name := self._names.pop(operation, None)) is not None:
             asked = self._asked.get(name)
             if asked is None or operation not in asked.waiting:  # its answer has come, and waits to be passed on
                 return

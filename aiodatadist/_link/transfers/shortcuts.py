@@ -6,13 +6,14 @@ such transfers have ended when it returns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from aiodatadist._cache.catalogue import RemoteCache
 from aiodatadist._cache.task import AtOnce
-from aiodatadist._device import BlockRun, Program, StreamTransfer, TransferReport, packed
+from aiodatadist._device import BlockRun, Program, RanAtOnce, StreamTransfer, TransferReport, packed
 from aiodatadist._link.transfers.running import DONE, LANES
 from aiodatadist._values.grid import Grid
 from aiodatadist._values.transfer_priority import TransferPriority
@@ -20,6 +21,7 @@ from aiodatadist._values.transfer_priority import TransferPriority
 if TYPE_CHECKING:
     from aiodatadist._cache.table import Entry
     from aiodatadist._counting import Flow
+    from aiodatadist._device import TransferCompletion
     from aiodatadist._link.data.link_channel import LinkChannel
     from aiodatadist._link.data.remote_operation import TransferSpec
     from aiodatadist._link.transfers.running import RunningTransfers
@@ -50,6 +52,8 @@ class Shortcut:
         seconds: the time limit of each.
         flow: counts the transfers.
         common: what the tasks of the transfers have in common.
+        grid: the bytes of the transfer of which it was made. Later ones are of other blocks.
+        spec: that transfer; None if the peer asked for it.
     """
 
     home: Shortcuts
@@ -64,13 +68,14 @@ class Shortcut:
     seconds: float
     flow: Flow
     common: AtOnce
+    grid: Grid
+    spec: TransferSpec | None
 
     def run(self, numbers: bytes, count: int, notify: bytes | None = None) -> TransferReport | StreamTransfer | None:
         """Move ``count`` blocks to or from the peer. Their numbers at either end are packed.
 
-        The peer is notified once they have landed.
-
-        Most transfers have ended when this returns. They lease nothing, because nothing else happens meanwhile.
+        The peer is notified once they have landed. Most transfers have ended when this returns. They lease nothing, because
+        nothing else happens meanwhile.
 
         Return None if nothing was done. Then the transfer takes the long way, which also reports what is wrong with it.
         """
@@ -82,11 +87,36 @@ class Shortcut:
             if notify is not None:
                 self.running.session.notification_queue.send_now(notify)
         elif type(done) is StreamTransfer:
-            self.home.clear()  # this one is spent
-            self.running.watch_over(done, self.blocks.program, self.what, self.link_channel, self.entry, self.remote)
+            self._take_up(done)
             if notify is not None:
                 self.running.session.notification_queue.send_after(done, notify)
         return done
+
+    def run_checked(self, numbers: bytes, count: int, notify: bytes | None = None) -> TransferCompletion | None:
+        """Move blocks likewise, and compare their checksums before the transfer ends, and the peer is notified."""
+        done = self.blocks.run(numbers, count)
+        if done is None or self.spec is None:
+            return None
+        transfer: TransferCompletion
+        if isinstance(done, TransferReport):
+            self.running.ran(self.what, done.bytes, done.transfer_seconds, is_critical=self.is_critical)
+            transfer = RanAtOnce(done, self.common.loop_time)
+        else:
+            self._take_up(done)
+            transfer = done
+        mine, theirs = array("Q", numbers[: 8 * count]), array("Q", numbers[8 * count :])
+        local, remote = (mine, theirs) if self.spec.direction == "get" else (theirs, mine)
+        g = self.grid
+        moved = Grid(g.local, g.remote, local, remote, g.local_stride, g.remote_stride, g.nbytes, g.tail)
+        compared = self.home.compare(self.spec, self.common.operation, self.remote, moved, transfer)
+        if notify is not None:
+            self.running.session.notification_queue.send_after(compared, notify)
+        return compared
+
+    def _take_up(self, transfer: StreamTransfer) -> None:
+        """Watch over a transfer that did not succeed at once."""
+        self.home.clear()  # this one is spent
+        self.running.watch_over(transfer, self.blocks.program, self.what, self.link_channel, self.entry, self.remote)
 
 
 class _Form(NamedTuple):
@@ -97,6 +127,7 @@ class _Form(NamedTuple):
         done: pulled, pushed or served.
         about: what it moves, as a format of the key and the number of blocks.
         exact: the number of blocks that a slot is cut into; 0 if blocks or a slot go to as many.
+        spec: the transfer; None if the peer asked for it.
     """
 
     call: str
@@ -104,6 +135,7 @@ class _Form(NamedTuple):
     direction: Literal["get", "put"]
     about: str
     exact: int
+    spec: TransferSpec | None = None
 
 
 _SERVED = _Form("served", "served", "put", "{}, {} blocks", 0)
@@ -124,13 +156,21 @@ def _about(selection: Selection, is_cut: bool) -> str:
 class Shortcuts:
     """The shortcuts of one link: for transfers that this end asks for, and for those that the peer asks for.
 
+    Args:
+        compare: compares the checksums of a transfer that has started; see :meth:`Requester.compare`.
+
     Attributes:
         ours: those of this end: by the call's words (see ``TransferSpec.form``), the peer's cache and slot, this end's cache,
             if the slot is cut into blocks, and if the transfers are critical.
     """
 
-    def __init__(self, running: RunningTransfers) -> None:
+    def __init__(
+        self,
+        running: RunningTransfers,
+        compare: Callable[[TransferSpec, str, RemoteCache, Grid, TransferCompletion], TransferCompletion],
+    ) -> None:
         self._running = running
+        self.compare = compare
         self._session = running.session
         self.ours: dict[Any, Shortcut] = {}
         self._served: dict[tuple[int, int, TransferPriority], Shortcut] = {}
@@ -153,8 +193,8 @@ class Shortcuts:
         old = self.ours.get(key)
         if old is not None and old.entry is entry and old.link_channel is link_channel:
             return  # such a call could not take it
-        about = _about(spec.selection, is_cut)
-        form = _Form(what, DONE[spec.direction], spec.direction, about, len(blocks) if is_cut else 0)
+        about, exact = _about(spec.selection, is_cut), len(blocks) if is_cut else 0
+        form = _Form(what, DONE[spec.direction], spec.direction, about, exact, spec)
         made = self._make("ours", form, grid, entry, remote, link_channel, spec.seconds, spec.priority)
         if made is not None:
             self._keep(self.ours, key, made)
@@ -233,10 +273,11 @@ class Shortcuts:
         blocks = BlockRun(opened, program, entry.pieces, theirs, max(1, round(seconds * 1000)))
         session, is_critical = self._session, priority is TransferPriority.CRITICAL
         common = AtOnce(form.call, session.cluster_id, session.host.check_here, opened.loop_time, form.about)
-        flow, exact = session.totals.transfers[form.call], form.exact
+        flow = session.totals.transfers[form.call]
         return Shortcut(
-            self, running, form.done, is_critical, entry, remote, link_channel, blocks, exact, seconds, flow, common
-        )
+            self, running, form.done, is_critical, entry, remote, link_channel, blocks, form.exact, seconds, flow, common,
+            grid, form.spec,
+        )  # fmt: skip
 
     def _keep(self, ways: dict[Any, Shortcut], key: Any, way: Shortcut) -> None:
         """Remember a shortcut, in the place of an earlier one with the same key."""

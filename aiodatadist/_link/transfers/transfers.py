@@ -42,7 +42,7 @@ class Transfers:
         self.session = session
         self.running: RunningTransfers = RunningTransfers(session, device)
         self.requester: Requester = Requester(self.running)
-        self.shortcuts: Shortcuts = Shortcuts(self.running)
+        self.shortcuts: Shortcuts = Shortcuts(self.running, self.requester.compare)
         self.responder: Responder = Responder(self.running, self.shortcuts)
         self.ranges: RangeTransfers = RangeTransfers(self.requester)
 
@@ -57,7 +57,7 @@ class Transfers:
         If the peer's cache is known and within reach, the transfer is on its stream when this returns. Otherwise the peer is
         asked first.
         """
-        if spec.is_request or spec.checksum:
+        if spec.is_request:
             return self.requester.begin(spec, what)
         known = self.running.within_reach(spec.entry, spec.key)
         if known is None:
@@ -73,6 +73,8 @@ class Transfers:
             return failed(what, error)
         if transfer.state is TransferState.DONE:
             self.shortcuts.learn(spec, what, remote, slot, link_channel, grid)
+        if spec.checksum:
+            return self.requester.compare(spec, what, remote, grid, transfer)
         return transfer
 
     def begin(self, spec: TransferSpec, what: str, notify: bytes | None) -> StreamTransfer | RemoteOperation:
