@@ -18,7 +18,7 @@ $(shell mkdir -p build; find aiodatadist -name '*.py' ! -name _declarations.py |
 # Python keeps what it compiled, as it does for users: here it would be compiled anew for each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test mutants measure nightly check native pytest hostile fuzz frozen alone chaos hccs roce aicpu hardware packaging bare site types torch lmcache sglang vllm smoke strict abi sniffio oldest bench wheel clean
+.PHONY: help demo test mutants measure nightly check native pytest hostile fuzz frozen alone chaos hccs roce aicpu tcp hardware packaging bare site types torch lmcache sglang vllm smoke strict abi sniffio oldest bench wheel clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -59,7 +59,7 @@ nightly: $(STAMP)  ## the same with the long tests, on both event loops, with ma
 	$(MAKE) mutants MUTANTS='--chaos'
 	$(MAKE) mutants
 	$(MAKE) frozen
-	AIODATADIST_NIGHTLY=1 $(MAKE) hccs roce aicpu
+	AIODATADIST_NIGHTLY=1 $(MAKE) hccs roce aicpu tcp
 	$(MAKE) site types sniffio oldest torch
 	$(MAKE) lmcache LMCACHE='lmcache lmcache-newest'
 	$(MAKE) sglang SGLANG='sglang sglang-newest'
@@ -103,6 +103,11 @@ DIFFERS := tests/conformance tests/faults/test_cancellation.py tests/faults/test
 	tests/test_deadlines.py tests/test_layered.py tests/test_priorities.py tests/test_pull.py tests/test_push.py tests/test_request_response.py
 hccs roce aicpu: $(STAMP)  ## those tests on softnpu as strict as HCCL over HCCS, over RoCE, or on an A3 that unfolds on the device
 	@env -u MAKEFLAGS SOFTNPU_STRICT=$@ $(PYTEST) $(WORKERS) -m 'not alone and not measures' $(STRICT) $(if $(filter roce,$@),tests/strict)
+
+# The same over TCP, what says nothing there left out (tests/over_tcp.py).
+tcp: $(STAMP)  ## transfers, links and faults over transport tcp; SHORT=1 for a part of them
+	@env -u MAKEFLAGS AIODATADIST_TEST_TRANSPORT=tcp $(PYTEST) $(WORKERS) -m 'not alone and not measures' \
+		$$($(BIN)/python -m tests.over_tcp $(if $(SHORT),--short))
 
 hardware: $(STAMP)  ## the tests of two NPUs of this machine; docs/npu.md says how, ARGS are for pytest
 	@env -u MAKEFLAGS AIODATADIST_HARDWARE=1 AIODATADIST_RUNTIME=ascend $(PYTEST) tests/hardware $(ARGS)

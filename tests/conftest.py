@@ -12,8 +12,7 @@ from pathlib import Path
 import anyio._backends._asyncio  # noqa: F401 - pytest rewrites anyio's modules, which fails where the stack is deep (Python 3.11)
 import pytest
 
-from aiodatadist._testing import pairs
-from tests import children, clock, loops, profiles, retry, skipped, strictness
+from tests import children, clock, loops, over_tcp, profiles, retry, skipped, strictness
 from tests.heap import pytest_collection, pytest_runtest_setup  # noqa: F401 - hooks of pytest
 from tests.retry import (  # noqa: F401 - hooks of pytest
     pytest_configure,
@@ -32,10 +31,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-if _transport := os.environ.get("AIODATADIST_TEST_TRANSPORT"):
-    pairs.DEFAULTS["transport"] = _transport
-
-
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, loops.Factory]:
     return loops.loops_of(item.nodeid, item.get_closest_marker("autojump") is not None)
 
@@ -44,6 +39,7 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, loops.Facto
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the long tests to the night, and run only failed tests in a retry."""
     items[:] = retry.selected(items)
+    over_tcp.mark(items)
     if not profiles.IS_NIGHT:
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]

@@ -8,6 +8,7 @@
 ``fuzz``: atheris, with which ``python -m tests.fuzz`` runs.
 ``vllm-0.31``, ``vllm-0.32``, ``vllm-newest``: vLLM engines, which pull from each other and push to each other.
 ``machines``: the tests between network namespaces, the long ones included. It fails if it cannot make any.
+``tcp``: what transfers, over ``transport="tcp"``, the long tests included.
 
 Each has a virtual environment under ``.cache/venvs``, made when its requirements change, which needs a package index.
 """
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests import retry
+from tests import over_tcp, retry
 
 ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / ".cache" / "venvs"
@@ -158,6 +159,12 @@ MACHINES = Lane(
     ),
 )
 
+OVER_TCP = Lane(
+    "tcp",
+    tests=(*over_tcp.FILES, "-m", "not alone and not measures"),
+    variables=(("AIODATADIST_TEST_TRANSPORT", "tcp"), ("AIODATADIST_NIGHTLY", "1")),
+)
+
 LANES = {
     lane.name: lane
     for lane in (
@@ -172,6 +179,7 @@ LANES = {
         _sglang("sglang-newest", "sglang"),
         Lane("fuzz", extra=("atheris==3.0.0", "xxhash"), tests=("tests/fuzz",)),
         MACHINES,
+        OVER_TCP,
     )
 }
 

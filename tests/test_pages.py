@@ -157,7 +157,7 @@ def test_every_environment_variable_is_on_the_page() -> None:
 
 
 VARIABLE = r'"((?:AIODATADIST|SOFTNPU)_[A-Z_]+|HCCL_(?:CONNECT|EXEC)_TIMEOUT|HCCL_(?:RDMA|OP|INTRA|NPU)_[A-Z_]+)"'
-OF_THE_TESTS = {"AIODATADIST_PORTS"}
+OF_THE_TESTS = {"AIODATADIST_PORTS", "AIODATADIST_TEST_TRANSPORT"}
 """Set by the runs of the tests, and for nothing else."""
 
 # ---- the site's menu ----

@@ -12,6 +12,7 @@ from aiodatadist._cluster.engine import Engine
 from aiodatadist._config.llm_config import LLMConfig
 from aiodatadist._datadist import LLMDataDist
 from aiodatadist._device import Memory
+from aiodatadist._testing.faults import transport_of_run
 from aiodatadist._testing.patterns import stamp
 from aiodatadist._transport.link_kind import may_use_hccs
 from aiodatadist._values.cluster_info import LLMClusterInfo
@@ -60,14 +61,14 @@ class Cluster:
         return self.memories[cache.cache_id]
 
 
-DEFAULTS: dict[str, Any] = {}
-"""Options of ``LLMConfig`` for clusters of tests, so that a whole run can have another transport."""
-
-
 @asynccontextmanager
 async def open_cluster(cluster_id: int, role: LLMRole = LLMRole.MIX, **options: Any) -> AsyncIterator[Cluster]:
-    """Open a cluster that listens on a free loopback port. It has ``DEFAULTS`` where ``options`` says nothing else."""
-    config = LLMConfig(**{"listen_ip_info": "127.0.0.1:0", **DEFAULTS, **options})
+    """Open a cluster that listens on a free loopback port.
+
+    If ``options`` has no transport, that of the whole run of tests is taken, if there is one.
+    """
+    chosen = {"transport": transport} if (transport := transport_of_run()) else {}
+    config = LLMConfig(**{"listen_ip_info": "127.0.0.1:0", **chosen, **options})
     async with LLMDataDist(role, cluster_id, config) as datadist:
         yield Cluster(datadist)
 

@@ -39,6 +39,7 @@ int net_channel_open(const net_channel_options *options, net_channel **out)
     pthread_mutex_init(&c->lock, NULL);
     pthread_mutex_init(&c->lent.lock, NULL);
     node_clear(&c->rings);
+    node_clear(&c->standing);
     for (int priority = 0; priority < RING_PRIORITIES; priority++)
         node_clear(&c->queue[priority]);
     *out = c;

@@ -66,6 +66,14 @@ static uint32_t payload_pieces(const part *p, struct iovec *out, uint32_t room, 
     return n;
 }
 
+/* Its memory is not touched any more: what comes is discarded, and what goes are zeros. */
+void part_spoil(part *p)
+{
+    p->spoilt = true;
+    p->fault = EFAULT;
+    p->refused = 0;
+}
+
 static void payload_moved(part *p, uint64_t bytes)
 {
     p->moved += bytes;
@@ -77,6 +85,21 @@ static void payload_moved(part *p, uint64_t bytes)
         bytes -= of_this;
         p->at += !piece->iov_len;
     }
+}
+
+/* The kernel moves plain bytes, and tells of memory that is not there. Sealed ones are read and written by this process, which would end
+ * with a signal. So the kernel is asked for the first byte of each block before the part begins: 4 us for 16 blocks. That each byte
+ * went through the kernel would take a third more processor time. */
+bool connection_reaches(const connection *k, const part *p)
+{
+    char bytes[NET_MOST_RANGES];
+    struct iovec here = {bytes, p->ranges}, there[NET_MOST_RANGES];
+    if (!k->sealer)
+        return true;
+    for (uint32_t i = 0; i < p->ranges; i++)
+        there[i] = (struct iovec){p->blocks[i].iov_base, 1};
+    ssize_t got = process_vm_readv(getpid(), &here, 1, there, p->ranges, 0);
+    return got < 0 ? errno != EFAULT : got == p->ranges;       /* a system that forbids the call has no such check */
 }
 
 /* ---- sending ---- */
@@ -158,15 +181,19 @@ static void sent(connection *k, uint64_t bytes)
     }
 }
 
+static bool cannot_be_read(net_reason *why)
+{
+    return broken(why, NET_FAILED, EFAULT, "memory that was lent to the peer cannot be read");
+}
+
 /* The memory of the first part cannot be read. The frame must be completed; then the peer knows that its destination is spoilt. Of a
  * part of the peer nothing tells it so. */
 static bool on_unreadable(connection *k, net_reason *why)
 {
     part *p = k->out;
     if (!is_own(k, p))
-        return broken(why, NET_FAILED, EFAULT, "memory that was lent to the peer cannot be read");
-    p->spoilt = true;
-    p->fault = EFAULT;
+        return cannot_be_read(why);
+    part_spoil(p);
     return true;
 }
 
@@ -181,6 +208,12 @@ static ssize_t transmit(connection *k, struct iovec *iov, uint32_t count)
     return got;
 }
 
+/* Bytes of one call. Sealing takes three times as long as sending, and the lock is held meanwhile. */
+static uint64_t most_at_once(const connection *k)
+{
+    return k->sealer ? NET_MOST_BYTES / 4 : NET_MOST_BYTES;
+}
+
 /* Returns false if the connection broke. *bytes: 0 if the socket has no room. */
 static bool send_some(connection *k, uint64_t most, uint64_t *bytes, bool *is_full, net_reason *why)
 {
@@ -190,7 +223,7 @@ static bool send_some(connection *k, uint64_t most, uint64_t *bytes, bool *is_fu
     bool alone = false;
     ssize_t got;
     do {
-        got = transmit(k, iov, gather(k, iov, PIECES, most, alone, &total));
+        got = transmit(k, iov, gather(k, iov, PIECES, most < most_at_once(k) ? most : most_at_once(k), alone, &total));
         alone = !alone;
     } while (got < 0 && errno == EFAULT && alone);        /* once more: memory of a later part may be what cannot be read */
     *bytes = got > 0 ? (uint64_t)got : 0;
@@ -360,6 +393,11 @@ static bool on_ranges(connection *k, net_reason *why)
     p->refused = first_not_lent(k, p);
     p->spoilt = p->refused < p->ranges;
     k->stage = AT_PAYLOAD;
+    if (!p->spoilt && !connection_reaches(k, p)) {
+        if (p->op == NET_OP_READ)
+            return cannot_be_read(why);
+        part_spoil(p);
+    }
     if (p->op == NET_OP_WRITE)
         return true;
     expect_head(k);
@@ -409,7 +447,7 @@ static uint32_t expected(connection *k, struct iovec *iov, char *scratch, uint64
         iov[n++] = (struct iovec){(char *)k->into->wanted + k->got, *total};
         is_last = k->into->op == NET_OP_READ;
     } else {
-        n = payload_pieces(k->into, iov, NET_MOST_RANGES, NET_MOST_BYTES, scratch, total);
+        n = payload_pieces(k->into, iov, NET_MOST_RANGES, most_at_once(k), scratch, total);
         is_last = *total == payload_left(k->into);
     }
     if (is_last) {
@@ -417,14 +455,6 @@ static uint32_t expected(connection *k, struct iovec *iov, char *scratch, uint64
         *total += sizeof k->in;
     }
     return n;
-}
-
-/* What arrives into this memory is discarded from now on. */
-static void on_unwritable(connection *k)
-{
-    k->into->spoilt = true;
-    k->into->fault = EFAULT;
-    k->into->refused = 0;
 }
 
 static ssize_t take_in(connection *k, struct iovec *iov, uint32_t count, bool only_left)
@@ -449,7 +479,7 @@ static bool receive_some(connection *k, char *scratch, bool only_left, uint64_t 
     if (got == 0)
         return broken(why, NET_ENDED, 0, "the peer closed a data connection");
     if (got < 0 && errno == EFAULT && k->stage == AT_PAYLOAD && !k->into->spoilt) {
-        on_unwritable(k);
+        part_spoil(k->into);
         *is_empty = false;
         return true;
     }

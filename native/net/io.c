@@ -228,6 +228,19 @@ void io_drop(connection *k)
     epoll_ctl(k->io->epoll, EPOLL_CTL_DEL, k->fd, NULL);
 }
 
+void io_look_at_all(void)
+{
+    if (!engine.pid || engine.pid != getpid())
+        return;
+    pthread_mutex_lock(&engine.lock);
+    for (io_thread *t = engine.threads; t < engine.threads + engine.count; t++) {
+        for (connection *k = t->first; k; k = k->next_of_io)
+            atomic_store(&k->channel->due_ns, 0);
+        ring_signal(t->wake);
+    }
+    pthread_mutex_unlock(&engine.lock);
+}
+
 void io_look_at(net_channel *c)
 {
     if (!c->connections_count)

@@ -7,6 +7,7 @@
  *   channel.c       connections that live and end together
  *   net_ring.c      submission, cancellation, completions
  *   io.c            the threads
+ *   faults.c        programs that stand still or fail, for tests
  *
  * Locks: the channel's guards programs, rings and the use of slots for own parts; a connection's guards its descriptor, frames and the
  * content of slots, during one system call at a time. Take the channel's before a connection's, and that before the table's.     */
@@ -45,6 +46,7 @@ bool lent_covers(lent_table *t, uint64_t address, uint64_t bytes, int modes);
 typedef struct net_program net_program;
 typedef struct connection connection;
 typedef struct io_thread io_thread;
+typedef struct net_fault net_fault;
 
 /* A request, of this end (own) or of the peer. */
 enum { PART_FREE = 0, PART_ARRIVING, PART_QUEUED, PART_AWAITED, PART_ENDED };
@@ -102,6 +104,8 @@ bool connection_push(connection *k, uint64_t most, net_reason *why);   /* sends 
 bool connection_serve(connection *k, uint32_t events, char *scratch, net_reason *why);
 bool connection_take_back(connection *k);                        /* locked; false: a part is in the middle of what is lent no longer */
 void connection_look(connection *k, int64_t now);                /* locked: notes whether bytes have moved since the last look */
+bool connection_reaches(const connection *k, const part *p);     /* false: its memory is not there */
+void part_spoil(part *p);
 void connection_shut(connection *k);      /* locked: closes the descriptor */
 __attribute__((format(printf, 4, 5))) bool broken(net_reason *why, int kind, int code, const char *words, ...);   /* returns false */
 
@@ -148,6 +152,9 @@ struct net_program {
     bool is_stopping;                     /* it ends when the peer has ended its parts */
     bool is_unconfirmed;                  /* the channel ended while the peer had bytes of a push that it did not confirm */
     ring_completion done;
+    net_fault *fault;                     /* NULL but in tests */
+    uint8_t changed, *to_change;          /* NET_FLIP: the byte that goes out instead; that changes when it has landed */
+    bool has_arrived;                     /* at the hold */
 };
 
 struct net_ring {
@@ -174,6 +181,7 @@ struct net_channel {
     connection *connections[NET_MOST_CONNECTIONS];
     node rings;
     node queue[RING_PRIORITIES];
+    node standing;                        /* programs that a hold keeps out of the queue */
     uint64_t passed[RING_PRIORITIES];
     bool is_aside[RING_PRIORITIES];
     _Atomic int64_t due_ns;               /* when to look at time limits; INT64_MAX: never */
@@ -200,3 +208,17 @@ void io_leave(net_channel *c);            /* returns when no thread uses its con
 void io_interest(connection *k, bool out);          /* locked */
 void io_drop(connection *k);              /* locked: before its descriptor is closed */
 void io_look_at(net_channel *c);          /* its due_ns may be earlier than what its thread waits for */
+void io_look_at_all(void);                /* the channels of the process */
+
+/* ---- faults ---- */
+
+net_fault *fault_of(int op);              /* that of a new program, or NULL; fault_drop() ends its use */
+void fault_drop(net_fault *f);
+void fault_tell_stop(void);
+bool fault_is(const net_program *p, int kind);
+int32_t fault_code(const net_program *p);
+uint64_t fault_stands_at(const net_program *p);       /* how many bytes may land, or UINT64_MAX */
+void fault_arrived(net_program *p);
+uint64_t fault_most(const net_program *p, uint64_t position, uint64_t most);      /* bytes that the next range may have */
+void fault_change(net_program *p, uint64_t position, struct iovec *block);        /* redirects the byte that is damaged */
+void fault_landed(net_program *p);

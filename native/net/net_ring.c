@@ -126,11 +126,22 @@ static int start(net_ring *r, const net_program *fresh, uint32_t *touched)
     p->live = live;
     node_clear(&p->turn);
     program_enqueue(p);
-    if (c->reason.kind)
+    if (fault_is(p, NET_FAIL))
+        program_stop(p, RING_FAILED, fault_code(p), NULL, ring_now_ns());
+    else if (c->reason.kind)
         program_stop(p, RING_FAILED, CODE_LOST, c->reason.message, ring_now_ns());
     else
         *touched = queue_cut(c, c->connections_count);
     return RING_QUEUED;
+}
+
+/* Of its first step that moves bytes. */
+static int first_op(const net_program *p)
+{
+    const ring_step *s = p->steps;
+    while (!s->grid.tensors || !s->grid.blocks)
+        s++;
+    return s->op;
 }
 
 int net_submit_as(net_ring *r, int priority, uint64_t id, const ring_step *steps, uint32_t count, int64_t timeout_ms,
@@ -147,9 +158,12 @@ int net_submit_as(net_ring *r, int priority, uint64_t id, const ring_step *steps
     fresh.done.submitted_ns = now;
     if (!prepare(&fresh, r, steps, count))
         return RING_INVALID;
+    fresh.fault = fresh.total ? fault_of(first_op(&fresh)) : NULL;
     pthread_mutex_lock(&r->channel->lock);
     int status = r->closing ? RING_CLOSED : fresh.total ? start(r, &fresh, &touched) : RING_RAN;
     pthread_mutex_unlock(&r->channel->lock);
+    if (status != RING_QUEUED)
+        fault_drop(fresh.fault);
     if (status == RING_RAN) {
         fresh.done.step = count;
         fresh.done.started_ns = fresh.done.finished_ns = now;

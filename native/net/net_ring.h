@@ -112,3 +112,15 @@ uint32_t net_reap(net_ring *r, ring_completion *out, uint32_t room);
 int  net_fd(const net_ring *r);
 int  net_close(net_ring *r, int64_t timeout_ms);      /* 0: all programs have ended; 1: not yet, call it again */
 void net_free(net_ring *r);               /* after net_close() returned 0 */
+
+/* ---- faults, for tests ---- */
+
+/* What becomes of the nth program of any net ring of the process from now on that begins with this operation, or of every one if nth is
+ * 0. NET_HOLD: it stands before its first byte; its time limit runs. NET_HOLD_HALF: it stands when half of its bytes have landed. It can
+ * be stopped meanwhile. NET_FAIL: it fails with the code `value`. NET_FLIP: a bit of byte number `value` is changed on its way, counted
+ * from the end if that is negative. With operation NET_STOP, a hold holds nothing: programs that are stopped count as arrivals.
+ * Returns the number of the fault, which no other one ever has, or a negative errno. */
+enum { NET_STOP = 0, NET_HOLD = 1, NET_HOLD_HALF, NET_FAIL, NET_FLIP, NET_MOST_FAULTS = 64 };
+int  net_fault_begin(int kind, int op, uint64_t nth, int64_t value);
+int  net_fault_fd(int number);            /* an eventfd that counts arrivals at a hold; -1: there is no such fault */
+void net_fault_end(int number);           /* what stands continues, and later programs pass */

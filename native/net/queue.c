@@ -39,11 +39,45 @@ static bool moves_on(net_program *p)
     return p->step < p->count;
 }
 
+/* Its time limit begins. */
+static void begin(net_program *p, int64_t now)
+{
+    if (p->deadline_ns)
+        return;
+    p->done.started_ns = now;
+    p->deadline_ns = ring_after_ns(p->timeout_ms);
+    look_by(p->ring->channel, p->deadline_ns);
+}
+
+static bool stands(const net_program *p)
+{
+    return p->fault && p->cut >= fault_stands_at(p);
+}
+
 static void enter(net_program *p)
 {
+    net_channel *c = p->ring->channel;
     p->state = PROGRAM_QUEUED;
     p->in_turn = 0;
-    node_insert(&p->ring->channel->queue[p->priority], &p->turn);
+    node_insert(stands(p) ? &c->standing : &c->queue[p->priority], &p->turn);
+    if (stands(p)) {
+        begin(p, ring_now_ns());
+        if (p->in_a_row == p->cut)
+            fault_arrived(p);
+    }
+}
+
+/* Of the programs that stand, those whose hold was released. */
+static void let_go_on(net_channel *c)
+{
+    for (node *n = c->standing.next, *next; n != &c->standing; n = next) {
+        net_program *p = OWNER(n, net_program, turn);
+        next = n->next;
+        if (stands(p))
+            continue;
+        node_remove(n);
+        enter(p);
+    }
 }
 
 void program_enqueue(net_program *p)
@@ -85,7 +119,9 @@ static void finish(net_program *p, int64_t now)
     p->state = PROGRAM_ENDED;
     p->done.finished_ns = now;
     p->done.started_ns = p->done.started_ns ? p->done.started_ns : now;
-    p->done.step = p->done.state == RING_DONE ? p->count : p->step;
+    p->done.step = p->done.state == RING_DONE || p->step == p->count ? p->count : p->step + 1;
+    fault_drop(p->fault);
+    p->fault = NULL;
     ring_file(p);
 }
 
@@ -177,8 +213,13 @@ static void fill(net_program *p, part *q)
     q->ranges = 0;
     q->bytes = 0;
     while (q->ranges < NET_MOST_RANGES && q->bytes < NET_MOST_BYTES && moves_on(p) && p->steps[p->step].op == op) {
-        HcclOneSideOpDesc r = next_range(&p->steps[p->step].grid, &p->at, NET_MOST_BYTES - q->bytes);
+        uint64_t position = p->cut + q->bytes, most = NET_MOST_BYTES - q->bytes;
+        if (p->fault && !(most = fault_most(p, position, most)))
+            break;
+        HcclOneSideOpDesc r = next_range(&p->steps[p->step].grid, &p->at, most);
         q->blocks[q->ranges] = (struct iovec){r.localAddr, r.count};
+        if (p->fault)
+            fault_change(p, position, &q->blocks[q->ranges]);
         q->wanted[q->ranges++] = (net_range){(uint64_t)r.remoteAddr, r.count};
         q->bytes += r.count;
     }
@@ -200,6 +241,8 @@ static uint64_t cut_part(net_program *p, connection *k, int64_t now)
     q->fault = 0;
     q->spoilt = false;
     q->has_payload = q->op == NET_OP_WRITE;
+    if (!connection_reaches(k, q))
+        part_spoil(q);
     q->head = (net_frame){.op = q->op, .ranges = q->ranges, .part = q->number, .bytes = q->bytes};
     q->head_bytes = (uint32_t)(sizeof q->head + q->ranges * sizeof(net_range));
     q->program = p;
@@ -215,11 +258,7 @@ static uint64_t cut_part(net_program *p, connection *k, int64_t now)
     p->ends[q->sequence % PARTS_IN_A_ROW] = p->cut;
     p->landed_parts[q->sequence % PARTS_IN_A_ROW] = false;
     p->parts++;
-    if (!p->deadline_ns) {
-        p->done.started_ns = now;
-        p->deadline_ns = ring_after_ns(p->timeout_ms);
-        look_by(p->ring->channel, p->deadline_ns);
-    }
+    begin(p, now);
     return bytes;
 }
 
@@ -241,7 +280,7 @@ uint32_t queue_cut(net_channel *c, uint32_t most)
         p->in_turn += bytes;
         if (p->cut == p->total) {
             leave(p);
-        } else if (p->in_turn >= TURN) {
+        } else if (p->in_turn >= TURN || stands(p)) {
             node_remove(&p->turn);
             enter(p);
         }
@@ -275,6 +314,8 @@ static void land(net_program *p, const part *q, int64_t now)
     p->landed_parts[q->sequence % PARTS_IN_A_ROW] = true;
     while (p->first_sequence < p->next_sequence && p->landed_parts[p->first_sequence % PARTS_IN_A_ROW])
         p->in_a_row = p->ends[p->first_sequence++ % PARTS_IN_A_ROW];
+    if (p->fault)
+        fault_landed(p);
     note_layers(p, now);
 }
 
@@ -378,6 +419,7 @@ void program_stop(net_program *p, int32_t state, int32_t code, const char *words
     net_channel *c = p->ring->channel;
     if (p->state == PROGRAM_ENDED || p->is_stopping)
         return;
+    fault_tell_stop();
     p->done.state = state;
     p->done.origin = code ? RING_ACL : p->done.origin;
     p->done.code = code;
@@ -432,6 +474,7 @@ bool queue_look(net_channel *c, int64_t now, net_reason *why)
 {
     bool found = false;
     atomic_store(&c->due_ns, INT64_MAX);
+    let_go_on(c);
     for (node *n = c->rings.next; n != &c->rings; n = n->next) {
         net_ring *r = OWNER(n, net_ring, on_channel);
         for (node *m = r->live.next; m != &r->live;)

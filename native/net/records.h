@@ -6,7 +6,7 @@
  * the first seal is needed.
  *
  * What arrives is opened and compared before any byte of it is handed out, so memory of the caller has only bytes of the peer.
- * This process itself reads and writes memory. Unlike the kernel, it ends with SIGSEGV if that is unmapped meanwhile.
+ * This process itself reads and writes memory. Unlike the kernel, it ends with SIGSEGV if that is not there: see connection_reaches().
  *
  * Each of the two is used by one thread at a time. Its buffer of 64 KiB exists while it is needed.                            */
 #pragma once

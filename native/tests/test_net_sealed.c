@@ -3,6 +3,7 @@
 #include "net/net_ring.h"
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 
 enum { BLOCK = 5000, BLOCKS = 500, LIMIT_MS = 30000, HEAD = 4, TAG = 16 };
 static char here[BLOCKS * BLOCK], there[BLOCKS * BLOCK];
@@ -280,6 +281,43 @@ TEST(test_plain_bytes_are_not_believed_where_seals_are_due)
     net_channel_free(b);
 }
 
+/* Unlike plain bytes, sealed ones are read and written by the process itself. */
+TEST(test_memory_that_was_unmapped_fails_its_program_and_ends_no_process)
+{
+    enum { MANY = 100 };
+    for (int op = RING_GET; op <= RING_PUT; op++)
+        for (int is_theirs = 0; is_theirs < 2; is_theirs++) {
+            net_channel *a = open_channel(), *b = open_channel();
+            net_ring *r = NULL;
+            net_reason why;
+            ring_completion ran;
+            int fds[2];
+            char *gone = mmap(NULL, MANY * BLOCK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+            CHECK_EQ(net_channel_add(a, fds[0], keys), 0);
+            CHECK_EQ(net_channel_add(b, fds[1], other_keys), 0);
+            CHECK_EQ(net_open(a, &(net_options){16, 0}, &r), 0);
+            CHECK_EQ(net_lend(b, (uint64_t)there, sizeof there, NET_READ | NET_WRITE), 0);
+            CHECK_EQ(net_lend(b, (uint64_t)gone, MANY * BLOCK, NET_READ | NET_WRITE), 0);
+            ring_step s = step_of(a, op, MANY);
+            munmap(gone, MANY * BLOCK);
+            *(is_theirs ? &remote_base : &local_base) = (uint64_t)gone;
+            CHECK_EQ(net_submit_as(r, RING_NORMAL, 1, &s, 1, LIMIT_MS, &ran), RING_QUEUED);
+            CHECK_EQ(next(r).state, RING_FAILED);
+            if (is_theirs && op == RING_GET) {       /* nothing but its end tells the peer that such bytes do not come */
+                CHECK_EQ(net_channel_why(b, &why), NET_FAILED);
+            } else {
+                s = step_of(a, op, MANY);
+                CHECK_EQ(net_submit_as(r, RING_NORMAL, 2, &s, 1, LIMIT_MS, &ran), RING_QUEUED);
+                CHECK_EQ(next(r).state, RING_DONE);
+            }
+            CHECK_EQ(net_close(r, LIMIT_MS), 0);
+            net_free(r);
+            net_channel_free(a);
+            net_channel_free(b);
+        }
+}
+
 int main(void)
 {
     RUN(test_sealed_bytes_arrive_in_both_directions);
@@ -288,5 +326,6 @@ int main(void)
     RUN(test_record_that_comes_twice_breaks_the_channel);
     RUN(test_record_that_is_dropped_breaks_the_channel);
     RUN(test_plain_bytes_are_not_believed_where_seals_are_due);
+    RUN(test_memory_that_was_unmapped_fails_its_program_and_ends_no_process);
     return check_done();
 }
