@@ -29,6 +29,10 @@ class HeldTransfer:
         self._abort.release()
         self._copy.release()
 
+    def let_abort(self) -> None:
+        """Let the device begin to stop it. It stands half-way until it is released."""
+        self._abort.release()
+
     async def stopped(self, stop: Callable[[], object]) -> None:
         """Call something that stops it, and release it when the device has been told: it does not succeed."""
         stop()

@@ -28,14 +28,15 @@ class ResourceFile(NamedTuple):
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise ParamInvalid(f"local_comm_res_path is {self.path!r}: it cannot be read: {error.strerror}") from None
-        with os.fdopen(fd, "rb") as file:
+        try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or not 1 <= found.st_size <= MAX_FILE:
                 raise ParamInvalid(f"local_comm_res_path is {self.path!r}: must be a file of 1 to {MAX_FILE} bytes")
-            try:
-                return file.read(MAX_FILE).decode()
-            except UnicodeDecodeError:
-                raise ParamInvalid(f"local_comm_res_path is {self.path!r}: must be text in UTF-8") from None
+            return os.read(fd, MAX_FILE).decode()
+        except UnicodeDecodeError:
+            raise ParamInvalid(f"local_comm_res_path is {self.path!r}: must be text in UTF-8") from None
+        finally:
+            os.close(fd)
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ WILD = "tests/hostile/test_wild_requests.py"
 WAYS = "tests/unit/wire/test_ways.py"
 POLICY, READERS = "tests/hostile/test_policy.py", "tests/hostile/test_readers.py"
 HOLDS = "tests/adapters/test_holds.py"
+HIXL, HIXL_LATE = "tests/hixl/test_engine.py", "tests/hixl/test_late_bytes.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
 MUTANTS = (
@@ -2447,5 +2448,46 @@ MUTANTS = (
         "        if access and (self._channel.reaches_device or entry.placement is Placement.HOST):\n",
         "        if access:\n",
         ("tests/unit/link/test_loans.py",),
+    ),
+    # ---- ranges by address ----
+    Mutant(
+        "disconnect-does-not-wait-for-transfers",
+        "disconnect returns once no byte of a running request can land",
+        "aiodatadist/_hixl/engine.py",
+        "        while left := self._under_way.get(cluster_id, set()) & self._cut:\n",
+        "        while left := set[TransferCompletion]():\n",
+        (HIXL_LATE,),
+    ),
+    Mutant(
+        "a-transfer-by-address-ends-before-the-device-lets-go",
+        "a transfer of ranges that was cancelled, or ran out of time, has ended once no byte can land",
+        "native/program.c",
+        "        abort_stream(on, p);\n        if (!is_quiet(on))\n            p->done.state = RING_STUCK;\n",
+        "        abort_stream(on, p);\n",
+        (HIXL_LATE,),
+    ),
+    Mutant(
+        "a-staged-transfer-does-not-wait",
+        "a staged transfer that is stopped has ended once its buffer is no longer written",
+        "aiodatadist/_hixl/staging.py",
+        "    await transfer.join()\n    if transfer.error",
+        "    while not transfer.is_done:\n        await anyio.sleep(0)\n    if transfer.error",
+        (HIXL_LATE,),
+    ),
+    Mutant(
+        "a-range-may-leave-registered-memory",
+        "each range of this end lies in memory that it registered",
+        "aiodatadist/_values/spans.py",
+        "        return value if address + nbytes <= end else None\n",
+        "        return value if address < end else None\n",
+        (HIXL,),
+    ),
+    Mutant(
+        "a-peer-names-a-staging-buffer",
+        "a peer reaches no staging buffer",
+        "aiodatadist/_hixl/staging.py",
+        "[self._memory.address + number * nbytes])\n",
+        "[self._memory.address + number * nbytes], remote_accessible=True)\n",
+        (f"{HIXL}::test_a_peer_reaches_no_staging_buffer",),
     ),
 )
