@@ -56,7 +56,16 @@ def config_of(options: Mapping[str, str] | config.LLMConfig) -> config.LLMConfig
     if isinstance(options, config.LLMConfig):
         return options
     wanted = legacy.LLMConfig.from_options(checks.instance(options, "options", dict))
+    add_key(wanted)
+    return wanted
+
+
+def add_key(wanted: config.LLMConfig) -> None:
+    """Read a configuration's key from the file that ``AIODATADIST_AUTH_KEY_FILE`` names, unless it has a folder of trust.
+
+    Raises:
+        ParamInvalid: if the file cannot be read, or others may read or write it.
+    """
     file = os.environ.get(KEY_FILE)
     if file and wanted.trust is None:
         config.use_key_file(wanted, Path(file), f"the file of {KEY_FILE}")
-    return wanted

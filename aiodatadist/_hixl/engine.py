@@ -82,7 +82,7 @@ class Hixl:
     # ---- life ----
 
     async def initialize(
-        self, local_engine: str | None = None, options: Mapping[str, str] | LLMConfig | None = None
+        self, local_engine: str | None = None, options: Mapping[str, str] | LLMConfig | Options | None = None
     ) -> None:
         """Open the device, and listen if the name has a port above 0. No effect on an engine that is initialised.
 

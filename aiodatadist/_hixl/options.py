@@ -66,14 +66,18 @@ class Options:
         return self.comm_version == "1.3" or bool(self.resources.protocols)
 
 
-def read_options(options: Mapping[str, str] | LLMConfig | None) -> Options:
+def read_options(options: Mapping[str, str] | LLMConfig | Options | None) -> Options:
     """Return the options of an engine. Keys that begin with ``aiodatadist.`` are those of :class:`LLMConfig`.
+
+    Options that have been read are returned as they are.
 
     Raises:
         TypeError: if it is not a dictionary of texts.
         ParamInvalid: if an option is unknown, or breaks its rule.
         FeatureNotEnabled: if an option asks for what is not here.
     """
+    if isinstance(options, Options):
+        return options
     if options is None or isinstance(options, LLMConfig):
         return Options(LLMConfig() if options is None else options.model_copy(deep=True))
     checks.instance(options, "options", Mapping)

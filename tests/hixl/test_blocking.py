@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from aiodatadist._counting import OF_PROCESS
 from aiodatadist._testing.ports import free_port
 from aiodatadist.blocking import hixl
 from aiodatadist.testing import soft_faults_cleared, soft_hold
 from tests.hixl.pairs import SIZE, Bytes, options
+from tests.off_loop import in_child
 
 READ, WRITE = hixl.READ, hixl.WRITE
 NEWER = {hixl.OPTION_LOCAL_COMM_RES: '{"version": "1.3"}'}
@@ -389,28 +390,26 @@ def test_notifications_come_to_the_server() -> None:
 
 def test_a_child_that_was_forked_gets_failed() -> None:
     with connected() as (server, client):
-        read, write = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                statuses = (
-                    client.engine.transfer_sync(server.name, READ, descs(client, server, (0, 0, 1))),
-                    client.engine.register_mem(hixl.MemDesc(4096, 1), hixl.MEM_HOST)[0],
-                )
-                os.write(write, repr(statuses).encode())
-            finally:
-                os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as told:
-            assert told.read() == repr((hixl.FAILED, hixl.FAILED))
-        os.waitpid(child, 0)
+
+        def move() -> None:
+            raise SystemExit(client.engine.transfer_sync(server.name, READ, descs(client, server, (0, 0, 1))))
+
+        def register() -> None:
+            raise SystemExit(client.engine.register_mem(hixl.MemDesc(4096, 1), hixl.MEM_HOST)[0])
+
+        assert in_child([move, register]) == [(SystemExit, str(hixl.FAILED))] * 2
         assert client.engine.transfer_sync(server.name, READ, descs(client, server, (0, 0, 1))) == hixl.SUCCESS
 
 
-def test_the_reason_of_a_failure_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reason_of_a_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(OF_PROCESS, "add", lambda kind, logger, words, *args, **_: told.append(words % args))
     with open_end(0) as end:
         assert end.engine.deregister_mem(0) == hixl.PARAM_INVALID
-    assert "hixl: deregister_mem: handle is 0" in caplog.text
+        assert end.engine.disconnect(f"127.0.0.1:{free_port()}") == hixl.NOT_CONNECTED
+    assert told[0].startswith("hixl: deregister_mem: handle is 0")
+    assert told[1].startswith("hixl: disconnect: engine 127.0.0.1:")
+    assert told[1].endswith("(NOT_CONNECTED)")
 
 
 def test_an_engine_that_is_dropped_is_finalized() -> None:

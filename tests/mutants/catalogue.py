@@ -2467,14 +2467,6 @@ MUTANTS = (
         (HIXL_LATE,),
     ),
     Mutant(
-        "a-staged-transfer-does-not-wait",
-        "a staged transfer that is stopped has ended once its buffer is no longer written",
-        "aiodatadist/_hixl/staging.py",
-        "    await transfer.join()\n    if transfer.error",
-        "    while not transfer.is_done:\n        await anyio.sleep(0)\n    if transfer.error",
-        (HIXL_LATE,),
-    ),
-    Mutant(
         "a-range-may-leave-registered-memory",
         "each range of this end lies in memory that it registered",
         "aiodatadist/_values/spans.py",

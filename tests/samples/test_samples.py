@@ -21,11 +21,11 @@ from tests.profiles import at_night
 HERE = Path(__file__).resolve().parent
 TORCH = "aiodatadist: torch_npu is not installed: npu tensors are CPU tensors, and softnpu moves them\n"
 SAMPLES = sorted(path.stem for path in HERE.glob("*_sample.py"))
-WARNED = {"hixl_sample", "settings_sample"}
+WARNED = {"hixl_sample", "ranges_sample", "settings_sample"}
 """They do what their users are warned of."""
 LINKS_ITS_OWN_WAY = {
     "hixl_sample", "kv_cache_manager_sample", "model_sample", "pull_blocks_sample", "push_blocks_sample",
-    "rank_table_sample", "switch_role_sample",
+    "ranges_sample", "rank_table_sample", "switch_role_sample",
 }  # fmt: skip
 """What the others do, once linked, is the same between two machines as between two processes."""
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -78,8 +78,8 @@ def test_a_script_of_the_vendors_library_runs_unchanged(sample: str) -> None:
 
 
 def unexpected(words: list[str]) -> list[str]:
-    """Return the lines that are neither warnings of a cluster nor of torch.distributed."""
-    return [line for each in words for line in each.splitlines() if not line.startswith(("cluster ", "[W"))]
+    """Return the lines that are neither warnings of a cluster or an engine nor of torch.distributed."""
+    return [line for each in words for line in each.splitlines() if not line.startswith(("cluster ", "hixl", "[W"))]
 
 
 # ---- two machines ----
@@ -120,7 +120,7 @@ def test_it_does_so_between_two_machines(sample: str, two_machines: list[list[st
 
 
 def test_no_sample_knows_who_runs_it() -> None:
-    assert len(SAMPLES) == 18
+    assert len(SAMPLES) == 19
     assert not [
         path.name for path in HERE.glob("*sample*.py") if path != Path(__file__) and "aiodatadist" in path.read_text()
     ]

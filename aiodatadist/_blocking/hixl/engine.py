@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from aiodatadist._blocking.config import add_key
 from aiodatadist._blocking.hixl.connects import Connects
 from aiodatadist._blocking.hixl.requests import Requests
 from aiodatadist._blocking.hixl.values import FeatureType, GetTransferStatusArgs, TransferArgs, TransferResult, expect
@@ -81,12 +82,13 @@ class Hixl:
 
     def _open(self, local_engine: str, given: dict[str, str]) -> None:
         found = read_options(given)
+        add_key(found.config)
         if (device := _current_device()) is not None and "device_id" not in found.config.model_fields_set:
-            given = {**given, "ge.exec.deviceId": str(device)}
+            found.config.device_id = device
         thread, inner = acquire(), awaitable.Hixl()
 
         async def open_engine() -> Connects:
-            await inner.initialize(local_engine, given)
+            await inner.initialize(local_engine, found)
             resources = found.resources
             return Connects(awaitable.spawner_of(inner), resources.connect_threads, resources.connect_queue)
 
