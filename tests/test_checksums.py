@@ -45,7 +45,7 @@ from aiodatadist.testing import (
 )
 from tests.strict.marks import IS_HCCS, any_memory
 
-LAYERS, TENSORS, BLOCK = 3, 6, 40_000
+LAYERS, TENSORS, BLOCK = 3, 6, 14_000
 SOURCES, TARGETS = [3, 9, 4], [0, 7, 2]
 """Blocks that travel; 18 pieces, which one call of HCCL moves, tensor by tensor."""
 TINY = 96
@@ -225,13 +225,13 @@ async def test_layers_of_a_cache_are_summed_at_either_end(name: str) -> None:
 async def test_all_damaged_blocks_are_named_and_each_once(name: str) -> None:
     """36 pieces of 6 tensors, none beside the next: HCCL is called for 192, and for the last 24 of the last tensor."""
     sources, targets = list(reversed(range(36))), list(range(36))
-    async with way(name, block=4096, blocks=36) as w:
-        w.flip(12 * 4096, nth=1)
+    async with way(name, block=1024, blocks=36) as w:
+        w.flip(12 * 1024, nth=1)
         w.flip(0, nth=2)  # of the last tensor, the same block
         with pytest.raises(DataCorrupted, match="1 of 36 pieces") as caught:
             await w.move(sources, targets, checksum=True)
         assert caught.value.blocks == (12,)
-        w.flip(5 * 4096, nth=1)
+        w.flip(5 * 1024, nth=1)
         w.flip(-1, nth=2)
         with pytest.raises(DataCorrupted, match="2 of 36 pieces") as caught:
             await w.move(sources, targets, checksum=True)
@@ -501,13 +501,13 @@ async def test_so_do_too_few_in_request_response_mode(sums: list[int], monkeypat
     [
         ({"cache_id": 99}, "cache 99 was never announced"),
         ({"first_tensor": 5, "tensors": 2}, "tensors 5 to 6: cache 1 has 6"),
-        ({"indexes": [16]}, "a piece ends at byte 680000: a tensor of cache 1 has 640000"),
-        ({"indexes": [16, 0]}, "a piece ends at byte 680000"),
+        ({"indexes": [16]}, "a piece ends at byte 238000: a tensor of cache 1 has 224000"),
+        ({"indexes": [16, 0]}, "a piece ends at byte 238000"),
         ({"indexes": [2**64 - 1]}, "a piece ends at byte"),
         ({"offset": 2**63 - 1}, "a piece ends at byte"),
         ({"step": 2**63 - 1}, "a piece ends at byte"),
-        ({"nbytes": 640_001, "indexes": [0, 0]}, "a piece ends at byte 640001"),
-        ({"tail": 640_001, "nbytes": 640_001, "indexes": [0]}, "a piece ends at byte 640001"),
+        ({"nbytes": 224_001, "indexes": [0, 0]}, "a piece ends at byte 224001"),
+        ({"tail": 224_001, "nbytes": 224_001, "indexes": [0]}, "a piece ends at byte 224001"),
         ({"tail": 2, "nbytes": 1, "indexes": [0]}, "tail is 2: must be at most 1"),
     ],
 )
