@@ -21,7 +21,7 @@ BLOCKS = 4096
 
 def pool(nbytes: int) -> str:
     """Return the value of ``LLMConfig.mem_pool_cfg``."""
-    return json.dumps({"memory_size": nbytes})
+    return json.dumps({"memory_size": nbytes, "populate": "use"})
 
 
 def filling(nbytes: int) -> CacheDesc:

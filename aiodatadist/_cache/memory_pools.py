@@ -45,12 +45,14 @@ class MemoryPools:
         """Allocate a pool's memory and register it with the transport.
 
         Raises:
-            OutOfMemory: if the device, or the host, has less memory.
+            OutOfMemory: if the device, or the host, has less memory, or too little would be left after populating it.
             FeatureNotEnabled: if this process may not allocate such memory.
         """
         name = f"the {placement.name.lower()} pool"
         try:
             memory = self._device.allocate(config.memory_size, placement)
+            if config.populate == "init":
+                await self._device.populate(memory)
         except FeatureNotEnabled as error:
             text = f"{name}: {error.args[0]}"
             raise FeatureNotEnabled(text, operation="init", hint="allow the call that is named") from error
@@ -60,6 +62,8 @@ class MemoryPools:
             name, memory.address, config, lambda: self._pinned(placement), lambda: self._oldest_pin(placement)
         )
         await self._transport.register([Region(memory.address, memory.nbytes, placement)])
+        if config.populate == "background":
+            self._device.populate_soon(memory)
         self._pools[placement] = MemoryPool(pages, memory, self._transport.epoch)
 
     def of(self, placement: Placement) -> MemoryPool:

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -416,16 +416,27 @@ class PoolConfig(WholeOption):
     Attributes:
         memory_size: bytes of the pool, or a text like ``"1GiB"``: at least one page, and fewer than 2**32 - 1 pages.
         page_shift: a page has ``1 << page_shift`` bytes; 10 to 30, by default 16 (64 KiB).
+        populate: when softnpu's memory gets its pages, which the first transfer into it would otherwise wait for:
+            ``"background"``, by a thread that gives way to transfers, as long as an eighth of the machine's memory and
+            of the container's limit is left; ``"init"``, before ``init`` returns; or ``"use"``. An NPU's memory always
+            has them.
 
     Raises ParamInvalid if a value breaks its rule, or an unknown field is given.
     """
 
     memory_size: Size = Field(gt=0, lt=2**64)
     page_shift: int = Field(default=16, ge=10, lt=31)
+    populate: Literal["background", "init", "use"] = "background"
 
     if TYPE_CHECKING:  # a type checker knows only what is kept
 
-        def __init__(self, *, memory_size: int | str, page_shift: int = 16) -> None: ...
+        def __init__(
+            self,
+            *,
+            memory_size: int | str,
+            page_shift: int = 16,
+            populate: Literal["background", "init", "use"] = "background",
+        ) -> None: ...
 
     @model_validator(mode="after")
     def _count_pages(self) -> Self:

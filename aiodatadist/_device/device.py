@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from aiodatadist._concurrency import forks
 from aiodatadist._concurrency.blocking_calls import in_thread
 from aiodatadist._device.memory import Memory
-from aiodatadist._device.memory_limit import check_memory_limit
+from aiodatadist._device.memory_limit import check_memory_limit, memory_limit
 from aiodatadist._device.ring_calls import StreamLimits, open_device_ring
 from aiodatadist._device.stream import Stream
 from aiodatadist._native.library import Handle, ffi
@@ -90,6 +91,40 @@ class Device:
             memory = Memory(self.runtime, nbytes, placement, self._memories.discard)
         self._memories.add(memory)
         return memory
+
+    async def populate(self, memory: Memory) -> None:
+        """Give memory of softnpu's all its pages. They otherwise come with their first use, which takes many times as long.
+
+        Raises:
+            OutOfMemory: if the machine or the container would be left less than an eighth of its memory.
+        """
+        if not self.runtime.is_soft:
+            return
+        self._tell_memory_group()
+        stop = ffi.new("int32_t *")
+
+        def run() -> None:
+            with self.current():
+                code = self.runtime.acl.softnpu_populate(ffi.cast("void *", memory.address), memory.nbytes, stop)
+                self.runtime.check("softnpu_populate", code)
+
+        def cancel() -> None:
+            stop[0] = 1
+
+        await in_thread(run, on_cancel=cancel)
+
+    def populate_soon(self, memory: Memory) -> None:
+        """Let a thread of softnpu's do that, as long as an eighth is left. It gives way to transfers."""
+        if self.runtime.is_soft:
+            self._tell_memory_group()
+            self.runtime.acl.softnpu_populate_soon(ffi.cast("void *", memory.address), memory.nbytes)
+
+    def _tell_memory_group(self) -> None:
+        """Tell softnpu which files have the container's limit and the memory in use."""
+        found = memory_limit()
+        limit = "" if found is None else found.file
+        stat = "" if found is None else str(Path(limit).with_name("memory.stat"))
+        self.runtime.acl.softnpu_memory_group(limit.encode(), stat.encode())
 
     def _is_of_the_host(self, placement: Placement) -> bool:
         return placement is Placement.HOST or self.runtime.is_soft

@@ -79,6 +79,16 @@ int softnpu_is_private(void *addr, uint64_t size);
 /* Returns the hardware that softnpu imitates, from SOFTNPU_STRICT at aclInit: 0 none, 1 `hccs`, 2 `roce`, 3 `aicpu`. */
 int softnpu_strictness(void);
 
+/* softnpu's memory gets its pages with their first use, at 1 to 5 us each. Here they come earlier. softnpu_populate() returns when all
+ * are there, or once *stop is not 0, if it is not NULL; ACL_ERROR_RT_MEMORY_ALLOCATION: the machine, or the container, would be left
+ * less than an eighth of its memory. softnpu_populate_soon() leaves it to a thread that gives way to transfers, and goes on only
+ * while that eighth is left. Freeing the memory ends it. Kernels before 5.14 populate nothing. */
+int softnpu_populate(void *addr, uint64_t size, const int32_t *stop);
+void softnpu_populate_soon(void *addr, uint64_t size);
+uint64_t softnpu_present(void *addr, uint64_t size);   /* how many of these bytes have pages */
+/* The files with the limit of this process's container, and with its statistics (memory.stat); empty: there is no limit. */
+int softnpu_memory_group(const char *limit, const char *stat);
+
 /* Work of at most this many bytes that the calling thread submits from now on runs in it, if its stream is idle, even if it is more
  * than SOFTNPU_INLINE_BYTES: for a thread that would only wait for it. With SOFTNPU_INLINE_BYTES=0 nothing runs so. Returns what was
  * said before, at first 0. */

@@ -414,6 +414,22 @@ MUTANTS = (
         ("tests/unit/test_stream.py",),
     ),
     Mutant(
+        "memory-populated-to-the-limit",
+        "populating leaves an eighth of the container's memory",
+        "native/softnpu/memory/headroom.c",
+        "    return left > total / RESERVE ? left - total / RESERVE : 0;\n",
+        "    return total ? left : 0;\n",
+        ("tests/test_populated_pools.py",),
+    ),
+    Mutant(
+        "populating-goes-on",
+        "populating stops when its caller is cancelled",
+        "aiodatadist/_device/device.py",
+        "        await in_thread(run, on_cancel=cancel)\n",
+        "        await in_thread(run)\n",
+        ("tests/test_populated_pools.py",),
+    ),
+    Mutant(
         "gate-ignored",
         "a layer leaves when its gate has opened",
         "native/program.c",

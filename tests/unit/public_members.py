@@ -81,7 +81,7 @@ MEMBERS: Final = {
         "transfer_checksum transport trust"
     ),
     "aiodatadist._config.option_rules.JsonOption": "model_config parse",
-    "aiodatadist._config.option_rules.PoolConfig": "memory_size page page_shift pages",
+    "aiodatadist._config.option_rules.PoolConfig": "memory_size page page_shift pages populate",
     "aiodatadist._config.quotas.Quotas": (
         "caches channels checksum_caches critical_requests critical_share early_claims frame_bytes frames look_ups "
         "note_bytes notes released_names request_blocks requests revocations tensors unproved unproved_of_one "

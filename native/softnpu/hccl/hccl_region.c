@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include "care.h"
 #include "hccl_soft.h"
 #include "runtime.h"
 
@@ -19,7 +20,7 @@
 
 #define DEVICE_BYTES_MAX ((uint64_t)64 << 30)           /* the vendor's limits for one registration */
 #define HOST_BYTES_MAX   ((uint64_t)1 << 40)
-#define POPULATE_MAX     ((uint64_t)256 << 20)          /* a larger pool is touched as it is used: not all of it may ever be */
+#define POPULATE_MAX     ((uint64_t)256 << 20)          /* more is looked after behind the call: not all of it may ever be used */
 
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static hccl_region *table;
@@ -125,6 +126,7 @@ static void unlink_region(hccl_region *region)
     while (*at != region)
         at = &(*at)->next;
     *at = region->next;
+    soft_care_end(SOFT_ENLARGE, (uintptr_t)region->mem.addr);
     if (region->adopted)
         soft_mem_release(region->mem.addr, region->mem.size);
     if (soft_handle_remove(SOFT_REGION, region->handle))
@@ -195,6 +197,14 @@ static HcclResult populate(const char *function, const CommMem *mem)
                            "system, /dev/shm perhaps, is full", function, mem->addr, (unsigned long long)mem->size);
 }
 
+/* The caller's memory that populate() leaves alone, because it is large. */
+static void look_after(const CommMem *mem)
+{
+    soft_span span;
+    if (mem->size > POPULATE_MAX && soft_span_of(mem->addr, mem->size, &span) && span.fd < 0)
+        soft_care_begin(SOFT_ENLARGE, (uintptr_t)mem->addr, mem->size);
+}
+
 static void count_once(hccl_region *region)
 {
     pthread_mutex_lock(&table_lock);
@@ -215,6 +225,7 @@ HcclResult HcclRegisterGlobalMem(const CommMem *mem, void **memHandle)
         code = hccl_region_acquire(__func__, mem, &region);
     if (code)
         return code;
+    look_after(mem);
     count_once(region);
     *memHandle = region->handle;
     soft_unref(&region->object);

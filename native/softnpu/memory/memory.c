@@ -1,4 +1,5 @@
 /* memory.c: device memory and pinned host memory, one memfd per allocation. */
+#include "care.h"
 #include "runtime.h"
 #include <sys/mman.h>
 #include <unistd.h>
@@ -78,6 +79,7 @@ aclError aclrtFree(void *devPtr)
     soft_range range;
     if (!soft_map_take(devPtr, SOFT_MALLOC, &range))
         return soft_error(ACL_ERROR_RT_PARAM_INVALID, "%p is not what aclrtMalloc returned, or was freed already", devPtr);
+    soft_care_end(SOFT_POPULATE, range.span.base);
     soft_arena_give(devPtr);
     close(range.span.fd);
     soft_device_unreserve(range.span.device, range.span.size);
@@ -131,6 +133,7 @@ aclError aclrtFreeHost(void *hostPtr)
     soft_range range;
     if (!soft_map_take(hostPtr, SOFT_MALLOC_HOST, &range))
         return soft_error(ACL_ERROR_RT_PARAM_INVALID, "%p is not what aclrtMallocHost returned, or was freed already", hostPtr);
+    soft_care_end(SOFT_POPULATE, range.span.base);
     munmap(hostPtr, soft_round_up(range.span.size, soft_page_size()));
     close(range.span.fd);
     SOFT_COUNT(pinned_bytes, -range.span.size);
