@@ -16,7 +16,7 @@ _SAFE_SILENCE: Final = 2.0
 _OVER_TCP: Final = ("tcp", "auto")
 
 WITHOUT_EFFECT: Final = {
-    "global_resource_config": "it is for the HIXL engine, which this library does not have",
+    "global_resource_config": "it is for engines of aiodatadist.hixl",
     "deploy_res_path": "nothing is deployed to a device here",
     "cluster_info": "listen_ip_info and the constructor say where a cluster listens and what its id is",
     "output_max_size": "outputs of a model runner may have any size",

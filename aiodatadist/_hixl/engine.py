@@ -21,6 +21,7 @@ from aiodatadist._hixl.memory import RegisteredMemory
 from aiodatadist._hixl.names import EngineName, named, naming, parse_name, parse_peer
 from aiodatadist._hixl.notes import Notes
 from aiodatadist._hixl.options import Options, read_options
+from aiodatadist._hixl.resources import Resources
 from aiodatadist._hixl.staging import StagedRanges, Staging
 from aiodatadist._hixl.values import MemDesc, MemType, NotifyDesc, TransferOp, TransferOpDesc, columns, note_payload
 from aiodatadist._link import Link, RangeSpec, RemoteOperation, failed
@@ -74,6 +75,7 @@ class Hixl:
         self._under_way: defaultdict[int, set[TransferCompletion]] = defaultdict(set)
         self._cut: set[TransferCompletion] = set()
         self._connecting: dict[int, anyio.Lock] = {}
+        self._used: dict[EngineName, None] = {}  # connected peers, the longest unused first
 
     def __repr__(self) -> str:
         state = "not initialised" if self._cluster is None else f"{len(self._memory)} ranges registered"
@@ -206,6 +208,11 @@ class Hixl:
         cluster_id = peer.cluster_id()
         with naming(peer, cluster_id):
             await cluster.link_to(cluster_id, peer.address, timeout=seconds)
+        self._use(peer)
+
+    def _use(self, peer: EngineName) -> None:
+        self._used.pop(peer, None)
+        self._used[peer] = None
 
     async def disconnect(self, remote_engine: str, timeout_in_millis: int = 1000) -> None:
         """End this end's connection. Its transfers under way fail, and once this returns no byte of theirs lands.
@@ -219,6 +226,7 @@ class Hixl:
         peer = parse_peer(remote_engine, "remote_engine")
         cluster_id = peer.cluster_id()
         with naming(peer, cluster_id):
+            self._used.pop(peer, None)
             link = cluster.engine.links.find(cluster_id)
             await self._stop(cluster_id, f"engine {peer} was disconnected")
             try:
@@ -314,6 +322,8 @@ class Hixl:
         try:
             with naming(peer, cluster_id):
                 transfer = begin(cluster.link_of(cluster_id))
+            if is_auto:
+                self._use(peer)
         except (NotLinked, LinkClosed):
             if not is_auto or peer == self._name:
                 raise
@@ -354,10 +364,24 @@ class Hixl:
                     await self._connect(cluster, peer, CONNECT_SECONDS if timeout is None else timeout)
                     link = cluster.link_of(cluster_id)
             operation.follow(begin(link))
+            await self._make_room(peer)
 
         if not cluster.engine.spawn(lambda: operation.run(connect)):
             return failed("transfer", LinkClosed("the engine is being finalized"))
         return operation
+
+    async def _make_room(self, current: EngineName) -> None:
+        """Disconnect idle peers above the high mark of ``channel_pool``, down to the low one, the longest unused first."""
+        resources = self._options.resources if self._options is not None else Resources()
+        if not resources.max_channels or len(self._used) <= resources.high_mark:
+            return
+        for peer in [peer for peer in self._used if peer != current and not self._under_way.get(peer.cluster_id())]:
+            if len(self._used) <= resources.low_mark:
+                return
+            try:
+                await self.disconnect(str(peer))
+            except LLMException as error:
+                logger.debug("hixl %s: %s", self._name, error)
 
     def _leave_if_failed(self, cluster: RangeCluster, peer: EngineName, transfer: TransferCompletion) -> None:
         """Disconnect a peer with which a transfer failed, as HIXL does with ``AutoConnect``."""

@@ -198,6 +198,8 @@ def _check_together(found: Options, given: Mapping[str, str]) -> None:
     path = found.resources.local_comm_res_path
     if path and not given.get(LOCAL_COMM_RES):
         _local_comm_res(found, path.read_text())
+    if found.resources.max_channels and not found.auto_connect:
+        found.remarks.append(f"{RESOURCES}: channel_pool has no effect without {AUTO_CONNECT}")
     if found.comm_version != "1.3":
         return
     pool = given.get(BUFFER_POOL, "0:0")

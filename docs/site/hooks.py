@@ -28,7 +28,9 @@ INSTEAD = {"README.md": "index.md", "README.zh.md": "index.zh.md"}
 MODULES = (
     "aiodatadist.errors",
     "aiodatadist",
+    "aiodatadist.hixl",
     "aiodatadist.blocking",
+    "aiodatadist.blocking.hixl",
     "aiodatadist.legacy",
     "aiodatadist.context_caching",
     "aiodatadist.context_caching.ems",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -394,3 +395,22 @@ async def test_options_without_effect_are_named_once(caplog: pytest.LogCaptureFi
     assert len(told) == 2
     assert any("protocol_desc" in line for line in told)
     assert any("1.3" in record.getMessage() for record in caplog.records)
+
+
+async def test_idle_connections_above_the_high_mark_are_closed_down_to_the_low_one() -> None:
+    keys = {"max_channel": 4, "high_waterline": 0.5, "low_waterline": 0.25}
+    pool = json.dumps({f"channel_pool.{key}": value for key, value in keys.items()})
+    given: dict[str, Any] = {"AutoConnect": "1", "GlobalResourceConfig": pool}
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(open_end(0, "loopback", fill=number + 1)) for number in range(4)]
+        client = await stack.enter_async_context(open_end(0, "loopback", **given))
+        links = client.engine.cluster.statistics
+        for number, server in enumerate(servers[:2]):
+            await client.engine.transfer(server.name, READ, descs(client, server, (0, 0, 10)))
+            assert len(links().links) == number + 1
+        closed = client.engine.cluster.wait_link_closed
+        await client.engine.transfer(servers[2].name, READ, descs(client, servers[2], (0, 0, 10)))
+        for server in servers[:2]:  # two is the high mark, and one the low one
+            await closed(server.engine.cluster.cluster_id)
+        await client.engine.transfer(servers[0].name, READ, descs(client, servers[0], (0, 0, 10)))
+        assert bytes(client.view[:10]) == b"\1" * 10

@@ -123,7 +123,10 @@ def test_version_1_3_is_the_newer_engine_without_buffers() -> None:
 
 def test_water_marks_are_shares_of_the_connections() -> None:
     keys = {"channel_pool__high_waterline": 0.5, "channel_pool__low_waterline": "0.1"}
-    found = read_options(resources(channel_pool__max_channel=8, **keys)).resources
+    options = read_options(resources(channel_pool__max_channel=8, **keys))
+    assert "channel_pool has no effect" in options.remarks[0]
+    assert read_options({**resources(**keys), "AutoConnect": "1"}).remarks == []
+    found = options.resources
     assert (found.max_channels, found.high_mark, found.low_mark) == (8, 4, 1)
     found = read_options(resources(channel_pool__max_channel="8")).resources
     assert (found.max_channels, found.high_mark, found.low_mark) == (8, 8, 8)
