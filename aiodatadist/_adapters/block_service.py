@@ -20,19 +20,18 @@ import secrets
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Any
 
 from aiodatadist._adapters import push_messages
-from aiodatadist._adapters.block_shapes import Axes, BlockShape
 from aiodatadist._adapters.ended import Ended, Tell
 from aiodatadist._adapters.hold_messages import Hold, LetGo
 from aiodatadist._adapters.holds import Holds
 from aiodatadist._adapters.kept_leases import KeptLeases
-from aiodatadist._adapters.leased_blocks import KeptOrder, LeasedBlocks, PullOrder, WorkerAddress, prompt_as_kept
+from aiodatadist._adapters.kv_cache import KvCache, TensorGroup
+from aiodatadist._adapters.leased_blocks import LeasedBlocks
 from aiodatadist._adapters.loop_service import LoopDoor, LoopService
 from aiodatadist._adapters.order_tasks import OrderTasks
 from aiodatadist._adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
+from aiodatadist._adapters.pull_orders import KeptOrder, PullOrder, WorkerAddress, prompt_as_kept
 from aiodatadist._adapters.push_in import ExpectOrder, IncomingPushes
 from aiodatadist._adapters.push_messages import Drop, More, Refused, Sent, TransferKey, Want, WorkerMessage
 from aiodatadist._adapters.push_out import OutgoingPushes
@@ -43,58 +42,11 @@ from aiodatadist._counting import Incident, Incidents
 from aiodatadist._datadist import LLMDataDist
 from aiodatadist._layered.synchronizers import AwaitableLayerSynchronizer
 from aiodatadist._values import checks
-from aiodatadist._values.descriptors import BlocksCacheKey, Cache, CacheDesc, DataType, LLMRole
+from aiodatadist._values.descriptors import BlocksCacheKey, Cache, CacheDesc, LLMRole
 from aiodatadist._values.digests import check_prompt_digest
 from aiodatadist.errors import InternalError, LLMException, ParamInvalid
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TensorGroup:
-    """Tensors whose blocks, or items, have the same size: ``count`` of ``nbytes`` bytes at each of these addresses."""
-
-    addresses: tuple[int, ...]
-    count: int
-    nbytes: int
-
-    @property
-    def desc(self) -> CacheDesc:
-        """The description of a cache over these tensors."""
-        return CacheDesc(len(self.addresses), [self.count, self.nbytes], DataType.DT_UINT8)
-
-
-def groups_of_layers(layers: Sequence[Sequence[Any]], blocks: int) -> list[TensorGroup]:
-    """Return a group for each size of a block, with the same number of tensors of each layer, layer by layer.
-
-    Raises:
-        ParamInvalid: if layers differ, or a tensor is not a whole number of blocks.
-    """
-    sizes = [[int(tensor.nbytes) for tensor in layer] for layer in layers]
-    if not sizes or any(each != sizes[0] for each in sizes) or any(size % blocks or not size for size in sizes[0]):
-        raise ParamInvalid(
-            f"layers have tensors of {sorted({tuple(each) for each in sizes})} bytes: all layers must have the same, "
-            f"multiples of {blocks} blocks"
-        )
-    groups = []
-    for size in dict.fromkeys(sizes[0]):
-        tensors = [tensor for layer in layers for tensor in layer if tensor.nbytes == size]
-        groups.append(TensorGroup(tuple(map(address_of, tensors)), blocks, size // blocks))
-    return groups
-
-
-def _shape_by_cache(shape: BlockShape, layer: Sequence[Any], groups: Sequence[TensorGroup], blocks: int) -> BlockShape:
-    """Return the shape with axes for each group; none if its tensors have different axes."""
-    axes: list[Axes] = []
-    for group in groups:
-        found = {own for tensor, own in zip(layer, shape.axes, strict=True) if tensor.nbytes == group.nbytes * blocks}
-        axes.append(found.pop() if len(found) == 1 else ())
-    return shape.model_copy(update={"axes": tuple(axes)})
-
-
-def address_of(tensor: Any) -> int:
-    """Return the address of a torch tensor or an array."""
-    return int(tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data)
 
 
 class BlockService:
@@ -103,45 +55,35 @@ class BlockService:
     All methods may be called from any thread but the loop's; only :meth:`open` and :meth:`close` wait.
 
     Args:
-        rank, ranks: of the worker among those that share the settings, and the model's heads.
+        rank, ranks: of the worker among those that share the settings.
+        place: the worker's number among those that an offer names, and how many these are; ``rank`` and ``ranks`` if
+            None. A pipeline's stages have settings of their own.
 
     Raises:
         ParamInvalid: if there is no such rank.
     """
 
-    def __init__(self, settings: Settings, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(self, settings: Settings, rank: int = 0, ranks: int = 1, place: tuple[int, int] | None = None) -> None:
         if not 0 <= rank < ranks:
             raise ParamInvalid(f"rank is {rank}: must be from 0 to {ranks - 1}")
         self._settings = settings
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._place = rank, place or (rank, ranks)
         self._lock = threading.Lock()
         self._ended = Ended()
         self._door: LoopDoor[_Life] = LoopDoor("BlockService")
 
-    def open(
-        self,
-        layers: Sequence[Sequence[Any]],
-        blocks: int,
-        layout: dict[str, str | int],
-        shape: BlockShape | None = None,
-    ) -> WorkerAddress:
+    def open(self, kv: KvCache, layout: dict[str, str | int]) -> WorkerAddress:
         """Register the KV cache, and listen.
 
         Args:
-            layers: the torch tensors or arrays of each layer, each of them ``blocks`` consecutive blocks. The sizes of
-                their blocks may differ within a layer, but not from layer to layer.
-            layout: properties that must be the same at both ends.
-            shape: the composition of blocks, with axes for each tensor of a layer. With it, blocks that are cut
-                differently can be pulled, see :class:`WorkerAddress`.
+            layout: properties that must be the same at both ends, beside what the cache says of itself.
 
         Raises:
-            ParamInvalid: if layers differ, or a setting is wrong, also if others may read or write the key file.
+            ParamInvalid: if a setting is wrong, also if others may read or write the key file.
             LLMException: if the device or the port cannot be opened.
         """
-        groups = groups_of_layers(layers, blocks)
-        by_cache = None if shape is None else _shape_by_cache(shape, layers[0], groups, blocks)
-        life = _Life(self._settings, self._rank, self._ranks, self._tell)
-        return self._door.open(life, lambda: life.open(groups, len(layers), layout, by_cache))
+        life = _Life(self._settings, self._rank, self._place, self._tell)
+        return self._door.open(life, lambda: life.open(kv, layout))
 
     def open_groups(
         self, blocks: Sequence[TensorGroup], aux: Sequence[TensorGroup], layout: dict[str, str | int]
@@ -155,7 +97,7 @@ class BlockService:
         Raises:
             LLMException: if the device or the port cannot be opened, or memory cannot be registered.
         """
-        life = _Life(self._settings, self._rank, self._ranks, self._tell)
+        life = _Life(self._settings, self._rank, self._place, self._tell)
         return self._door.open(life, lambda: life.open_groups(blocks, aux, layout))
 
     def keep(
@@ -166,10 +108,12 @@ class BlockService:
         prompt_digest: bytes,
         seconds: float | None = None,
         takers: int = 1,
+        others: Sequence[Sequence[int]] = (),
     ) -> None:
         """Keep a finished request's blocks for a peer. Reported in ``sent``.
 
         Args:
+            blocks: those of the first group of layers; ``others`` has those of the others, in order.
             prompt_digest: digest of the tokens that the blocks hold, from :func:`aiodatadist.prompt_digest`. Only a
                 peer with the same prompt gets the blocks, or ends the lease.
             takers: number of requests of peers that may take the blocks.
@@ -178,7 +122,8 @@ class BlockService:
             TypeError, ValueError: if ``prompt_digest`` is not a digest.
         """
         check_prompt_digest(checks.instance(prompt_digest, "prompt_digest", bytes))
-        life, numbers, limit = self._running(), list(blocks), seconds or self._settings.lease_seconds
+        life, limit = self._running(), seconds or self._settings.lease_seconds
+        numbers = [list(each) for each in (blocks, *others)]
         self._door.thread.post(lambda: life.keep(request, lease, numbers, prompt_digest, limit, takers))
 
     def hold(self, order: KeptOrder, seconds: float) -> None:
@@ -298,9 +243,9 @@ class BlockService:
 class _Life:
     """The part on the loop: an LLMDataDist, a cache, and the tasks of orders."""
 
-    def __init__(self, settings: Settings, rank: int, ranks: int, tell: Tell) -> None:
+    def __init__(self, settings: Settings, rank: int, place: tuple[int, int], tell: Tell) -> None:
         self._settings = settings
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._place = rank, place
         self._tell = tell
         self._datadist = LLMDataDist(LLMRole.MIX, settings.own_cluster_id(rank), settings.config(rank))
         self._service = LoopService("block service")
@@ -310,7 +255,8 @@ class _Life:
         # random: a peer that means an earlier life of this cluster finds no cache
         self._first_name = secrets.randbits(62)
         self._layout: dict[str, str | int] = {}
-        self._shape: BlockShape | None = None
+        self._pulled_layout: dict[str, str | int] = {}
+        self._kv: KvCache | None = None
         self._tasks: OrderTasks
         self.incidents = self._datadist._totals.incidents
         self._links: PeerLinks
@@ -323,19 +269,17 @@ class _Life:
 
     # ---- life ----
 
-    async def open(
-        self, groups: Sequence[TensorGroup], layers: int, layout: dict[str, str | int], shape: BlockShape | None
-    ) -> WorkerAddress:
+    async def open(self, kv: KvCache, layout: dict[str, str | int]) -> WorkerAddress:
         """Register the KV cache, and listen."""
-        self._shape = shape
+        self._kv, self._pulled_layout = kv, layout
 
         async def register() -> Sending:
-            made = [await self._register(number, each.desc, each.addresses) for number, each in enumerate(groups)]
-            return LayeredSending(self._manager, made, layers)
+            made = [await self._register(number, each.desc, each.addresses) for number, each in enumerate(kv.tensors)]
+            return LayeredSending(self._manager, made, kv.layers, kv.steps)
 
-        peer = await self._open(layout, register)
+        peer = await self._open({**kv.words(), **layout}, register)
         cache_ids = tuple(cache.cache_id for cache in self._caches)
-        return WorkerAddress(**peer.model_dump(), cache_ids=cache_ids, layout=layout, shape=shape)
+        return WorkerAddress(**peer.model_dump(), cache_ids=cache_ids, layout=layout, memory=kv.memory)
 
     async def open_groups(
         self, blocks: Sequence[TensorGroup], aux: Sequence[TensorGroup], layout: dict[str, str | int]
@@ -382,7 +326,7 @@ class _Life:
         return PeerAddress(cluster_id=self._datadist.cluster_id, host=host, port=port)
 
     def _start(self, tasks: OrderTasks, sending: Sending) -> None:
-        settings, layout, tell = self._settings, self._layout, self._tell
+        settings, tell = self._settings, self._tell
         self._tasks = tasks
         self._links = PeerLinks(self._datadist, tasks, settings.link_seconds, self._lost, settings.allowed_peers())
         self._kept = KeptLeases(
@@ -394,15 +338,15 @@ class _Life:
             tasks,
             tell,
             self.incidents,
+            None if self._kv is None else [plane.group for plane in self._kv.memory.planes],
         )
         self._holds = Holds(self._links, tasks, self._post)
         self.leased = LeasedBlocks(
             self._manager,
             self._caches,
-            layout,
-            self._shape,
-            self._rank,
-            self._ranks,
+            self._pulled_layout,
+            self._kv,
+            *self._place,
             settings.pull_seconds,
             settings.patience_seconds,
             settings.link_seconds,
@@ -500,10 +444,14 @@ class _Life:
     def _may_claim(self, peer: LinkedPeer) -> bool:
         return self._links.current(peer).session.rights.claim
 
-    def keep(self, request: str, lease: str, blocks: list[int], prompt: bytes, seconds: float, takers: int) -> None:
-        """Keep a finished request's blocks. Reported in ``sent``."""
-        digest = prompt_as_kept(prompt, self._layout, self._shape, self._rank, self._ranks, takers)
-        self._kept.keep(request, lease, blocks, digest, seconds, takers)
+    def keep(
+        self, request: str, lease: str, blocks: Sequence[list[int]], prompt: bytes, seconds: float, takers: int
+    ) -> None:
+        """Keep a finished request's blocks, by group of layers. Reported in ``sent``."""
+        assert self._kv is not None
+        digest = prompt_as_kept(prompt, self._pulled_layout, self._kv.memory, *self._place, takers)
+        first, *others = blocks
+        self._kept.keep(request, lease, first, digest, seconds, takers, others)
 
     def _lost(self, peer: LinkedPeer) -> None:
         self._kept.lost(peer)

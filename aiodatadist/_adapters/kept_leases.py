@@ -16,8 +16,8 @@ from functools import partial
 from aiodatadist._adapters.ended import Tell
 from aiodatadist._adapters.hold_messages import Held
 from aiodatadist._adapters.lease_holders import LeaseHolders
-from aiodatadist._adapters.leased_blocks import lease_name
 from aiodatadist._adapters.peer_links import LinkedPeer
+from aiodatadist._adapters.pull_orders import lease_name
 from aiodatadist._cache_manager import CacheManager
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._counting import Incident, Incidents
@@ -87,6 +87,7 @@ class KeptLeases:
 
     Args:
         caches: with the same number of blocks each.
+        groups: by cache: the group of layers whose blocks it has; None if all have the same ones.
         pull_seconds: time limit of a peer's pull.
         hold_seconds: seconds for which peers can prolong a lease, from its beginning.
         patience_seconds: seconds that further requests have to come for a lease whose last holder is gone.
@@ -102,9 +103,11 @@ class KeptLeases:
         tasks: Spawner,
         tell: Tell,
         incidents: Incidents,
+        groups: Sequence[int] | None = None,
     ) -> None:
         self._manager = manager
         self._caches = caches
+        self._groups = groups
         self._pull_seconds = pull_seconds
         self._hold_seconds = hold_seconds
         self._grace = max(patience_seconds, SHORTEST_SECONDS)
@@ -113,19 +116,30 @@ class KeptLeases:
         self._incidents = incidents
         self._kept: dict[str, _Kept] = {}
 
-    def keep(self, request: str, lease: str, blocks: list[int], digest: bytes, seconds: float, takers: int) -> None:
+    def keep(
+        self,
+        request: str,
+        lease: str,
+        blocks: list[int],
+        digest: bytes,
+        seconds: float,
+        takers: int,
+        others: Sequence[list[int]] = (),
+    ) -> None:
         """Lease a request's blocks. Reported in ``sent``.
 
         Args:
+            blocks: those of the first group of layers; ``others`` has those of the others.
             digest: that which peers must have, of the prompt and of how the blocks hold it.
             takers: the number of requests of other engines that may take the blocks.
         """
         leases: list[BlockLease] = []
         try:
-            for number, cache in enumerate(self._caches):
+            named = [(n, cache, self._of_group(n, (blocks, *others))) for n, cache in enumerate(self._caches)]
+            for number, cache, mine in [each for each in named if each[2]] or named:
                 name, limit = lease_name(lease, number), self._pull_seconds
                 made = self._manager.lease_blocks(
-                    cache, blocks, seconds, name=name, pull_timeout=limit, prompt_digest=digest, takers=takers
+                    cache, mine, seconds, name=name, pull_timeout=limit, prompt_digest=digest, takers=takers
                 )
                 leases.append(made)
         except (LLMException, TypeError, ValueError) as error:
@@ -135,11 +149,17 @@ class KeptLeases:
                 self._tasks.start_soon(made.withdraw)
             self._tell(lambda ended: ended.let_go(request, "lease_failed"))
             return
-        digests = LeaseDigests.of(self._caches[0].cache_id, blocks, digest)
+        _, cache, mine = next(each for each in named if each[2])
+        digests = LeaseDigests.of(cache.cache_id, mine, digest)
         until = asyncio.get_running_loop().time() + max(self._hold_seconds, seconds)
         kept = self._kept[lease] = _Kept(request, digests, leases, seconds, until, takers)
         for made in leases:
             made.add_done_callback(partial(self._ended, lease, kept))
+
+    def _of_group(self, number: int, blocks: Sequence[list[int]]) -> list[int]:
+        """Return the blocks of a cache's group; none if the request has none of them."""
+        group = 0 if self._groups is None else self._groups[number]
+        return blocks[group] if group < len(blocks) else []
 
     def _ended(self, name: str, kept: _Kept, lease: BlockLease) -> None:
         if lease.refused:

@@ -1,36 +1,41 @@
 """Blocks of other workers' caches that are kept for this one, and pulled.
 
-A request's blocks are a lease in each cache of the worker: one cache if all tensors have blocks of the same size. The
-names of a request's leases follow from the first one's.
-
-Of an order only this end's own prompt is trusted, because the rest comes through a router. The owner compares the
-blocks, and a digest of the prompt, of the composition of its blocks, and of its own rank and the number of ranks. An
-order that is wrong about any of these would put the right bytes into the wrong places.
+A request's blocks are a lease in each plane of the worker's memory: one plane if all tensors have blocks of the same size,
+and all layers the same ones. The names of a request's leases follow from the first one's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from time import perf_counter
-from typing import Annotated
 
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
-from pydantic import FailFast, Field, Strict
 
-from aiodatadist._adapters.block_shapes import MAX_CACHES, BlockShape, End, Layout, check_cut, parts_between
+from aiodatadist._adapters.cuts import check_cut, parts_of
 from aiodatadist._adapters.ended import Ended, Tell
 from aiodatadist._adapters.hold_messages import Held
 from aiodatadist._adapters.holds import Holds
+from aiodatadist._adapters.kv_cache import KvCache
 from aiodatadist._adapters.meaning import Difference, differences
 from aiodatadist._adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist._adapters.peers import NotAPeer
+from aiodatadist._adapters.plans import Left, Plan, Pull, plan
+from aiodatadist._adapters.pull_orders import (
+    GroupOrder,
+    KeptOrder,
+    PullOrder,
+    Tickets,
+    WorkerAddress,
+    prompt_as_kept,
+    tickets,
+    turn_of,
+)
+from aiodatadist._adapters.regions import Memory
 from aiodatadist._cache.task import CacheTask
 from aiodatadist._cache_manager import CacheManager
 from aiodatadist._concurrency.scope import Scope
@@ -38,7 +43,7 @@ from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._concurrency.together import together
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.descriptors import Cache
-from aiodatadist._values.digests import DIGEST_BYTES, LeaseDigests
+from aiodatadist._values.digests import LeaseDigests
 from aiodatadist._values.foreign import printable
 from aiodatadist._values.lease_ticket import LeaseTicket
 from aiodatadist._values.selection import BlockParts
@@ -55,146 +60,20 @@ from aiodatadist.errors import (
 logger = logging.getLogger(__name__)
 
 
-class WorkerAddress(PeerAddress):
-    """The place of a worker's blocks, as JSON has it.
-
-    Attributes:
-        cache_ids: one for each size of a block.
-        layout: properties that must be the same at both ends, in words and numbers. Those in :data:`CUTS` may differ if
-            both have a ``shape``.
-        shape: the composition of its blocks.
-    """
-
-    cache_ids: Annotated[
-        tuple[Annotated[int, Field(ge=1, lt=2**63)], ...],
-        Strict(False),
-        Field(min_length=1, max_length=MAX_CACHES),
-        FailFast(),
-    ]
-    layout: Layout
-    shape: BlockShape | None = None
-
-
-CUTS = frozenset({"block_size", "heads", "tensor_parallel_size"})
-"""Properties that may differ between two ends that pull."""
-
 LINKED_AT_A_TIME = 8
 """Most workers of a peer that are linked at a time for one order, so that an offer costs no more dials than that."""
 RELEASED_AT_A_TIME = 8
 """Most workers of a peer that are told at a time that their blocks are not needed."""
 
 
-@dataclass(frozen=True)
-class PullOrder:
-    """An order to pull blocks that a peer keeps.
-
-    Attributes:
-        request: the engine's name for it.
-        sources: the peer's workers that have the blocks, by rank.
-        lease: name of the lease there.
-        blocks: all blocks of the lease, in order. The peer refuses the pull if the lease has others; this end does if
-            it has no room for all from ``first`` on.
-        into: the local blocks; if blocks have the same size, the same number as there are from ``first`` on.
-        prompt_digest: digest of the tokens of this end's own request that the lease's blocks hold. The peer refuses the
-            pull if its request had others, because nothing that a router carries is trusted.
-        first: index of the first of ``blocks`` that is wanted.
-        skip: unwanted tokens at the beginning of that block.
-        tokens: number of wanted tokens; None for as many as both have room for.
-        takers: number of requests that may take the blocks.
-    """
-
-    request: str
-    sources: tuple[WorkerAddress, ...]
-    lease: str
-    blocks: tuple[int, ...]
-    into: tuple[int, ...]
-    prompt_digest: bytes
-    first: int = 0
-    skip: int = 0
-    tokens: int | None = None
-    takers: int = 1
-
-    @property
-    def kept(self) -> KeptOrder:
-        """The lease that it pulls."""
-        return KeptOrder(self.request, self.sources, self.lease, self.blocks, self.prompt_digest, self.takers)
-
-
-@dataclass(frozen=True)
-class KeptOrder:
-    """An order about a lease that a request holds, or lets go of. The fields are those of a :class:`PullOrder`."""
-
-    request: str
-    sources: tuple[WorkerAddress, ...]
-    lease: str
-    blocks: tuple[int, ...]
-    prompt_digest: bytes
-    takers: int = 1
-
-
-@dataclass(frozen=True)
-class _Portion:
-    """A worker's portion of an order.
-
-    ``parts``: by cache, made once the worker has confirmed the order; None for whole blocks. ``prompt_digest``: as that
-    worker keeps it.
-    """
-
-    source: WorkerAddress
-    prompt_digest: bytes
-    parts: tuple[Callable[[], BlockParts], ...] | None
-    takers: int
-
-
-def prompt_as_kept(
-    prompt_digest: bytes,
-    layout: Mapping[str, str | int],
-    shape: BlockShape | None,
-    rank: int,
-    ranks: int,
-    takers: int = 1,
-) -> bytes:
-    """Return the digest that a worker compares with a peer's: of the prompt, and of how the worker's blocks hold it.
-
-    ``takers`` is in it, too: how many requests may take the blocks is the owner's word, and not a router's.
-    """
-    parts = [layout, None if shape is None else shape.model_dump(mode="json"), rank, ranks, *([takers] * (takers > 1))]
-    made = blake2b(prompt_digest, digest_size=DIGEST_BYTES, person=b"adist layout")
-    made.update(json.dumps(parts, sort_keys=True).encode())
-    return made.digest()
-
-
-def _check_room(order: PullOrder, most: int) -> None:
+def _check_room(group: GroupOrder, most: int) -> None:
     """Raise ParamInvalid if there are more blocks from ``first`` on than this end has room for.
 
     An order keeps their numbers while it waits, and only this end's own blocks bound them.
     """
-    count = len(order.blocks) - order.first
+    count = len(group.blocks) - group.first
     if count > most:
-        raise ParamInvalid(f"{count} blocks are offered from number {order.first} on: there is only room for {most}")
-
-
-def lease_name(lease: str, number: int) -> str:
-    """Return the name of the lease in a cache."""
-    return sha256(f"{lease} {number}".encode()).hexdigest()[: len(lease)] if number else lease
-
-
-def tickets(sources: Sequence[WorkerAddress], lease: str, blocks: Sequence[int]) -> list[list[LeaseTicket]]:
-    """Return the tickets for each of the sources' caches. Raises ValidationError if there is no such ticket."""
-    if not sources:
-        return []
-    # validates the blocks once; the copies below do not
-    cluster_id, cache_id = sources[0].cluster_id, sources[0].cache_ids[0]
-    made = LeaseTicket(cluster_id=cluster_id, lease=lease, cache_id=cache_id, blocks=tuple(blocks), seconds=0.0)
-    return [
-        [
-            made.model_copy(
-                update={"cluster_id": source.cluster_id, "lease": lease_name(lease, number), "cache_id": cache_id}
-            )
-            for number, cache_id in enumerate(source.cache_ids)
-        ]
-        for source in sources
-    ]
+        raise ParamInvalid(f"{count} blocks are offered from number {group.first} on: there is only room for {most}")
 
 
 class _Failed(Exception):
@@ -235,7 +114,8 @@ class LeasedBlocks:
 
     Args:
         caches: with the same number of blocks each.
-        rank, ranks: of this worker among those that share the model's heads.
+        kv: what the caches are; None if they are not pulled.
+        rank, ranks: of this worker among those of its engine.
         pull_seconds: time limit for a request's blocks, waiting included.
         patience_seconds: seconds in which a peer may learn of its own finished request.
         link_seconds: time limit for telling a peer that its blocks are not needed.
@@ -248,7 +128,7 @@ class LeasedBlocks:
         manager: CacheManager,
         caches: Sequence[Cache],
         layout: dict[str, str | int],
-        shape: BlockShape | None,
+        kv: KvCache | None,
         rank: int,
         ranks: int,
         pull_seconds: float,
@@ -267,7 +147,8 @@ class LeasedBlocks:
         self._accepted = accepted
         self._caches = list(caches)
         self._layout = layout
-        self._shape = shape
+        self._memory = None if kv is None else kv.memory
+        self._mates = () if kv is None else kv.mates
         self._rank, self._ranks = rank, ranks
         self._pull_seconds = pull_seconds
         self._patience_seconds = patience_seconds
@@ -287,19 +168,31 @@ class LeasedBlocks:
 
     def let_go(self, order: KeptOrder, *, has_taken: bool = False) -> None:
         """Hold a lease no longer. If other requests may take it, its owner is told that this one does not."""
-        leases = self._held(order, has_taken=has_taken) if order.takers > 1 else ()
+        leases = self._held(order, has_taken=has_taken, is_over=True) if order.takers > 1 else ()
         self._holds.let_go(order.request, leases)
 
-    def _held(self, order: KeptOrder, *, has_taken: bool = False) -> list[tuple[PeerAddress, Held]]:
-        """Return what each worker that has some of the blocks is told of a request."""
-        sources = order.sources
-        share = max(1, self._ranks // len(sources))
+    def _held(
+        self, order: KeptOrder, *, has_taken: bool = False, is_over: bool = False
+    ) -> list[tuple[PeerAddress, Held]]:
+        """Return what each worker that has some of the blocks is told of a request; at its end, those with others, too."""
+        try:
+            made = self._plan(order.sources, order.lease)
+            kept = tickets(order.sources, order.lease, order.named)
+        except (LLMException, ValueError):
+            return []  # its task says why
+        shares = {source: made.shares[source] for source in made.sources}
+        if is_over:
+            shares |= {left.source: 1 for left in made.left if left.source not in made.shares}
         holder = int.from_bytes(sha256(order.request.encode()).digest()[:7], "big")
         found: list[tuple[PeerAddress, Held]] = []
-        for rank in self._counterparts(sources):
-            source = sources[rank]
-            digest = prompt_as_kept(order.prompt_digest, source.layout, source.shape, rank, len(sources), order.takers)
-            blocks, prompt = LeaseDigests.of(source.cache_ids[0], order.blocks, digest)
+        for number, share in shares.items():
+            source, ticket = order.sources[number], next(iter(kept[number].values()), None)
+            if ticket is None:
+                continue
+            digest = prompt_as_kept(
+                order.prompt_digest, source.layout, source.memory, number, len(order.sources), order.takers
+            )
+            blocks, prompt = LeaseDigests.of(ticket.cache_id, ticket.blocks, digest)
             held = Held(
                 lease=order.lease, blocks=blocks, prompt=prompt, holder=holder, share=share, has_taken=has_taken
             )
@@ -332,13 +225,11 @@ class LeasedBlocks:
 
     def _only_source(self, order: PullOrder) -> WorkerAddress | None:
         """Return the worker that an order pulls from. None: there are several, or it cannot be carried out."""
-        ranks = self._counterparts(order.sources)
-        if len(ranks) != 1:
-            return None
         try:
-            return self._portion(order, ranks[0]).source
+            made = self._plan(order.sources, order.lease)
         except LLMException:
             return None  # its task says why
+        return order.sources[made.sources[0]] if len(made.sources) == 1 else None
 
     def cancel(self, request: str) -> None:
         """Stop the pull of a request."""
@@ -354,14 +245,14 @@ class LeasedBlocks:
 
         ``unlinked`` is the reason why its only source is not linked, if the order stood in line.
         """
-        nbytes, failed, outcome = 0, order.into, "pull_cancelled"
+        nbytes, failed, outcome = 0, order.missing(0), "pull_cancelled"
         untold: set[int] = set()
         try:
             with scope:
                 await checkpoint_if_cancelled()  # nothing is dialled for one that was cancelled in line
                 nbytes, failed, outcome = await self._carry_out(order, until, unlinked), (), "pull_done"
         except _Failed as failure:
-            error, failed, untold = failure.first, order.into[failure.landed :], failure.untold
+            error, failed, untold = failure.first, order.missing(failure.landed), failure.untold
             outcome = failure.outcome
             self._say(Incident.PULL_FAILED, "request %s: its blocks cannot be pulled: %s", order.request, error)
         except LLMException as error:
@@ -389,43 +280,90 @@ class LeasedBlocks:
 
         Raises _Failed if some did not land, once all pulls have ended; IncompatiblePeer before anything starts.
         """
-        portions = [self._portion(order, rank) for rank in self._counterparts(order.sources)]
-        leases = tickets([portion.source for portion in portions], order.lease, order.blocks)
+        made = self._plan(order.sources, order.lease)
+        if groups := {pull.group for pull in made.pulls} - set(range(len(order.groups))):
+            raise ParamInvalid(f"the order has {len(order.groups)} groups of blocks: {max(groups)} is needed, too")
+        ready = {pull: self._ready(order, pull) for pull in made.pulls if order.groups[pull.group].into}
+        kept = tickets(order.sources, order.lease, order.kept.named)
+        self._leave(order, made, kept)
         failed, nbytes = _Failed(len(order.into)), 0
         few = anyio.Semaphore(LINKED_AT_A_TIME)
 
-        async def pull_from(portion: _Portion, leases: list[LeaseTicket]) -> None:
+        async def pull_from(rank: int) -> None:
+            source = order.sources[rank]
             try:
-                await self._link(portion.source, order.request, few, until, unlinked)
+                await self._link(source, order.request, few, until, unlinked)
             except LLMException as error:
-                failed.add(error, portion.source.cluster_id)
+                failed.add(error, source.cluster_id)
                 return
-            await together([partial(pull, portion, ticket, number) for number, ticket in enumerate(leases)])
+            digest = prompt_as_kept(
+                order.prompt_digest, source.layout, source.memory, rank, len(order.sources), order.takers
+            )
+            await together([partial(pull, each, digest) for each in ready if each.source == rank])
 
-        async def pull(portion: _Portion, ticket: LeaseTicket, number: int) -> None:
+        async def pull(one: Pull, digest: bytes) -> None:
             nonlocal nbytes
+            source = order.sources[one.source]
             try:
                 left = max(0.001, until - anyio.current_time())
-                task = self._manager.pull_leased(
-                    ticket,
-                    self._caches[number],
-                    order.into,
-                    first=order.first,
-                    prompt_digest=portion.prompt_digest,
-                    parts=None if portion.parts is None else portion.parts[number],
-                    takers=portion.takers,
-                    deadline=left,
-                    patience=self._patience_seconds,
-                )
-                came = await self._bytes_of(task)
+                came = await self._pull_one(order, one, kept[one.source][one.plane], digest, ready[one], left)
                 nbytes += came
             except LLMException as error:
-                failed.add(error, portion.source.cluster_id)
+                if one.group:
+                    failed.landed = 0
+                failed.add(error, source.cluster_id)
 
-        await together([partial(pull_from, *each) for each in zip(portions, leases, strict=True)])
+        await together([partial(pull_from, rank) for rank in dict.fromkeys(pull.source for pull in ready)])
         if failed.errors:
             raise failed
         return nbytes
+
+    async def _pull_one(
+        self,
+        order: PullOrder,
+        one: Pull,
+        ticket: LeaseTicket,
+        digest: bytes,
+        parts: Callable[[], BlockParts] | None,
+        seconds: float,
+    ) -> int:
+        """Pull some tensors of one plane; return the bytes. Raises LLMException if that failed."""
+        group = order.groups[one.group]
+        here, there = self._mine.planes[one.into], order.sources[one.source].memory.planes[one.plane]
+        is_all = (len(one.into_tensors), len(one.tensors)) == (here.tensors, there.tensors)
+        task = self._manager.pull_leased(
+            ticket,
+            self._caches[one.into],
+            group.into,
+            first=group.first,
+            prompt_digest=digest,
+            parts=parts,
+            src_layer_range=None if is_all else one.tensors,
+            dst_layer_range=None if is_all else one.into_tensors,
+            tensor_num_per_layer=1,
+            takers=one.takers * order.takers,
+            deadline=seconds,
+            patience=self._patience_seconds,
+        )
+        return await self._bytes_of(task)
+
+    def _leave(self, order: PullOrder, made: Plan, kept: Sequence[Tickets]) -> None:
+        """Tell the owners of planes that no worker of this engine needs, or nothing of whose blocks.
+
+        If other requests may take the blocks, they are told at the end of this one, as they are of its own.
+        """
+        if order.takers > 1:
+            return
+        left = list(made.left)
+        for pull in made.pulls:
+            if not order.groups[pull.group].into and pull.source % len(self._mates) == self._rank:
+                left.append(Left(pull.source, pull.plane))
+        by_source: dict[int, Tickets] = {}
+        for source, plane in left:
+            if plane in kept[source]:
+                by_source.setdefault(source, {})[plane] = kept[source][plane]
+        if by_source:
+            self._tasks.start_soon(self._release_planes, order.kept, by_source)
 
     async def _link(
         self,
@@ -456,52 +394,45 @@ class LeasedBlocks:
 
     # ---- ranks ----
 
-    def _counterparts(self, sources: Sequence[WorkerAddress]) -> range:
-        """Return the ranks of a peer's workers that have some of this worker's heads."""
-        theirs, mine = len(sources), self._ranks
-        if theirs >= mine:
-            each = theirs // mine
-            return range(self._rank * each, (self._rank + 1) * each)
-        first = self._rank * theirs // mine
-        return range(first, min(first + 1, theirs))
+    @property
+    def _mine(self) -> Memory:
+        assert self._memory is not None
+        return self._memory
 
-    def _portion(self, order: PullOrder, rank: int) -> _Portion:
-        """Return a worker's portion of an order.
+    def _plan(self, sources: Sequence[WorkerAddress], lease: str) -> Plan:
+        """Return this worker's part of an order. Raises IncompatiblePeer with both values."""
+        for source in sources:
+            if differing := self._differences(source):
+                texts = [f"{name} is {a} here and {b} at {source.place}" for name, (a, b) in sorted(differing.items())]
+                raise IncompatiblePeer(printable(", ".join(texts)))
+        try:
+            return plan([source.memory for source in sources], self._mates, self._rank, turn_of(lease))
+        except ValueError as error:
+            raise IncompatiblePeer(printable(f"{error} at {sources[0].place}")) from None
+
+    def _ready(self, order: PullOrder, pull: Pull) -> Callable[[], BlockParts] | None:
+        """Return the function that numbers the parts of a pull; None if whole blocks are pulled.
 
         Raises IncompatiblePeer with both values, and ParamInvalid if the order has more blocks than there is room for.
         """
-        mine, theirs, source = self._ranks, len(order.sources), order.sources[rank]
-        digest = prompt_as_kept(order.prompt_digest, source.layout, source.shape, rank, theirs, order.takers)
-        differing = self._differences(source)
-        if not differing and mine == theirs:
-            _check_room(order, len(order.into))
-            return _Portion(source, digest, None, order.takers)
-        here, there = self._shape, source.shape
-        if not differing.keys() <= CUTS or here is None or there is None or here.axes != there.axes:
-            named = differing or {"tensor_parallel_size": (mine, theirs)}
-            texts = [f"{name} is {a} here and {b} at {source.place}" for name, (a, b) in sorted(named.items())]
-            raise IncompatiblePeer(printable(", ".join(texts)))
-        if max(mine, theirs) % min(mine, theirs) or here.heads * mine != there.heads * theirs:
-            raise IncompatiblePeer(
-                f"{here.heads} heads in each of {mine} workers here and {there.heads} in each of {theirs} at "
-                f"{source.place}: one number of workers must be a multiple of the other, and the numbers of all heads equal"
-            )
-        target = End(here.tokens, range(here.heads * self._rank, here.heads * (self._rank + 1)))
-        origin = End(there.tokens, range(there.heads * rank, there.heads * (rank + 1)))
-        _check_room(order, -(-(len(order.into) * here.tokens + order.skip) // there.tokens))
-        room = min(len(order.into) * here.tokens, (len(order.blocks) - order.first) * there.tokens - order.skip)
-        tokens = room if order.tokens is None else min(room, order.tokens)
-        parts = []
-        for cache, axes in zip(self._caches, here.axes, strict=True):
-            check_cut(origin, target, axes, source.place, order.skip)
-            stride = cache.cache_desc.stride
-            parts.append(partial(parts_between, origin, target, axes, stride, order.skip, tokens))
-        return _Portion(source, digest, tuple(parts), order.takers * max(1, mine // theirs))
+        group, source = order.groups[pull.group], order.sources[pull.source]
+        there, here = pull.cuts[0].src.tokens, pull.cuts[0].dst.tokens
+        if not group.blocks[group.first :]:
+            raise ParamInvalid(f"no blocks of group {pull.group} are offered from number {group.first} on")
+        if pull.is_whole and not group.skip:
+            _check_room(group, len(group.into))
+            return None
+        _check_room(group, -(-(len(group.into) * here + group.skip) // there))
+        for cut in pull.cuts:
+            check_cut(cut.src, cut.dst, "a region", source.place, group.skip)
+        room = min(len(group.into) * here, (len(group.blocks) - group.first) * there - group.skip)
+        tokens = room if group.tokens is None else min(room, group.tokens)
+        strides = source.memory.planes[pull.plane].stride, self._mine.planes[pull.into].stride
+        return partial(parts_of, pull.cuts, *strides, group.skip, tokens)
 
     def _differences(self, source: WorkerAddress) -> dict[str, Difference]:
         """Return the properties that differ here and there."""
-        mine = {**self._layout, "caches": len(self._caches)}
-        return differences(mine, {**source.layout, "caches": len(source.cache_ids)}, self._accepted)
+        return differences(self._layout, source.layout, self._accepted)
 
     # ---- what is not needed ----
 
@@ -510,28 +441,44 @@ class LeasedBlocks:
         self.let_go(order)
         self._tasks.start_soon(self._release, order)
 
+    def _own(self, order: KeptOrder) -> list[int]:
+        """Return the workers that this one tells: those that it would pull from, or its share of all."""
+        try:
+            made = self._plan(order.sources, order.lease)
+        except LLMException:
+            return [n for n in range(len(order.sources)) if n % max(len(self._mates), 1) == self._rank]
+        return sorted({*made.sources, *(left.source for left in made.left)})
+
     async def _release(self, order: KeptOrder, untold: Container[int] = ()) -> None:
+        """Tell workers of a peer that their blocks are not needed, all of them.
+
+        If other requests may take the blocks, a release ends nothing.
+        """
+        if order.takers > 1:
+            return
+        try:
+            kept = tickets(order.sources, order.lease, order.named)
+        except ValueError as error:
+            told = printable(error)
+            self._say(Incident.RELEASE_FAILED, "lease %s: its blocks are not released: %s", order.lease, told)
+            return
+        ranks = [number for number in self._own(order) if order.sources[number].cluster_id not in untold]
+        await self._release_planes(order, {number: kept[number] for number in ranks})
+
+    async def _release_planes(self, order: KeptOrder, kept: Mapping[int, Tickets]) -> None:
         """Tell a few workers at a time, so that the claims of a router cost no more connections than that.
 
         Some are not told: workers that are no peers, those that are not linked and cannot be dialled now, and those
-        that do not answer in time. Each releases its blocks anyway when their time is up. If other requests may take
-        the blocks, a release ends nothing.
+        that do not answer in time. Each releases its blocks anyway when their time is up.
         """
-        sources, lease = order.sources, order.lease
-        ranks = self._counterparts(sources) if order.takers == 1 else ()
-        told = [n for n in ranks if sources[n].cluster_id not in untold and self._links.may_tell(sources[n])]
-        try:
-            kept_there = tickets([sources[n] for n in told], lease, order.blocks)
-        except ValueError as error:
-            self._say(Incident.RELEASE_FAILED, "lease %s: its blocks are not released: %s", lease, printable(error))
-            return
-        waiting = iter(list(zip(told, kept_there, strict=True)))
+        told = [number for number in kept if kept[number] and self._links.may_tell(order.sources[number])]
+        waiting = iter(told)
 
         async def release() -> None:
-            for rank, kept in waiting:
-                source = sources[rank]
-                digest = prompt_as_kept(order.prompt_digest, source.layout, source.shape, rank, len(sources))
-                await self._release_one(source, kept, digest)
+            for number in waiting:
+                source = order.sources[number]
+                digest = prompt_as_kept(order.prompt_digest, source.layout, source.memory, number, len(order.sources))
+                await self._release_one(source, list(kept[number].values()), digest)
 
         # shielded: an order that was cancelled, too, keeps the owner's blocks until the owner is told or its lease expires
         with anyio.move_on_after(self._link_seconds, shield=True):

@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping
 from hashlib import blake2b
 from typing import Any, Final, Literal, get_args
 
-from aiodatadist._adapters.block_shapes import MAX_WORD
+from aiodatadist._adapters.regions import MAX_WORD
 from aiodatadist._adapters.weights import digest_of_weights
 
 Meaning = Literal["model", "model_dtype", "quantization", "cache_dtype", "attention", "rope", "lora", "engine"]

@@ -9,14 +9,13 @@ that no worker needs it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 from aiodatadist._adapters.cuts import Cut, shared, why_uncut
 from aiodatadist._adapters.regions import Composition, Memory, Region
-from aiodatadist.errors import IncompatiblePeer
 
 MAX_PLANS = 256
 """Most plans that are remembered."""
@@ -51,6 +50,10 @@ class Pull:
     takers: int = 1
 
 
+class Misfit(ValueError):
+    """A worker needs something that the workers of the other engine do not have, or not so that it can be cut."""
+
+
 class Left(NamedTuple):
     """A plane that no worker takes anything of: its owner is told, by one of them."""
 
@@ -60,10 +63,15 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The part of one worker in an order."""
+    """The part of one worker in an order.
+
+    Attributes:
+        shares: how many workers pull something from each of its sources.
+    """
 
     pulls: tuple[Pull, ...]
     left: tuple[Left, ...]
+    shares: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def sources(self) -> list[int]:
@@ -88,7 +96,7 @@ def plan(sources: Sequence[Memory], targets: Sequence[Memory], rank: int, turn: 
         turn: a number of the order, which all targets know: replicas take turns.
 
     Raises:
-        IncompatiblePeer: if a target needs something that no source has, or that cannot be cut, with both values.
+        Misfit: if a target needs something that no source has, or that cannot be cut, with both values.
         ValueError: if a memory contradicts itself.
     """
     return _plan(tuple(sources), tuple(targets), rank, turn % TURNS)
@@ -106,9 +114,11 @@ def _plan(sources: tuple[Memory, ...], targets: tuple[Memory, ...], rank: int, t
         for plane in range(len(memory.planes))
         if not takers[number, plane]
     ]
+    shares = Counter(source for pulls in all_pulls for source in {pull.source for pull in pulls})
     return Plan(
         tuple(_shared_by(pull, takers[pull.source, pull.plane]) for pull in all_pulls[rank]),
         tuple(each for each in unused if each.source % len(targets) == rank),
+        shares,
     )
 
 
@@ -156,12 +166,12 @@ class _Choice:
                     self._rivals[name, head].append(number)
 
     def of(self, target: int) -> Iterator[_Take]:
-        """Yield what a target takes. Raises IncompatiblePeer if it cannot have what it needs."""
+        """Yield what a target takes. Raises Misfit if it cannot have what it needs."""
         for name, region in self._here[target].items():
             if not (holders := self._holders.get(name)):
                 if region.composed.is_optional:
                     continue
-                raise IncompatiblePeer(f"{name} is a region here, and none of the other engine's")
+                raise Misfit(f"{name} is a region here, and none of the other engine's")
             head, heads = region.composed.heads.first, region.composed.heads
             while head < heads.stop:
                 source, stop = self._source_of(target, name, head, region.composed, holders)
@@ -181,7 +191,7 @@ class _Choice:
             elif head in (both := shared(composed.heads, needed.heads)):
                 stops[number] = both.stop
         if not stops:
-            raise IncompatiblePeer(f"{name}: {why or f'no worker of the other engine has head {head}'}")
+            raise Misfit(f"{name}: {why or f'no worker of the other engine has head {head}'}")
         stop = max(stops.values())
         choices = [number for number in stops if stops[number] == stop]
         rivals = self._rivals[name, head]
@@ -199,7 +209,7 @@ def _pulls_of(takes: Sequence[_Take], sources: Sequence[Memory], target: Memory)
             memory.planes[plane].group for memory, plane in ((sources[take.source], src.plane), (target, dst.plane))
         ]
         if groups[0] != groups[1]:
-            raise IncompatiblePeer(f"{take.here.name} is in group {groups[1]} here and in group {groups[0]}")
+            raise Misfit(f"{take.here.name} is in group {groups[1]} here and in group {groups[0]}")
         cut = Cut(src, dst, take.there.offset, take.here.offset, take.heads.start, take.heads.stop)
         pairs = cuts[take.source, src.plane, dst.plane]
         pairs.setdefault((take.here.tensor, take.there.tensor), []).append(cut)

@@ -22,8 +22,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter
 
-from aiodatadist._adapters.block_shapes import Layout
 from aiodatadist._adapters.hold_messages import Hold, LetGo
+from aiodatadist._adapters.regions import Layout
 from aiodatadist._values.foreign import printable, read_foreign
 
 MAX_NAME = 256

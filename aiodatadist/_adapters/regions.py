@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -190,6 +191,16 @@ class Memory(BaseModel):
 
     planes: Annotated[tuple[Plane, ...], Strict(False), Field(min_length=1, max_length=MAX_PLANES), FailFast()]
     regions: Annotated[tuple[Regions, ...], Strict(False), Field(max_length=MAX_REGIONS), FailFast()]
+
+    @cached_property
+    def said(self) -> bytes:
+        """The same as JSON, for a digest."""
+        return self.model_dump_json().encode()
+
+    def block_sizes(self, group: int) -> set[int]:
+        """Return the tokens of a group's blocks, of each of its regions."""
+        planes = {number for number, plane in enumerate(self.planes) if plane.group == group}
+        return {some.tokens for some in self.regions if some.plane in planes}
 
     def by_name(self) -> dict[str, Region]:
         """Return the regions by name.

@@ -21,8 +21,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, model_validator
 
-from aiodatadist._adapters.block_shapes import Layout
 from aiodatadist._adapters.peer_links import PeerAddress
+from aiodatadist._adapters.regions import Layout
 from aiodatadist._values.foreign import SHOWN, read_foreign
 
 MAX_QUESTION = 16 << 10

@@ -9,7 +9,7 @@ from typing import Protocol
 import anyio
 
 from aiodatadist._cache_manager import CacheManager
-from aiodatadist._layered.synchronizers import AwaitableLayerSynchronizer
+from aiodatadist._layered.synchronizers import AwaitableLayerSynchronizer, LayerSynchronizer
 from aiodatadist._values.descriptors import BlocksCacheKey, Cache
 from aiodatadist._values.transfer_config import TransferWithCacheKeyConfig
 from aiodatadist.errors import LLMException, ParamInvalid
@@ -47,16 +47,39 @@ class Sending(Protocol):
         """Send what goes with a request."""
 
 
-class LayeredSending:
-    """The sending of caches with the same layers: one for each size of a block.
+class _OfTensors(LayerSynchronizer):
+    """A synchronizer of tensors, over one of layers: a tensor is final when the last layer in it is.
 
-    Each cache has the same number of tensors of each layer.
+    Args:
+        steps: by tensor: the number of that layer.
     """
 
-    def __init__(self, manager: CacheManager, caches: Sequence[Cache], layers: int) -> None:
+    def __init__(self, synchronizer: AwaitableLayerSynchronizer, steps: Sequence[int]) -> None:
+        self._synchronizer = synchronizer
+        self._steps = steps
+        event = getattr(synchronizer, "device_event", None)
+        if event is not None:
+            self.device_event = lambda tensor: event(steps[tensor])
+
+    async def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
+        return await self._synchronizer.synchronize_layer(self._steps[layer_index], timeout_in_millis)
+
+
+class LayeredSending:
+    """The sending of a KV cache layer by layer: a cache for each plane.
+
+    Args:
+        layers: number of layers, in the order in which they are computed.
+        steps: by cache and tensor: the number of the last layer in it.
+    """
+
+    def __init__(
+        self, manager: CacheManager, caches: Sequence[Cache], layers: int, steps: Sequence[Sequence[int]]
+    ) -> None:
         self._manager = manager
         self._caches = list(enumerate(caches))
         self._layers = range(layers)
+        self._steps = steps
 
     async def send(
         self, caches: BlocksCacheKey, portion: Portion, sources: Sequence[int], targets: Sequence[int], check: Check
@@ -65,10 +88,18 @@ class LayeredSending:
 
         async def send(number: int, cache: Cache) -> None:
             check()
-            config = TransferWithCacheKeyConfig(_name(caches, number), self._layers, self._layers)
-            tensors = cache.cache_desc.num_tensors // len(self._layers)
+            steps = self._steps[number]
+            each = len(steps) // len(self._layers)
+            is_even = each > 0 and list(steps) == [layer for layer in self._layers for _ in range(each)]
+            layers = self._layers if is_even else range(len(steps))
+            config = TransferWithCacheKeyConfig(_name(caches, number), layers, layers)
             await self._manager.transfer_cache_async(
-                cache, synchronizer, [config], sources, targets, tensor_num_per_layer=tensors
+                cache,
+                synchronizer if is_even else _OfTensors(synchronizer, steps),
+                [config],
+                sources,
+                targets,
+                tensor_num_per_layer=each if is_even else 1,
             )
 
         await _for_each(self._caches, send)

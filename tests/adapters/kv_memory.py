@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 import numpy as np
 
-from aiodatadist._adapters.regions import Axis, Composition, Heads, Memory, Plane, Region, folded
+from aiodatadist._adapters.block_service import BlockService
+from aiodatadist._adapters.ended import Ended
+from aiodatadist._adapters.kv_cache import KvCache, Placed, dense, kv_cache_of
+from aiodatadist._adapters.regions import ALL_HEADS, Axis, Composition, Heads, Memory, Plane, Region, folded
 
 EMPTY = -1
 ITEM = 4
@@ -153,3 +158,56 @@ def _laid_out(shapes: Sequence[tuple[Layer, Composition, int]], blocks: int, pac
         arrays.append(tensors)
     memory = Memory(planes=tuple(planes), regions=folded(regions))
     return Worker(memory, arrays, memory.by_name())
+
+
+Order = tuple[str | int, ...]
+"""The axes of a block, outermost first: ``tokens``, ``heads``, and sizes of others."""
+
+
+def axes_in(order: Order, tokens: int, heads: int, itemsize: int) -> tuple[Axis, ...]:
+    """Return the axes of memory without gaps."""
+    named = {"tokens": tokens, "heads": heads}
+    axes: list[Axis] = []
+    run = itemsize
+    for each in reversed(order):
+        size = named[each] if isinstance(each, str) else each
+        kind: Any = each if isinstance(each, str) else "part"
+        axes.insert(0, Axis(kind, size, run))
+        run *= size
+    return tuple(axes)
+
+
+def opaque(
+    layers: Sequence[Sequence[np.ndarray]],
+    blocks: int,
+    tokens: int = 16,
+    order: Order | None = None,
+    heads: tuple[Heads, ...] = (ALL_HEADS,),
+    rank: int = 0,
+) -> KvCache:
+    """Return a KV cache of these arrays, by layer, whose blocks have these axes; by default it is not said what is where."""
+    placed = []
+    for number, layer in enumerate(layers):
+        for part, array in enumerate(layer):
+            nbytes = array.nbytes // blocks
+            size = array.itemsize
+            axes = dense((nbytes // size,), size) if order is None else axes_in(order, tokens, heads[rank].number, size)
+            composed = Composition(0, tokens, heads[rank], axes, size, str(array.dtype))
+            name = f"layers.{number}.{part}"
+            placed.append(Placed(name, array.ctypes.data, nbytes, blocks, composed, heads, layer=number))
+    return kv_cache_of(placed, rank)
+
+
+def opaque_memory(tokens: int = 16, order: Order | None = None, heads: Heads = ALL_HEADS, nbytes: int = 4096) -> Memory:
+    """Return the memory of a worker with one tensor of bytes."""
+    axes = dense((nbytes,), 1) if order is None else axes_in(order, tokens, heads.number, 1)
+    composed = Composition(0, tokens, heads, axes, 1, "uint8")
+    stride = nbytes if order is None else composed.content
+    return Memory(planes=(Plane(stride=stride, tensors=1),), regions=folded([Region("layers.0.0", 0, 0, composed)]))
+
+
+def ended_of(service: BlockService, request: str) -> Ended:
+    """Wait until a request has ended, and return the news that say so."""
+    while request not in (ended := service.take()).outcomes:
+        time.sleep(0.001)
+    return ended

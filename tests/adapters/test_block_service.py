@@ -17,13 +17,14 @@ import pytest
 
 from aiodatadist import CacheManager, LeaseTicket, LLMException, ParamInvalid, new_lease_name, prompt_digest
 from aiodatadist._adapters.block_service import BlockService
-from aiodatadist._adapters.block_shapes import BlockShape
 from aiodatadist._adapters.ended import Ended
-from aiodatadist._adapters.leased_blocks import KeptOrder, PullOrder, WorkerAddress, lease_name, tickets
 from aiodatadist._adapters.peer_links import PeerLinks
+from aiodatadist._adapters.pull_orders import KeptOrder, PullOrder, WorkerAddress, lease_name, tickets
+from aiodatadist._adapters.regions import ALL_HEADS, Heads
 from aiodatadist._adapters.settings import Settings
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests import children
+from tests.adapters.kv_memory import Order, opaque
 from tests.held import held_transfer
 
 BLOCKS, BYTES = 16, 4096
@@ -35,13 +36,21 @@ class End:
     """A service and its arrays; those of end ``n`` hold ``16 * n + block``."""
 
     def __init__(
-        self, number: int, settings: Settings, layout: dict[str, str | int], shape: BlockShape | None = None
+        self,
+        number: int,
+        settings: Settings,
+        layout: dict[str, str | int],
+        axes: Order | None = None,
+        heads: tuple[Heads, ...] = (ALL_HEADS,),
+        tokens: int = 16,
     ) -> None:
         self.service = BlockService(settings.model_copy(update={"device_id": number}))
         self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8) for _ in range(2)]
         for array in self.arrays:
             array[:] = (16 * number + np.arange(BLOCKS))[:, None]
-        self.address = self.service.open([[array] for array in self.arrays], BLOCKS, layout, shape)
+        self.address = self.service.open(
+            opaque([[array] for array in self.arrays], BLOCKS, tokens, axes, heads), layout
+        )
 
     def holds(self, block: int) -> set[int]:
         return {int(value) for array in self.arrays for value in np.unique(array[block])}
@@ -167,15 +176,17 @@ def test_tickets_of_many_workers_look_at_the_blocks_once(ends: tuple[End, End]) 
             return super().__iter__()
 
     source, lease = ends[0].address, new_lease_name()
-    sources = [source.model_copy(update={"cluster_id": n, "cache_ids": (n + 1, n + 2)}) for n in range(8)]
-    made = tickets(sources, lease, Blocks(range(100)))
+    planes = source.memory.model_copy(update={"planes": source.memory.planes * 2})
+    changes: dict[str, Any] = {"memory": planes}
+    sources = [source.model_copy(update={**changes, "cluster_id": n, "cache_ids": (n + 1, n + 2)}) for n in range(8)]
+    made = tickets(sources, lease, [Blocks(range(100))])
     assert looks == 1
-    assert [[(t.cluster_id, t.cache_id, t.lease) for t in each] for each in made] == [
+    assert [[(t.cluster_id, t.cache_id, t.lease) for t in each.values()] for each in made] == [
         [(n, n + 1, lease), (n, n + 2, lease_name(lease, 1))] for n in range(8)
     ]
-    for ticket in chain(*made):
+    for ticket in chain(*(each.values() for each in made)):
         assert ticket == LeaseTicket.of(ticket.model_dump(mode="json")), "as if it had been read"
-    assert tickets([], lease, (1,)) == []
+    assert tickets([], lease, [(1,)]) == []
 
 
 def test_an_engine_that_does_not_want_the_blocks(ends: tuple[End, End]) -> None:
@@ -223,7 +234,9 @@ def test_tensors_of_two_sizes_in_a_layer() -> None:
         owner, puller = (BlockService(Settings(device_id=number, patience_seconds=2)) for number in (0, 1))
         for service in (owner, puller):
             stack.enter_context(closing(service))
-        address, _ = owner.open(layers[0], BLOCKS, LAYOUT), puller.open(layers[1], BLOCKS, LAYOUT)
+        address, _ = (
+            each.open(opaque(mine, BLOCKS), LAYOUT) for each, mine in zip((owner, puller), layers, strict=True)
+        )
         for number, fault in enumerate(["", "HcclBatchGet:exec=507053"]):
             lease, request = new_lease_name(), f"r{number}"
             owner.keep(request, lease, [3, 9], PROMPT)
@@ -287,14 +300,11 @@ def test_many_requests(ends: tuple[End, End]) -> None:
 
 
 def test_a_service_that_is_not_open_or_badly_set_up() -> None:
-    with closing(BlockService(Settings())) as service:
-        with pytest.raises(LLMException, match="not open"):
-            service.keep("r", new_lease_name(), [1], PROMPT)
-        with pytest.raises(ParamInvalid, match="the same"):
-            service.open([[np.zeros((4, 8), np.uint8)], [np.zeros((4, 9), np.uint8)]], 4, {})
+    with closing(BlockService(Settings())) as service, pytest.raises(LLMException, match="not open"):
+        service.keep("r", new_lease_name(), [1], PROMPT)
     settings = Settings(host="0.0.0.0", advertise_host="10.0.0.7")
     with closing(BlockService(settings)) as service, pytest.raises(LLMException, match="auth_key"):
-        service.open([[np.zeros((4, 8), np.uint8)]], 4, {})
+        service.open(opaque([[np.zeros((4, 8), np.uint8)]], 4), {})
     service.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from itertools import count
@@ -14,17 +13,19 @@ import pytest
 from aiodatadist import BlockParts, new_lease_name
 from aiodatadist._adapters import leased_blocks
 from aiodatadist._adapters.block_service import BlockService
-from aiodatadist._adapters.block_shapes import Axes, BlockShape, parts_between
+from aiodatadist._adapters.cuts import parts_of
 from aiodatadist._adapters.ended import Ended
-from aiodatadist._adapters.leased_blocks import KeptOrder, PullOrder
+from aiodatadist._adapters.pull_orders import KeptOrder, PullOrder
+from aiodatadist._adapters.regions import Heads, Memory, heads_by_rank
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._link.transfers import transfers
 from aiodatadist.testing import soft_fault, soft_faults_cleared
+from tests.adapters.kv_memory import Order, ended_of, opaque
 from tests.adapters.test_block_service import PROMPT
 
 HEADS, HEAD, LAYERS, BLOCKS = 4, 8, 2, 12
-HEAD_MAJOR: Axes = ("heads", 2, "tokens", HEAD)
-TOKEN_MAJOR: Axes = ("tokens", "heads", HEAD)
+HEAD_MAJOR: Order = ("heads", 2, "tokens", HEAD)
+TOKEN_MAJOR: Order = ("tokens", "heads", HEAD)
 PATIENCE: dict[str, Any] = {"patience_seconds": 60, "link_seconds": 60}
 """Seconds in which no peer fails to do what it does: eight services link in one interpreter."""
 
@@ -32,16 +33,16 @@ PATIENCE: dict[str, Any] = {"patience_seconds": 60, "link_seconds": 60}
 class Worker:
     """Rank ``rank`` of ``ranks``, whose tokens are elements of ``kv[layer][block]`` in the order of ``axes``."""
 
-    def __init__(self, device: int, rank: int, ranks: int, tokens: int, axes: Axes) -> None:
+    def __init__(self, device: int, rank: int, ranks: int, tokens: int, axes: Order) -> None:
         sizes = {"tokens": tokens, "heads": HEADS // ranks}
         self.axes, self.tokens, self.first_head = axes, tokens, HEADS // ranks * rank
         self.kv = np.full((LAYERS, BLOCKS, *(sizes.get(str(axis)) or int(axis) for axis in axes)), -1, np.int32)
         self.service = BlockService(Settings(device_id=device, **PATIENCE), rank, ranks)
         self.address = self.service.open(
-            [[layer] for layer in self.kv],
-            BLOCKS,
-            {"dtype": "int32", "block_size": tokens, "heads": HEADS // ranks, "tensor_parallel_size": ranks},
-            BlockShape(tokens=tokens, heads=HEADS // ranks, axes=(axes,)),
+            opaque(
+                [[layer] for layer in self.kv], BLOCKS, tokens, axes, tuple(heads_by_rank(ranks, ranks, HEADS)), rank
+            ),
+            {"engine": "a"},
         )
 
     def at(self, blocks: tuple[int, ...], token: int) -> np.ndarray:
@@ -71,9 +72,7 @@ class Worker:
         return range(self.first_head, self.first_head + self.kv.shape[1:][axis])
 
     def until(self, request: str) -> Ended:
-        while request not in (ended := self.service.take()).outcomes:
-            time.sleep(0.001)
-        return ended
+        return ended_of(self.service, request)
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ def stack() -> Iterator[ExitStack]:
         yield made
 
 
-def engine(stack: ExitStack, number: int, ranks: int, tokens: int, axes: Axes) -> list[Worker]:
+def engine(stack: ExitStack, number: int, ranks: int, tokens: int, axes: Order) -> list[Worker]:
     workers = [Worker(4 * number, rank, ranks, tokens, axes) for rank in range(ranks)]
     for worker in workers:
         stack.enter_context(closing(worker.service))
@@ -96,7 +95,7 @@ def engine(stack: ExitStack, number: int, ranks: int, tokens: int, axes: Axes) -
     ids=lambda end: f"{end[0]} workers with blocks of {end[1]}",
 )
 def test_blocks_are_pulled_by_an_engine_that_cuts_them_differently(
-    stack: ExitStack, there: tuple[int, int], here: tuple[int, int], axes: Axes
+    stack: ExitStack, there: tuple[int, int], here: tuple[int, int], axes: Order
 ) -> None:
     prefill, decode = engine(stack, 0, *there, axes), engine(stack, 1, *here, axes)
     prompt, cached = 43, 2 * here[1]  # the decode engine has the beginning
@@ -140,16 +139,13 @@ def test_a_shape_that_the_peer_does_not_have_costs_no_units(stack: ExitStack, mo
 
     def counted(*about: Any) -> BlockParts:
         made.append(about)
-        return parts_between(*about)
+        return parts_of(*about)
 
-    monkeypatch.setattr(leased_blocks, "parts_between", counted)
+    monkeypatch.setattr(leased_blocks, "parts_of", counted)
     (prefill,), (decode,) = engine(stack, 0, 1, 16, HEAD_MAJOR), engine(stack, 1, 1, 16, HEAD_MAJOR)
     lease = new_lease_name()
     prefill.service.keep("r", lease, [1, 2], PROMPT)
-    shape = BlockShape(tokens=15, heads=HEADS, axes=(HEAD_MAJOR,))
-    claimed = prefill.address.model_copy(
-        update={"shape": shape, "layout": {**prefill.address.layout, "block_size": 15}}
-    )
+    claimed = prefill.address.model_copy(update={"memory": said_of(15)})
     decode.service.pull(PullOrder("claimed", (claimed,), lease, (1, 2), (3, 4), PROMPT))
     assert decode.until("claimed").outcomes == {"claimed": "pull_refused"}
     assert made == []
@@ -161,21 +157,31 @@ def test_a_shape_that_the_peer_does_not_have_costs_no_units(stack: ExitStack, mo
 def test_engines_that_do_not_fit_are_refused_by_name(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     (prefill,), (decode,) = engine(stack, 0, 1, 16, HEAD_MAJOR), engine(stack, 1, 1, 8, TOKEN_MAJOR)
     decode.service.incidents.clock = count(0.0, 1.0).__next__
-    plain = prefill.address.model_copy(update={"shape": None})
+    odd = prefill.address.model_copy(update={"layout": {"engine": "b"}})
+    fewer = prefill.address.model_copy(update={"memory": said_of(16, Heads(0, 2, 4), TOKEN_MAJOR)})
     cases = [
-        ((prefill.address,), f"block_size is 8 here and 16 at 127.0.0.1:{prefill.address.port}"),
-        ((plain,), "block_size is 8 here and 16"),
-        ((prefill.address, prefill.address), "block_size is 8 here and 16"),
+        (
+            (prefill.address,),
+            f"block_shape is 8 of 4 bytes here and 2x8 of 4 bytes at 127.0.0.1:{prefill.address.port}",
+        ),
+        ((odd,), "engine is a here and b"),
+        ((fewer, fewer), "layers.0.0: no worker of the other engine has head 2"),
     ]
-    shape = BlockShape(tokens=16, heads=HEADS, axes=(TOKEN_MAJOR,))
-    fitting = prefill.address.model_copy(update={"shape": shape})
-    cases.append(((fitting, fitting, fitting), "4 heads in each of 1 workers here and 4 in each of 3"))
     for number, (sources, words) in enumerate(cases):
         request = f"r{number}"
         decode.service.pull(PullOrder(request, sources, new_lease_name(), (1,), (2, 3), PROMPT))
         assert decode.until(request).failed == {request: (2, 3)}
         assert words in caplog.text
         caplog.clear()
+
+
+WHOLE = Heads(0, HEADS, HEADS)
+
+
+def said_of(tokens: int, heads: Heads = WHOLE, order: Order = HEAD_MAJOR) -> Memory:
+    """Return what a worker with such blocks says."""
+    layers = [[np.zeros((BLOCKS, 2 * tokens * heads.number * HEAD), np.int32)] for _ in range(LAYERS)]
+    return opaque(layers, BLOCKS, tokens, order, (heads,)).memory
 
 
 def test_blocks_that_came_before_a_pull_failed_are_no_failures(

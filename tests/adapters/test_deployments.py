@@ -21,6 +21,7 @@ from aiodatadist._adapters.settings import Settings
 from aiodatadist._adapters.sglang.settings import SglangSettings
 from aiodatadist._adapters.vllm.model import Model
 from aiodatadist._testing.ports import free_port
+from tests.adapters.kv_memory import opaque
 from tests.adapters.test_block_service import BLOCKS, BYTES, LAYOUT, PROMPT, order
 
 EVERYWHERE = ("0.0.0.0", "::", "0:0::0", "::ffff:0.0.0.0")
@@ -99,8 +100,8 @@ def test_an_engine_is_linked_at_the_address_that_it_advertises() -> None:
         made = [behind, Settings(device_id=1, peers=(PeerRule(host="localhost"),))]
         owner, puller = (stack.enter_context(closing(BlockService(each))) for each in made)
         arrays = [np.full((BLOCKS, BYTES), number, np.uint8) for number in (7, 8)]
-        address = owner.open([[arrays[0]]], BLOCKS, LAYOUT)
-        puller.open([[arrays[1]]], BLOCKS, LAYOUT)
+        address = owner.open(opaque([[arrays[0]]], BLOCKS), LAYOUT)
+        puller.open(opaque([[arrays[1]]], BLOCKS), LAYOUT)
         assert (address.host, address.port) == ("localhost", outside)
         lease = new_lease_name()
         owner.keep("r", lease, [3, 9], PROMPT)
@@ -118,7 +119,7 @@ def parallel(**given: Any) -> Any:
 
 
 def model_of(**given: Any) -> Model:
-    spec = SimpleNamespace(block_size=16, num_kv_heads=2)
+    spec = type("FullAttentionSpec", (SimpleNamespace,), {})(block_size=16, num_kv_heads=2)
     config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)], num_blocks=8)
     return Model.of(SimpleNamespace(parallel_config=parallel(**given)), config, "Connector")
 
@@ -172,8 +173,8 @@ def test_two_data_parallel_engines_with_the_same_settings_start_and_pull_from_ea
         made = [settings.moved(number * step, number) for number in range(2)]
         owner, puller = (stack.enter_context(closing(BlockService(each))) for each in made)
         arrays = [np.full((BLOCKS, BYTES), number, np.uint8) for number in (7, 8)]
-        address = owner.open([[arrays[0]]], BLOCKS, LAYOUT)
-        puller.open([[arrays[1]]], BLOCKS, LAYOUT)
+        address = owner.open(opaque([[arrays[0]]], BLOCKS), LAYOUT)
+        puller.open(opaque([[arrays[1]]], BLOCKS), LAYOUT)
         lease = new_lease_name()
         owner.keep("r", lease, [3, 9], PROMPT)
         puller.pull(order("r", lease, address))

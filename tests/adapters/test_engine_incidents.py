@@ -18,13 +18,14 @@ from prometheus_client import Counter as PromCounter
 from aiodatadist import new_lease_name
 from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.ended import Ended
-from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress
+from aiodatadist._adapters.pull_orders import PullOrder, WorkerAddress
 from aiodatadist._adapters.settings import Settings
+from tests.adapters.kv_memory import opaque, opaque_memory
 from tests.adapters.test_block_service import PROMPT
 from tests.hostile.vllm_names import figures_of_vllm
 
 LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
-NOWHERE = WorkerAddress(cluster_id=9, host="127.0.0.1", port=9, cache_ids=(1,), layout=LAYOUT)
+NOWHERE = WorkerAddress(cluster_id=9, host="127.0.0.1", port=9, cache_ids=(1,), layout=LAYOUT, memory=opaque_memory())
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def failed_pulls(number: int) -> Iterator[Ended]:
     """Fail ``number`` requests, which name a port at which nothing listens, and yield what the engine reports."""
     array = np.zeros((8, 4096), np.uint8)
     with closing(BlockService(Settings(link_seconds=1))) as service:
-        service.open([[array]], 8, LAYOUT)
+        service.open(opaque([[array]], 8), LAYOUT)
         left = {f"r{each}" for each in range(number)}
         for name in left:
             service.pull(PullOrder(name, (NOWHERE,), new_lease_name(), (1,), (2,), PROMPT))

@@ -19,9 +19,9 @@ from aiodatadist._adapters.hold_messages import MAX_HELD, Held, Hold, LetGo
 from aiodatadist._adapters.holds import Holds
 from aiodatadist._adapters.kept_leases import KeptLeases
 from aiodatadist._adapters.lease_holders import LeaseHolders
-from aiodatadist._adapters.leased_blocks import KeptOrder
 from aiodatadist._adapters.order_tasks import OrderTasks
 from aiodatadist._adapters.peer_links import LinkedPeer, PeerAddress
+from aiodatadist._adapters.pull_orders import KeptOrder
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._counting import Incidents
 from aiodatadist._testing.views import held_leases
@@ -113,6 +113,7 @@ async def owning(**options: float) -> AsyncIterator[Owned]:
             tasks=tasks,
             tell=ended.tell,
             incidents=Incidents(),
+            groups=None,
             **limits,
         )
         yield kept, ended, pair

@@ -15,7 +15,7 @@ from aiodatadist._adapters.push_messages import Drop, More, Want
 from aiodatadist._testing.views import call_on_loop, life_of, links_of, post_as
 from aiodatadist._values import peer_budget
 from aiodatadist.testing import inside
-from tests.adapters.test_pushes import LAYOUT, End
+from tests.adapters.test_pushes import WORDS, End
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_wants_that_never_become_whole_are_bounded_and_end_with_their_link(
         peer = await links_of(decode.service).link(prefill.address, "r")
         for number in range(30):
             await post_as(decode.service, peer, More(transfer=f"{number}", into=()))
-        await post_as(decode.service, peer, Want(transfer="0", first=0, into=(0, 1), count=2, caches=0, layout=LAYOUT))
+        await post_as(decode.service, peer, Want(transfer="0", first=0, into=(0, 1), count=2, caches=0, layout=WORDS))
 
     call_on_loop(decode.service, lie)
     prefill.until(lambda ended: "0" in ended.wanted)
@@ -114,7 +114,7 @@ def test_a_peer_that_takes_no_answers_is_told_no_more(ends: tuple[End, End], mon
         before = len(asyncio.all_tasks())
         for number in range(1000):
             await post_as(decode.service, to, Drop(transfer=f"{number}"))
-        await post_as(decode.service, to, Want(transfer="last", first=0, into=(), count=0, caches=0, layout=LAYOUT))
+        await post_as(decode.service, to, Want(transfer="last", first=0, into=(), count=0, caches=0, layout=WORDS))
         return before
 
     async def tasks() -> int:

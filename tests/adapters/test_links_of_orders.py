@@ -12,7 +12,7 @@ import pytest
 
 from aiodatadist import new_lease_name
 from aiodatadist._adapters.block_service import BlockService
-from aiodatadist._adapters.leased_blocks import KeptOrder, PullOrder
+from aiodatadist._adapters.pull_orders import KeptOrder, PullOrder
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._cluster.engine import Engine
 from aiodatadist._link.link import Link

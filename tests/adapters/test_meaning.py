@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from aiodatadist import new_lease_name
 from aiodatadist._adapters import meaning
-from aiodatadist._adapters.block_shapes import MAX_LAYOUT, MAX_WORD
+from aiodatadist._adapters.regions import MAX_LAYOUT, MAX_WORD
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._adapters.sglang import identity as sglang_identity
 from aiodatadist._adapters.vllm import identity as vllm_identity

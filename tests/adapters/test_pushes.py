@@ -13,18 +13,22 @@ import pytest
 
 from aiodatadist import AwaitableLayerSynchronizer
 from aiodatadist._adapters import push_messages
-from aiodatadist._adapters.block_service import BlockService, TensorGroup
+from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.ended import Ended
+from aiodatadist._adapters.kv_cache import TensorGroup
 from aiodatadist._adapters.peer_links import PeerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
 from aiodatadist._adapters.sendings import Portion
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._values import peer_budget
 from aiodatadist.testing import soft_fault, soft_faults_cleared
+from tests.adapters.kv_memory import opaque
 from tests.stopwatch import lasting
 
 BLOCKS, BYTES, LAYERS = 16, 4096, 3
 LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
+WORDS = {**opaque([[np.zeros((BLOCKS, BYTES), np.uint8)] for _ in range(LAYERS)], BLOCKS).words(), **LAYOUT}
+"""The layout that a peer compares: what the KV cache says of itself, too."""
 PATIENCE: dict[str, Any] = {"link_seconds": 5, "patience_seconds": 0.2}
 
 
@@ -36,7 +40,7 @@ class End:
         self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8) for _ in range(LAYERS)]
         for array in self.arrays:
             array[:] = (16 * number + np.arange(BLOCKS))[:, None]
-        made = self.service.open([[array] for array in self.arrays], BLOCKS, layout)
+        made = self.service.open(opaque([[array] for array in self.arrays], BLOCKS), layout)
         self.address = PeerAddress(cluster_id=made.cluster_id, host=made.host, port=made.port)
         self.found = Ended()
 

@@ -11,9 +11,8 @@ from itertools import count
 import pytest
 from pydantic import ValidationError
 
-from aiodatadist import IncompatiblePeer
 from aiodatadist._adapters.cuts import parts_of
-from aiodatadist._adapters.plans import Plan, plan
+from aiodatadist._adapters.plans import Misfit, Plan, plan
 from aiodatadist._adapters.regions import (
     MAX_NAMES,
     Axis,
@@ -214,7 +213,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
             "layers.0.k is in group 0 here and in group 1",
         ),
     ):
-        with pytest.raises(IncompatiblePeer, match=words):
+        with pytest.raises(Misfit, match=words):
             plan([worker.memory for worker in other], [whole], 0, 0)
 
 
@@ -222,13 +221,13 @@ def test_axes_that_a_block_does_not_say_are_moved_whole_or_not_at_all() -> None:
     opaque = [Layer(each.name, hides=("tokens",), order=("heads", "tokens", 0)) for each in PLAIN]
     two, one = heads_by_rank(2, 2, 2), heads_by_rank(1, 1, 2)
     served(engine(2, two, opaque), engine(1, one, opaque), 0, 0, 43)
-    with pytest.raises(IncompatiblePeer, match="block_shape is 8x8 of 4 bytes here and 8x16 of 4 bytes"):
+    with pytest.raises(Misfit, match="block_shape is 8x8 of 4 bytes here and 8x16 of 4 bytes"):
         served(engine(1, one, opaque), engine(1, one, opaque, tokens=8), 0, 0, 43)
-    with pytest.raises(IncompatiblePeer, match="packing is plain here and own"):
+    with pytest.raises(Misfit, match="packing is plain here and own"):
         served(engine(1, one, opaque), engine(1, one, PLAIN), 0, 0, 43)
     deaf = [Layer(each.name, hides=("heads",)) for each in PLAIN]
     served(engine(1, one, deaf), engine(1, one, deaf), 0, 0, 43)
-    with pytest.raises(IncompatiblePeer, match=r"block_shape is .*2 heads among them here and"):
+    with pytest.raises(Misfit, match=r"block_shape is .*2 heads among them here and"):
         served(engine(2, two, deaf), engine(1, one, deaf), 0, 0, 43)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -12,11 +13,20 @@ from aiodatadist._adapters import push_messages
 from aiodatadist._adapters.peers import LOOPBACK, Peers
 from aiodatadist._adapters.vllm.offer import Offers
 from aiodatadist._values.lease_ticket import MAX_TICKET_BLOCKS
+from tests.adapters.kv_memory import opaque_memory
 
 NOT_ONE = [True, 1.0, "1"]
 """Each of which pydantic takes for 1 unless it is told not to."""
 TICKET = {"cluster_id": 1, "lease": new_lease_name(), "cache_id": 1, "blocks": [1], "seconds": 1.0}
-WORKER = {"cluster_id": 1, "host": "127.0.0.1", "port": 1, "cache_ids": [1], "layout": {"dtype": "uint8", "heads": 1}}
+MEMORY = json.loads(opaque_memory(1).model_dump_json())
+WORKER = {
+    "cluster_id": 1,
+    "host": "127.0.0.1",
+    "port": 1,
+    "cache_ids": [1],
+    "layout": {"dtype": "uint8", "heads": 1},
+    "memory": MEMORY,
+}
 OFFER = {
     "do_remote_prefill": True,
     "remote_request_id": "r",
@@ -25,9 +35,13 @@ OFFER = {
     "remote_block_size": 1,
     "lease": new_lease_name(),
     "lease_seconds": 1.0,
-    "workers": [{**WORKER, "shape": {"tokens": 1, "heads": 1, "axes": [["tokens", 1]]}}],
+    "workers": [WORKER],
 }
 PUSHED = {"do_remote_prefill": True, "transfer_id": "t", "prefill": {"cluster_id": 1, "host": "127.0.0.1", "port": 1}}
+
+
+def region(**changes: Any) -> dict[str, Any]:
+    return {**MEMORY, "regions": [{**MEMORY["regions"][0], **changes}]}
 
 
 def read(request_id: str, params: dict[str, Any]) -> Any:
@@ -85,8 +99,8 @@ def test_a_ticket_goes_through_json_and_back() -> None:
         ("workers.0.port", lambda wrong: {"workers": [{**WORKER, "port": wrong}]}),
         ("workers.0.cache_ids.0", lambda wrong: {"workers": [{**WORKER, "cache_ids": [wrong]}]}),
         (
-            "workers.0.shape.tokens",
-            lambda wrong: {"workers": [{**WORKER, "shape": {"tokens": wrong, "heads": 1, "axes": [[1]]}}]},
+            "workers.0.memory.regions.0.tokens",
+            lambda wrong: {"workers": [{**WORKER, "memory": region(tokens=wrong)}]},
         ),
     ],
 )
@@ -115,7 +129,7 @@ def test_a_pushed_request_takes_nothing_for_a_number(wrong: Any) -> None:
 def test_offers_go_through_json_and_back() -> None:
     offer = read("r", OFFER)
     assert offer.remote_block_ids == (1,)
-    assert offer.workers[0].shape.axes == (("tokens", 1),)
+    assert offer.workers[0].memory.regions[0].axes == (("part", 4096, 1),)
     assert read("r", offer.model_dump(mode="json")) == offer
     pushed = read("r", PUSHED)
     assert read("r", pushed.model_dump(mode="json") | {"do_remote_prefill": True}) == pushed

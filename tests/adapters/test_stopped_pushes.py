@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodatadist._adapters.block_service import BlockService, TensorGroup
+from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.ended import Ended
+from aiodatadist._adapters.kv_cache import TensorGroup
 from aiodatadist._adapters.peer_links import PeerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
 from aiodatadist._adapters.settings import Settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from aiodatadist import ParamInvalid, new_lease_name, prompt_digest
 from aiodatadist._adapters.peers import PeerRule, Peers
 from aiodatadist._adapters.settings import Settings
 from aiodatadist.context_caching import EmsInvalidArgument
+from tests.adapters.kv_memory import opaque_memory
 
 BLOCKS = 8
 PROMPT = prompt_digest([1, 2, 3])
@@ -148,7 +150,7 @@ def test_a_cache_of_another_shape_is_refused(vllm: SimpleNamespace) -> None:
     with closing(vllm.worker.WorkerSide(Settings(), vllm.model.Model(0, 1, BLOCKS, 16, 2), {})) as side:
         with pytest.raises(ParamInvalid, match=r"KV cache of layer has the shape \(4, 4, 8\)"):
             side.register({"layer": vllm.torch.zeros(4, 4, BLOCKS)})
-        with pytest.raises(ParamInvalid, match="is not contiguous"):
+        with pytest.raises(ParamInvalid, match="the blocks of layer lie within each other"):
             side.register({"layer": vllm.torch.zeros(16, BLOCKS).T})
 
 
@@ -263,24 +265,32 @@ def make(vllm: SimpleNamespace, connector: str, changes: dict[str, Any]) -> Any:
             vllm, connector, changes.get("policy", "recompute"), **changes.get("extra", {})
         ),
         parallel_config=SimpleNamespace(
-            pipeline_parallel_size=changes.get("pipeline", 1), tensor_parallel_size=changes.get("ranks", 1), rank=0
+            pipeline_parallel_size=changes.get("pipeline", 1),
+            tensor_parallel_size=changes.get("ranks", 1),
+            rank=0,
+            decode_context_parallel_size=changes.get("context", 1),
         ),
         cache_config=SimpleNamespace(
             prefix_caching_hash_algo=changes.get("algorithm", "sha256"), cache_dtype="auto", block_size=16
         ),
         model_config=SimpleNamespace(model="m", revision=None, dtype="float32"),
     )
-    group = SimpleNamespace(kv_cache_spec=window if "window" in changes else full)
+    mamba = kinds.MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(vllm.torch.float32,))
+    spec = window if "window" in changes else mamba if "mamba" in changes else full
+    group = SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"])
     caches = SimpleNamespace(kv_cache_groups=[group] * changes.get("groups", 1), num_blocks=BLOCKS)
     return getattr(vllm.adapter, connector)(config, vllm.base.KVConnectorRole.SCHEDULER, caches)
 
 
-@pytest.mark.parametrize("connector", ["AioDataDistConnector", "AioDataDistContextConnector"])
+BOTH = ["AioDataDistConnector", "AioDataDistContextConnector"]
+
+
+@pytest.mark.parametrize("connector", BOTH)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"groups": 2}, "the model has 2 groups of KV caches"),
-        ({"pipeline": 2}, "pipeline_parallel_size is 2"),
+        ({"mamba": True}, "the KV cache of layer is a MambaSpec"),
+        ({"context": 2}, "decode_context_parallel_size is 2"),
         ({"extra": {"prot": 1}}, "prot"),
         ({"extra": {"device_id": -1}}, "greater than or equal to 0"),
     ],
@@ -297,6 +307,8 @@ def test_what_cannot_be_is_refused_when_the_engine_starts(
     [
         ({"algorithm": "xxhash"}, "prefix_caching_hash_algo is xxhash"),
         ({"window": True}, "the KV cache is a SlidingWindowSpec"),
+        ({"groups": 2}, "the model has 2 groups of KV caches: AioDataDistContextConnector can move 1"),
+        ({"pipeline": 2}, "pipeline_parallel_size is 2: must be 1"),
         ({"ranks": 2}, "pool is memory:: it is in one process's memory"),
         ({"extra": {"pool": "nothing://x"}}, "nothing"),
         ({"policy": "fail"}, "kv_load_failure_policy is 'fail': must be 'recompute'"),
@@ -396,6 +408,7 @@ def test_workers_that_cannot_be_are_no_offer(
 def test_what_an_offer_has(vllm: SimpleNamespace) -> None:
     worker = {
         "cluster_id": 1, "host": "h", "port": 1, "cache_ids": [1], "layout": {},
+        "memory": json.loads(opaque_memory().model_dump_json()),
     }  # fmt: skip
     given = {
         "do_remote_prefill": True, "remote_request_id": "p", "remote_block_ids": [7, 8, 9], "remote_num_tokens": 99,
@@ -403,11 +416,11 @@ def test_what_an_offer_has(vllm: SimpleNamespace) -> None:
     }  # fmt: skip
     offer = offer_of(vllm, given, 1)
     assert offer.tokens == 48, "no more than its blocks have"
-    assert offer.place(24) == (1, 8)
     changes: list[dict[str, Any]] = [
         {"remote_block_ids": [-1]},
         {"workers": [{**worker, "cache_ids": [0]}]},
         {"workers": []},
+        {"remote_block_size": 32},
     ]
     for change in changes:
         assert offer_of(vllm, {**given, **change}, 1) is None

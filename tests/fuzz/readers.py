@@ -242,7 +242,11 @@ def _model(kind: Any, limit: int, chars: int) -> Callable[[bytes], object]:
 _OFFER = {
     "do_remote_prefill": True, "remote_request_id": "r", "remote_block_ids": [1, 2], "remote_num_tokens": 20,
     "remote_block_size": 16, "lease": "0" * 32, "lease_seconds": 60.0, "workers": [
-        {"cluster_id": 1, "host": "127.0.0.1", "port": 26000, "cache_ids": [1], "layout": {"block_size": 16}}],
+        {"cluster_id": 1, "host": "127.0.0.1", "port": 26000, "cache_ids": [1], "layout": {"engine": "a"}, "memory": {
+            "planes": [{"group": 0, "stride": 4096, "tensors": 4}], "regions": [
+                {"template": "layers.*.attn", "numbers": "0-3", "tensor": 0, "tensor_step": 1, "tokens": 16,
+                 "heads": [0, 2, 8], "axes": [["tokens", 16, 256], ["heads", 2, 128], ["part", 64, 2]], "itemsize": 2,
+                 "dtype": "bfloat16"}]}}],
 }  # fmt: skip
 _PUSHED = {
     "do_remote_prefill": True, "transfer_id": "t" * 20,

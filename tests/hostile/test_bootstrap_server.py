@@ -18,9 +18,9 @@ import pytest
 
 from aiodatadist import AuthError, LinkError, LinkTimeout, ParamInvalid, ProtocolError
 from aiodatadist._adapters import rendezvous, rendezvous_lines
-from aiodatadist._adapters.block_shapes import MAX_LAYOUT, MAX_WORD
 from aiodatadist._adapters.engine_ranks import EngineRanks
 from aiodatadist._adapters.peer_links import PeerAddress
+from aiodatadist._adapters.regions import MAX_LAYOUT, MAX_WORD
 from aiodatadist._adapters.rendezvous import Registered, RendezvousServer, ask, register
 from aiodatadist._adapters.rendezvous_lines import (
     ANSWER,

@@ -10,13 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aiodatadist import new_lease_name, prompt_digest
-from aiodatadist._adapters.block_shapes import BlockShape
-from aiodatadist._adapters.leased_blocks import KeptOrder, WorkerAddress
+from aiodatadist._adapters.pull_orders import KeptOrder, WorkerAddress
+from aiodatadist._adapters.regions import Heads, Memory
 from aiodatadist._adapters.settings import Settings
-from tests.adapters.test_block_service import LAYOUT, PROMPT, End, order
+from tests.adapters.kv_memory import Order, opaque, opaque_memory
+from tests.adapters.test_block_service import BLOCKS, BYTES, LAYOUT, PROMPT, End, order
 from tests.hostile.vllm_names import both_halves
 
 ANOTHER = prompt_digest([1, 2, 4])
@@ -59,13 +61,22 @@ def test_a_forged_order_uses_nothing_and_leaves_the_lease(ends: tuple[End, End],
     assert owner.until("sent", "r").counters == {"lease_taken": 1, "claims_refused": 1}
 
 
-SHAPE = BlockShape(tokens=16, heads=2, axes=(("heads", "tokens", 8),))
+ORDER: Order = ("heads", "tokens", 128)
+TWO = Heads(0, 2, 2)
+
+
+def said(order: Order = ORDER, tokens: int = 16, heads: Heads = TWO, copies: int = 2) -> Memory:
+    """Return what a worker says that has two tensors of such blocks."""
+    layers = [[np.zeros((BLOCKS, BYTES), np.uint8)] for _ in range(copies)]
+    return opaque(layers, BLOCKS, tokens, order, (heads,)).memory
+
+
 PLACES: dict[str, dict[str, Any]] = {
     "the layout of the puller": {"layout": {**LAYOUT, "dtype": "float16"}},
     "a layout with more": {"layout": {**LAYOUT, "tensor_parallel_size": 1}},
-    "another order of axes": {"shape": SHAPE.model_copy(update={"axes": (("tokens", "heads", 8),)})},
-    "another number of tokens": {"shape": SHAPE.model_copy(update={"tokens": 32})},
-    "no shape": {"shape": None},
+    "another order of axes": {"memory": said(("tokens", "heads", 128))},
+    "another number of tokens": {"memory": said(("heads", "tokens", 64), 32)},
+    "other heads": {"memory": said(heads=Heads(0, 2, 4))},
 }
 
 
@@ -74,7 +85,11 @@ def test_an_order_that_says_otherwise_how_blocks_are_made_up_uses_nothing(kind: 
     """The right bytes would come into the wrong places, and count as the prompt's."""
     settings = Settings(link_seconds=5, patience_seconds=2)
     layout = PLACES[kind].get("layout", LAYOUT)
-    owner, puller = End(0, settings, LAYOUT, SHAPE), End(1, settings, layout, PLACES[kind].get("shape", SHAPE))
+    memory = PLACES[kind].get("memory", said()).regions[0]
+    named = {axis: size for axis, size, _ in memory.axes}
+    order_here = tuple(axis if axis != "part" else size for axis, size, _ in memory.axes)
+    owner = End(0, settings, LAYOUT, ORDER, (TWO,))
+    puller = End(1, settings, layout, order_here, (Heads(*memory.heads),), named["tokens"])
     with closing(owner.service), closing(puller.service):
         lease = new_lease_name()
         owner.service.keep("r", lease, [3, 9], PROMPT)
@@ -83,7 +98,7 @@ def test_an_order_that_says_otherwise_how_blocks_are_made_up_uses_nothing(kind: 
         ended = puller.until("received", "forged")
         assert (ended.failed, ended.counters) == ({"forged": (0, 1)}, {"pull_refused": 1})
         puller.service.release(KeptOrder("released", (forged,), lease, (3, 9), PROMPT))
-        true = End(2, settings, LAYOUT, SHAPE)
+        true = End(2, settings, LAYOUT, ORDER, (TWO,))
         with closing(true.service):
             true.service.pull(order("true", lease, owner.address))
             assert true.until("received", "true").failed == {}
@@ -94,19 +109,18 @@ def test_an_order_that_says_otherwise_how_blocks_are_made_up_uses_nothing(kind: 
 def test_a_worker_that_is_named_several_times_gives_nothing(copies: int) -> None:
     """Name a worker several times, as if each copy had a share of the model's heads."""
     settings = Settings(link_seconds=5, patience_seconds=2)
-    shape = SHAPE.model_copy(update={"heads": 2 * copies})
-    owner, puller = End(0, settings, LAYOUT, SHAPE), End(1, settings, LAYOUT, shape)
+    owner, puller = (End(number, settings, LAYOUT, ORDER, (TWO,)) for number in range(2))
     with closing(owner.service), closing(puller.service):
         lease = new_lease_name()
         owner.service.keep("r", lease, [3, 9], PROMPT)
         puller.service.pull(order("forged", lease, owner.address, sources=(owner.address,) * copies))
         ended = puller.until("received", "forged")
         assert (ended.failed, ended.counters) == ({"forged": (0, 1)}, {"pull_refused": 1})
-        true = End(2, settings, LAYOUT, SHAPE)
+        true = End(2, settings, LAYOUT, ORDER, (TWO,))
         with closing(true.service):
             true.service.pull(order("true", lease, owner.address))
             assert true.until("received", "true").failed == {}
-        assert owner.until("sent", "r").counters["claims_refused"] == copies
+        assert owner.until("sent", "r").counters["claims_refused"] == 1
 
 
 def test_blocks_of_one_s_own_lease_that_are_here_already_are_left_out(ends: tuple[End, End]) -> None:
@@ -158,7 +172,14 @@ def vllm() -> Iterator[SimpleNamespace]:
 
 TOKENS = list(range(100, 140))
 CLUSTERS = count(7)
-WORKER = {"cluster_id": 7, "host": "127.0.0.1", "port": 26000, "cache_ids": [1], "layout": dict(LAYOUT)}
+WORKER = {
+    "cluster_id": 7,
+    "host": "127.0.0.1",
+    "port": 26000,
+    "cache_ids": [1],
+    "layout": dict(LAYOUT),
+    "memory": json.loads(opaque_memory().model_dump_json()),
+}
 
 
 def image(name: str, offset: int) -> Any:

@@ -20,15 +20,16 @@ from anyio import wait_all_tasks_blocked
 
 from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkTimeout, LLMClusterInfo, LLMStatusCode
 from aiodatadist._adapters import dials, peer_links
-from aiodatadist._adapters.block_shapes import Axes, BlockShape
 from aiodatadist._adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist._adapters.peers import LOOPBACK, NotAPeer, Peers
+from aiodatadist._adapters.regions import ALL_HEADS, Heads
 from aiodatadist._cluster import dial
 from aiodatadist._cluster.engine import Engine
 from aiodatadist._cluster.link_table import LinkTable
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._testing.views import call_on_loop
 from aiodatadist.testing import ChaosProxy, Cluster, cluster_info, inside, open_cluster, verify
+from tests.adapters.kv_memory import Order, opaque_memory
 from tests.adapters.test_links_of_orders import engine_of
 from tests.hostile.test_offers import PROMPT, End, pull
 from tests.hostile.test_unproved import Impostor, welcome
@@ -111,8 +112,8 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Silence:
 def ends() -> Iterator[Callable[..., End]]:
     with ExitStack() as stack:
 
-        def made(number: int, shape: BlockShape | None = None, **settings: Any) -> End:
-            end = End(number, shape, **settings)
+        def made(number: int, order: Order | None = None, heads: Heads = ALL_HEADS, **settings: Any) -> End:
+            end = End(number, order, heads, **settings)
             stack.enter_context(closing(end.service))
             return end
 
@@ -365,10 +366,10 @@ def break_links(end: End) -> None:
 
 def test_an_offer_dials_few_of_its_workers_at_a_time(ends: Callable[..., End], silence: Silence) -> None:
     """A worker that has all heads pulls from 64 that have one each."""
-    axes: tuple[Axes, ...] = (("tokens", "heads", 4),)
-    end = ends(0, BlockShape(tokens=16, heads=64, axes=axes), link_seconds=20)
-    shape = BlockShape(tokens=16, heads=1, axes=axes)
-    workers = [end.place(host=SILENT, cluster_id=100 + number, shape=shape.model_dump()) for number in range(64)]
+    order: Order = ("tokens", "heads", 4)
+    end = ends(0, order, Heads(0, 64, 64), link_seconds=20)
+    said = [opaque_memory(16, order, Heads(number, number + 1, 64)).model_dump() for number in range(64)]
+    workers = [end.place(host=SILENT, cluster_id=100 + number, memory=said[number]) for number in range(64)]
     end.service.pull(pull("r", *workers))
     silence.wait_begun(8)
     end.pass_turns()

@@ -13,10 +13,11 @@ import pytest
 
 from aiodatadist import new_lease_name, prompt_digest
 from aiodatadist._adapters.block_service import BlockService
-from aiodatadist._adapters.block_shapes import Axes
-from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress
+from aiodatadist._adapters.pull_orders import PullOrder, WorkerAddress
+from aiodatadist._adapters.regions import Heads
 from tests.adapters import test_cut_blocks
-from tests.adapters.test_cut_blocks import HEAD_MAJOR, TOKEN_MAJOR, Worker
+from tests.adapters.kv_memory import Order
+from tests.adapters.test_cut_blocks import HEAD_MAJOR, HEADS, TOKEN_MAJOR, Worker, said_of
 from tests.profiles import at_night
 
 PROMPT, ANOTHER = prompt_digest([1]), prompt_digest([2])
@@ -29,7 +30,7 @@ Offer = dict[str, Any]
 class Prefill:
     """An engine that keeps one prompt in some of its blocks, and another prompt in others."""
 
-    def __init__(self, device: int, ranks: int, tokens: int, axes: Axes) -> None:
+    def __init__(self, device: int, ranks: int, tokens: int, axes: Order) -> None:
         self.workers = [Worker(device, rank, ranks, tokens, axes) for rank in range(ranks)]
         self.tokens = tokens
         count = -(-TOKENS // tokens)
@@ -75,7 +76,7 @@ def another_size(chance: random.Random, offer: Offer, _: list[Offer]) -> None:
     offer["size"] = chance.choice([4, 8, 16, 32])
     if chance.random() < 0.5:
         for each in offer["workers"]:
-            each["layout"]["block_size"] = each["shape"]["tokens"] = offer["size"]
+            each["memory"]["regions"][0]["tokens"] = offer["size"]
 
 
 def one_more_worker(chance: random.Random, offer: Offer, others: list[Offer]) -> None:
@@ -90,18 +91,18 @@ def another_worker(chance: random.Random, offer: Offer, others: list[Offer]) -> 
 
 def other_axes(chance: random.Random, offer: Offer, _: list[Offer]) -> None:
     worker = chance.choice(offer["workers"])
-    worker["shape"] = {**worker["shape"], "axes": [list(chance.choice([HEAD_MAJOR, TOKEN_MAJOR]))]}
+    other = chance.choice([HEAD_MAJOR, TOKEN_MAJOR])
+    worker["memory"] = said_of(chance.choice([8, 16]), order=other).model_dump(mode="json")
 
 
 def other_heads(chance: random.Random, offer: Offer, _: list[Offer]) -> None:
     worker, heads = chance.choice(offer["workers"]), chance.choice([1, 2, 4, 8])
-    worker["shape"] = {**worker["shape"], "heads": heads}
-    worker["layout"] = {**worker["layout"], "heads": heads}
+    worker["memory"] = said_of(16, Heads(0, heads, max(heads, HEADS))).model_dump(mode="json")
 
 
 def another_word(chance: random.Random, offer: Offer, _: list[Offer]) -> None:
     worker = chance.choice(offer["workers"])
-    name = chance.choice(["dtype", "block_size", "tensor_parallel_size", "more"])
+    name = chance.choice(["engine", "block_size", "more"])
     worker["layout"] = {**worker["layout"], name: chance.choice([1, 2, 16])}
 
 
@@ -129,7 +130,7 @@ FORGERIES: list[Callable[[random.Random, Offer, list[Offer]], object]] = [
 def order_of(name: str, offer: Offer, cached: int, size: int) -> PullOrder | None:
     """Make an order as vLLM's scheduler does, or return None if it refuses the offer."""
     sources = tuple(WorkerAddress.model_validate(each) for each in offer["workers"])
-    if any(each.layout.get("block_size", offer["size"]) != offer["size"] for each in sources):
+    if any(each.memory.block_sizes(0) != {offer["size"]} for each in sources):
         return None
     stop = min(TOKENS, offer["tokens"], offer["size"] * len(offer["blocks"]))
     if stop <= cached:
@@ -155,7 +156,7 @@ def outcome_of(service: BlockService, name: str) -> str:
 @pytest.mark.parametrize("axes", [HEAD_MAJOR, TOKEN_MAJOR], ids=["heads outside", "tokens outside"])
 @pytest.mark.parametrize("seed", [1, *(at_night(seed) for seed in range(2, 13))])
 def test_a_pull_that_succeeds_has_the_prompt_s_bytes(
-    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, axes: Axes, seed: int
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, axes: Order, seed: int
 ) -> None:
     monkeypatch.setitem(test_cut_blocks.PATIENCE, "patience_seconds", 0)
     chance = random.Random(seed)

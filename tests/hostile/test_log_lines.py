@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from aiodatadist import new_lease_name
-from aiodatadist._adapters.leased_blocks import PullOrder, WorkerAddress
+from aiodatadist._adapters.pull_orders import PullOrder, WorkerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
 from aiodatadist._adapters.sendings import Portion
 from aiodatadist._counting import Incidents
@@ -91,7 +91,9 @@ def test_pulls_and_releases_of_engines_that_do_not_answer(lines: Lines) -> None:
     """Let a client choose the port, the lease and the number of workers; the address is one of ``peers``."""
     with closing((end := End(0, link_seconds=1)).service):
         clock = Clock(lines, incidents_of(end))
-        source = WorkerAddress(cluster_id=9, host="127.0.0.1", port=9, cache_ids=(1,), layout=end.address.layout)
+        source = WorkerAddress(
+            cluster_id=9, host="127.0.0.1", port=9, cache_ids=(1,), layout=end.address.layout, memory=end.address.memory
+        )
 
         def once(number: int) -> None:
             name = f"r{number}"

@@ -6,6 +6,7 @@ Connections, look-ups and threads are counted where they begin; log lines in byt
 from __future__ import annotations
 
 import io
+import json
 import logging
 import socket
 import threading
@@ -22,14 +23,15 @@ import pytest
 
 from aiodatadist import ParamInvalid, new_lease_name, prompt_digest
 from aiodatadist._adapters.block_service import BlockService
-from aiodatadist._adapters.block_shapes import BlockShape
 from aiodatadist._adapters.ended import Ended
-from aiodatadist._adapters.leased_blocks import KeptOrder, PullOrder, WorkerAddress
+from aiodatadist._adapters.pull_orders import KeptOrder, PullOrder, WorkerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
+from aiodatadist._adapters.regions import ALL_HEADS, Heads
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._cluster import dial, host_names
 from aiodatadist._testing.views import call_on_loop
 from aiodatadist.testing import inside
+from tests.adapters.kv_memory import Order, opaque, opaque_memory
 from tests.hostile.vllm_names import asking_manager, both_halves, sglang_manager
 
 BLOCKS, BYTES = 8, 4096
@@ -85,10 +87,12 @@ class Reached:
 class End:
     """A worker."""
 
-    def __init__(self, number: int, shape: BlockShape | None = None, **settings: Any) -> None:
+    def __init__(self, number: int, order: Order | None = None, heads: Heads = ALL_HEADS, **settings: Any) -> None:
         self.service = BlockService(Settings(**{**PATIENCE, "device_id": number, **settings}))
         self.arrays = [np.zeros((BLOCKS, BYTES), np.uint8)]
-        self.address = self.service.open([[array] for array in self.arrays], BLOCKS, LAYOUT, shape)
+        self.address = self.service.open(
+            opaque([[array] for array in self.arrays], BLOCKS, 16, order, (heads,)), LAYOUT
+        )
 
     def place(self, **changes: Any) -> WorkerAddress:
         return WorkerAddress.model_validate({**self.address.model_dump(), **changes})
@@ -281,7 +285,17 @@ def offer(**changes: Any) -> dict[str, Any]:
 
 
 def worker(**changes: Any) -> dict[str, Any]:
-    return {"cluster_id": 7, "host": "127.0.0.1", "port": 26000, "cache_ids": [1], "layout": dict(LAYOUT), **changes}
+    return {
+        "cluster_id": 7, "host": "127.0.0.1", "port": 26000, "cache_ids": [1], "layout": dict(LAYOUT),
+        "memory": json.loads(opaque_memory().model_dump_json()), **changes,
+    }  # fmt: skip
+
+
+def region(**changes: Any) -> dict[str, Any]:
+    """Return a memory with one region, which differs in something."""
+    memory: dict[str, Any] = json.loads(opaque_memory().model_dump_json())
+    memory["regions"][0].update(changes)
+    return memory
 
 
 def pushed(**changes: Any) -> dict[str, Any]:
@@ -426,9 +440,12 @@ HOSTILE: dict[str, Callable[[], dict[str, Any]]] = {
     "a long host": lambda: offer(workers=[worker(host="a." * 127)]),
     "a host that is none": lambda: offer(workers=[worker(host="a b")]),
     "nested workers": lambda: offer(workers=[[[[[[]]]]]] * 10_000),
-    "a deep shape": lambda: offer(workers=[worker(shape={"tokens": 1, "heads": 1, "axes": [[["x"] * 1000] * 1000]})]),
-    "many axes": lambda: offer(workers=[worker(shape={"tokens": 1, "heads": 1, "axes": [[1] * 17]})]),
-    "a huge axis": lambda: offer(workers=[worker(shape={"tokens": 1 << 40, "heads": 1, "axes": []})]),
+    "a deep memory": lambda: offer(workers=[worker(memory=region(axes=[[["x"] * 1000] * 1000]))]),
+    "many axes": lambda: offer(workers=[worker(memory=region(axes=[["part", 1, 1]] * 17))]),
+    "a huge axis": lambda: offer(workers=[worker(memory=region(tokens=1 << 40))]),
+    "no memory": lambda: offer(workers=[worker(memory=None)]),
+    "more planes than caches": lambda: offer(workers=[worker(cache_ids=[1, 2])]),
+    "lines in the name of a region": lambda: offer(workers=[worker(memory=region(template=LINES * 3, numbers="x"))]),
     "65 caches": lambda: offer(workers=[worker(cache_ids=list(range(1, 66)))]),
     "endless seconds": lambda: offer(lease_seconds=float("inf")),
     "no seconds": lambda: offer(lease_seconds=-1.0),

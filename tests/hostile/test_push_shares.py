@@ -14,12 +14,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aiodatadist._adapters.block_shapes import MAX_LAYOUT
 from aiodatadist._adapters.ended import Ended
 from aiodatadist._adapters.peer_links import LinkedPeer
 from aiodatadist._adapters.push_marks import DroppedTransfers
 from aiodatadist._adapters.push_messages import MAX_BLOCKS, Drop, More, PushMessage, Refused, Sent, TransferKey, Want
 from aiodatadist._adapters.push_out import OutgoingPushes
+from aiodatadist._adapters.regions import MAX_LAYOUT
 from aiodatadist._adapters.sendings import Portion
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._values import peer_budget

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from aiodatadist import new_lease_name
-from aiodatadist._adapters.leased_blocks import WorkerAddress
 from aiodatadist._adapters.peers import PeerRule, Peers
+from aiodatadist._adapters.pull_orders import WorkerAddress
+from aiodatadist._adapters.regions import Heads
 from aiodatadist._adapters.rendezvous_asks import RendezvousAsks
 from aiodatadist._adapters.settings import Settings
+from tests.adapters.kv_memory import opaque_memory
 from tests.hostile.vllm_names import asking_manager, both_halves, sglang_manager
 from tests.keys import having
 
@@ -51,8 +53,8 @@ VALUES: dict[str, Any] = {
 }  # fmt: skip
 TEXTS = {name: value for name, value in VALUES.items() if isinstance(value, str)}
 PLACE = {"cluster_id": 7, "host": "127.0.0.1", "port": 26000}
-SHAPE = {"tokens": 16, "heads": 2, "axes": [["tokens", "heads", 4]]}
-WORKER = {**PLACE, "cache_ids": [1], "layout": {"block_size": 16, "dtype": "uint8"}, "shape": SHAPE}
+MEMORY = json.loads(opaque_memory(16, ("tokens", "heads", 4), Heads(0, 2, 2)).model_dump_json())
+WORKER = {**PLACE, "cache_ids": [1], "layout": {"block_size": 16, "dtype": "uint8"}, "memory": MEMORY}
 PULLED: dict[str, Any] = {
     "do_remote_prefill": True, "do_remote_decode": False, "remote_request_id": "p", "remote_block_ids": [1, 2],
     "remote_num_tokens": 32, "remote_block_size": 16, "lease": new_lease_name(), "lease_seconds": 60.0,

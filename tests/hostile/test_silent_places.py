@@ -18,16 +18,17 @@ import pytest
 
 from aiodatadist import LinkTimeout, new_lease_name
 from aiodatadist._adapters import dials, peer_links
-from aiodatadist._adapters.block_shapes import Axes, BlockShape
-from aiodatadist._adapters.leased_blocks import KeptOrder
 from aiodatadist._adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist._adapters.peers import LOOPBACK, Peers
+from aiodatadist._adapters.pull_orders import KeptOrder
 from aiodatadist._adapters.push_in import ExpectOrder
+from aiodatadist._adapters.regions import Heads
 from aiodatadist._cluster import dial, host_names
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._link import Connection
 from aiodatadist._testing.views import call_on_loop
 from aiodatadist.testing import open_cluster
+from tests.adapters.kv_memory import Order, opaque_memory
 from tests.clock import took
 from tests.hostile.test_dials import SILENT, Released, Silence, ends, keep, silence
 from tests.hostile.test_offers import PROMPT, End, pull
@@ -35,16 +36,22 @@ from tests.test_host_names import answer
 
 __all__ = ["ends", "silence"]
 
-AXES: tuple[Axes, ...] = (("tokens", "heads", 4),)
-ALL_HEADS = BlockShape(tokens=16, heads=64, axes=AXES)
-ONE_HEAD = BlockShape(tokens=16, heads=1, axes=AXES)
+ORDER: Order = ("tokens", "heads", 4)
+HEADS = Heads(0, 64, 64)
+
+
+def one_head(number: int) -> dict[str, Any]:
+    """Return what a worker says that has one head."""
+    return opaque_memory(16, ORDER, Heads(number, number + 1, 64)).model_dump()
 
 
 def lies(end: End, request: int, workers: int = 64) -> list[Any]:
     """Return the workers of one request, with a head each, at silent places. Each place is named once."""
-    shape = ONE_HEAD.model_dump() if workers == 64 else None
-    ports = range(1 + request * workers, 1 + (request + 1) * workers)
-    return [end.place(host=SILENT, port=port, cluster_id=10**6 + port, shape=shape) for port in ports]
+    first = 1 + request * workers
+    said = [{"memory": one_head(number)} if workers == 64 else {} for number in range(workers)]
+    return [
+        end.place(host=SILENT, port=first + at, cluster_id=10**6 + first + at, **each) for at, each in enumerate(said)
+    ]
 
 
 def few(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
@@ -90,7 +97,7 @@ def test_the_workers_of_a_request_hold_up_another_request_by_one_dial(
     ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few(monkeypatch, DIALS=4)
-    true, puller = ends(0, ALL_HEADS), ends(1, ALL_HEADS, link_seconds=20)
+    true, puller = ends(0, ORDER, HEADS), ends(1, ORDER, HEADS, link_seconds=20)
     with none_gives_way(monkeypatch, true):
         for request in range(3):
             puller.service.pull(pull(f"lie{request}", *lies(true, request)))
@@ -120,9 +127,9 @@ def test_a_true_place_that_is_the_last_one_of_a_lie_waits_for_the_honest_request
 ) -> None:
     """Both requests share its dial, which stands in the lines of both."""
     few(monkeypatch, DIALS=1)
-    true, puller = ends(0, ALL_HEADS), ends(1, ALL_HEADS, link_seconds=20)
+    true, puller = ends(0, ORDER, HEADS), ends(1, ORDER, HEADS, link_seconds=20)
     named = lies(true, 0)
-    named[7] = true.place(shape=ONE_HEAD.model_dump())
+    named[7] = true.place(memory=one_head(7))
     puller.service.pull(pull("lie", *named))
     silence.wait_begun(1)
     keep(true, puller, "honest")
@@ -365,7 +372,7 @@ async def test_a_dial_takes_no_longer_than_what_waiting_left_it(
 
 def test_releases_wait_for_no_turn(ends: Callable[..., End], silence: Silence) -> None:
     """A lease that is not released ends by itself. So a release is dropped if there is no room for it at once."""
-    true, puller = ends(0, ALL_HEADS), ends(1, ALL_HEADS, link_seconds=20)
+    true, puller = ends(0, ORDER, HEADS), ends(1, ORDER, HEADS, link_seconds=20)
     for request in range(100):
         puller.service.release(KeptOrder("released", tuple(lies(true, request)), new_lease_name(), (3,), PROMPT))
         puller.service.decline(lies(true, request)[8], f"transfer{request}")

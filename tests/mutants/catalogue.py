@@ -1010,9 +1010,9 @@ MUTANTS = (
     Mutant(
         "takers-by-a-client",
         "how many requests may take kept blocks is their owner's word",
-        "aiodatadist/_adapters/leased_blocks.py",
-        "rank, ranks, *([takers] * (takers > 1))]",
-        "rank, ranks]",
+        "aiodatadist/_adapters/pull_orders.py",
+        "[layout, rank, ranks, takers]",
+        "[layout, rank, ranks]",
         (f"{HOLDS}::test_what_a_client_writes_does_not_decide_how_many_may_take_a_lease",),
     ),
     Mutant(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from aiodatadist._adapters.block_service import TensorGroup
+from aiodatadist._adapters.kv_cache import TensorGroup
 from aiodatadist._adapters.meaning import word
 
 

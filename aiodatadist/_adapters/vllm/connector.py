@@ -22,24 +22,26 @@ class AioDataDistConnector(ConnectorBase[SchedulerSide, WorkerSide]):
     In pull mode the prefill engine keeps a finished request's blocks until a decode engine has pulled them. In push
     mode it sends each layer as it is computed.
 
-    ``kv_connector_extra_config`` is a :class:`~aiodatadist._adapters.settings.Settings`. Models must have one group
-    of KV caches. Types and layouts must be equal, or the pull fails and names both values. Block sizes and
-    tensor-parallel sizes may differ if blocks are pulled, but must be equal if they are pushed. vLLM's
-    ``kv_load_failure_policy`` decides what a failed pull means for its request.
+    ``kv_connector_extra_config`` is a :class:`~aiodatadist._adapters.settings.Settings`. Element types and what the numbers
+    mean must be equal, or the pull fails and names both values. Block sizes, tensor-parallel sizes and the pipeline of a
+    prefill engine may differ if blocks are pulled, but must be equal if they are pushed. vLLM's ``kv_load_failure_policy``
+    decides what a failed pull means for its request.
 
     Raises:
-        ValueError: if a setting is wrong, or the model has several groups.
+        ValueError: if a setting is wrong, or a layer's KV cache cannot be moved.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        model = Model.of(vllm_config, kv_cache_config, type(self).__name__)
+        model = self._model = Model.of(vllm_config, kv_cache_config, type(self).__name__)
         settings = settings_of(self._kv_transfer_config, Settings).moved(model.first, model.first_device)
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(settings, model.block_size, model.blocks, model.ranks)
+            self._scheduler = SchedulerSide(settings, model.block_size, model.blocks, model.ranks, model)
         else:
             said = with_layers(meaning_of(vllm_config, settings.model_id), vllm_config)
-            self._worker = WorkerSide(settings, model, said)
+            compiled = getattr(vllm_config, "compilation_config", None)
+            layers = getattr(compiled, "static_forward_context", None)
+            self._worker = WorkerSide(settings, model, said, layers)
 
     # ---- worker ----
 
@@ -82,6 +84,13 @@ class AioDataDistConnector(ConnectorBase[SchedulerSide, WorkerSide]):
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         self._deciding.meet({rank: address_of(found) for rank, found in metadata.items()})
 
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        self.set_xfer_handshake_metadata({number: metadata[place] for number, place in enumerate(sorted(metadata))})
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        first, *others = self._model.of_groups(blocks.get_block_ids())
+        self._deciding.allocated(request, first, num_external_tokens, others)
+
     def update_connector_output(self, connector_output: Any) -> None:
         self._deciding.received(connector_output.finished_recving or ())
         self._deciding.sent(connector_output.finished_sending or ())
@@ -89,7 +98,14 @@ class AioDataDistConnector(ConnectorBase[SchedulerSide, WorkerSide]):
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self._deciding.finished(request, block_ids[0])
+        first, *others = self._model.of_groups(block_ids)
+        return self._deciding.finished(request, first, others)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Return the layout in which workers with other heads can be given theirs in few pieces."""
+        config = vllm_config.model_config
+        return None if config is None or config.use_mla else "HND"
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

@@ -37,7 +37,7 @@ class AioDataDistContextConnector(ConnectorBase[ContextScheduler, ContextWorker]
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         settings = settings_of(self._kv_transfer_config, CacheSettings)
-        model = Model.of(vllm_config, kv_cache_config, type(self).__name__)
+        model = Model.of(vllm_config, kv_cache_config, type(self).__name__, most_groups=1)
         self._check(vllm_config, kv_cache_config.kv_cache_groups[0].kv_cache_spec)
         check_pool(settings, model.ranks == 1)
         policy = self._kv_transfer_config.kv_load_failure_policy

@@ -59,8 +59,7 @@ class ContextWorker:
 
         Only whole blocks travel, so a token need not be contiguous.
         """
-        uint8 = import_module("torch").uint8
-        return tensor.view(self._blocks, -1).view(uint8).view(self._blocks, self._block_size, -1)
+        return tensor.view(import_module("torch").uint8).view(self._blocks, self._block_size, -1)
 
     # ---- each step ----
 

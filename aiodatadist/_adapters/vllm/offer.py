@@ -12,10 +12,11 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, TypeAdapter
 
-from aiodatadist._adapters.leased_blocks import WorkerAddress
 from aiodatadist._adapters.peer_links import PeerAddress
 from aiodatadist._adapters.peers import Peers
+from aiodatadist._adapters.pull_orders import WorkerAddress
 from aiodatadist._adapters.push_messages import TransferName
+from aiodatadist._adapters.regions import MAX_PLANES
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.foreign import Unreadable, printable, read_foreign, scan_foreign, shown
 from aiodatadist._values.lease_ticket import Blocks, LeaseName
@@ -41,6 +42,19 @@ class _Params(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
 
+class GroupBlocks(_Params):
+    """The blocks of one more group of layers: ``first`` ones are not there, because no later token attends to them."""
+
+    first: int = Field(default=0, ge=0, lt=2**31)
+    blocks: Blocks
+    size: int = Field(ge=1, lt=2**31)
+
+    @property
+    def stop(self) -> int:
+        """Number of the block behind the last one."""
+        return self.first + len(self.blocks)
+
+
 class Offer(_Params):
     """Blocks of a finished request that a prefill engine keeps. JSON-safe.
 
@@ -50,6 +64,8 @@ class Offer(_Params):
         remote_block_ids: in order, from the first token.
         remote_num_tokens: tokens whose keys and values they have.
         remote_block_size: tokens of a block.
+        remote_first_block: number of blocks in front of these that are not there, as in :class:`GroupBlocks`.
+        remote_groups: the blocks of further groups of layers.
         lease: the name under which each worker keeps them.
         lease_seconds: seconds for which they are kept, from when this was written. An engine whose request waits asks for
             them again and again.
@@ -63,6 +79,8 @@ class Offer(_Params):
     remote_block_ids: Blocks
     remote_num_tokens: int = Field(ge=1, lt=2**31)
     remote_block_size: int = Field(ge=1, lt=2**31)
+    remote_first_block: int = Field(default=0, ge=0, lt=2**31)
+    remote_groups: Annotated[tuple[GroupBlocks, ...], Strict(False), Field(max_length=MAX_PLANES - 1), FailFast()] = ()
     lease: LeaseName
     lease_seconds: float = Field(ge=0, le=MAX_SECONDS)
     workers: Annotated[
@@ -79,7 +97,20 @@ class Offer(_Params):
     @property
     def tokens(self) -> int:
         """Tokens that are in the blocks."""
-        return min(self.remote_num_tokens, self.remote_block_size * len(self.remote_block_ids))
+        return min(self.remote_num_tokens, *(group.size * group.stop for group in self.groups))
+
+    @property
+    def groups(self) -> tuple[GroupBlocks, ...]:
+        """All groups of layers."""
+        first = GroupBlocks.model_construct(
+            first=self.remote_first_block, blocks=self.remote_block_ids, size=self.remote_block_size
+        )
+        return (first, *self.remote_groups)
+
+    @property
+    def blocks_by_group(self) -> list[tuple[int, ...]]:
+        """The blocks of each group."""
+        return [group.blocks for group in self.groups]
 
     def why_too_long(self, prompt_tokens: int) -> str:
         """Return why a request with a prompt of this length refuses the offer; empty if it does not.
@@ -87,16 +118,12 @@ class Offer(_Params):
         The owner would refuse the pull of blocks beyond the prompt, and until then each number is kept.
         """
         tokens = min(self.remote_num_tokens, prompt_tokens)
-        most = -(-tokens // self.remote_block_size)
-        count = len(self.remote_block_ids)
-        words = (
-            f"remote_block_ids has {count} entries: the limit is {most}, which hold the {tokens} tokens of the prompt"
-        )
-        return words if count > most else ""
-
-    def place(self, token: int) -> tuple[int, int]:
-        """Return the number, among the offered ones, of the block with a token, and the tokens before it there."""
-        return divmod(token, self.remote_block_size)
+        for number, group in enumerate(self.groups):
+            most, count = -(-tokens // group.size), group.stop
+            if count > most:
+                name = f"remote_groups[{number - 1}]" if number else "remote_block_ids"
+                return f"{name} has {count} entries: the limit is {most}, which hold the {tokens} tokens of the prompt"
+        return ""
 
 
 class PushOffer(_Params):
@@ -137,11 +164,20 @@ class Offers:
         peers: the peers that it dials.
         max_workers: most workers that an offer may name.
         shortest_name: fewest characters of a ``transfer_id``.
+        no_pulls, no_pushes: why this engine cannot pull, and why its requests cannot be pushed; empty if they can.
     """
 
     def __init__(
-        self, ranks: int, peers: Peers, max_workers: int, shortest_name: int = 1, incidents: Incidents | None = None
+        self,
+        ranks: int,
+        peers: Peers,
+        max_workers: int,
+        shortest_name: int = 1,
+        incidents: Incidents | None = None,
+        no_pulls: str = "",
+        no_pushes: str = "",
     ) -> None:
+        self._no_pulls, self._no_pushes = no_pulls, no_pushes
         self._shortest_name = shortest_name
         self._ranks = ranks
         self._peers = peers
@@ -224,6 +260,8 @@ class Offers:
 
     def _read(self, params: Mapping[str, Any]) -> Offer | PushOffer:
         """Return the offer. Raises Unreadable if it is none, or too large."""
+        if why := self._no_pushes if "transfer_id" in params else self._no_pulls:
+            raise Unreadable(why)
         if "transfer_id" in params:
             pushed = _read(params, PushOffer)
             self._check_name(pushed.transfer_id)
@@ -234,10 +272,12 @@ class Offers:
         if isinstance(workers, (list, tuple)) and len(workers) > self._max_workers:
             raise Unreadable(f"it has {len(workers)} workers: the limit is {self._max_workers}")
         offer = _read(params, Offer)
-        sizes = {each.layout.get("block_size", offer.remote_block_size) for each in offer.workers}
-        if sizes != {offer.remote_block_size}:
-            other = max(map(str, sizes - {offer.remote_block_size}))
-            raise Unreadable(f"remote_block_size is {offer.remote_block_size}: a worker has block_size {other}")
+        for number, group in enumerate(offer.groups):
+            sizes = {size for each in offer.workers for size in each.memory.block_sizes(number)}
+            if not sizes <= {group.size}:
+                other = max(map(str, sizes - {group.size}))
+                name = f"remote_groups[{number - 1}].size" if number else "remote_block_size"
+                raise Unreadable(f"{name} is {group.size}: a worker has block_size {other}")
         return offer
 
     def _places_of(self, offer: Offer | PushOffer) -> Sequence[PeerAddress]:
@@ -251,6 +291,8 @@ class Offers:
         if not params or not params.get("do_remote_decode") or "transfer_id" not in params:
             return None
         try:
+            if self._no_pushes:
+                raise Unreadable(self._no_pushes)
             name = read_foreign(params["transfer_id"], _NAME, limit_bytes=MAX_OFFER, limit_chars=MAX_OFFER_TEXT)
             self._check_name(name)
         except Unreadable as error:

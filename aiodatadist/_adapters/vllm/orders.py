@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
 
-from aiodatadist._adapters.leased_blocks import WorkerAddress
+from aiodatadist._adapters.pull_orders import GroupOrder, WorkerAddress
 from aiodatadist._adapters.vllm.offer import MAX_OFFER, MAX_OFFER_TEXT, Offer, PushOffer
 from aiodatadist._values.foreign import read_foreign
 
@@ -28,7 +28,7 @@ class Load:
     """An order to load ``tokens`` tokens of the offer's blocks into ``into``.
 
     They start in block ``first``, after ``skip`` tokens of it. ``prompt_digest`` is that of this engine's own request,
-    up to the last offered token.
+    up to the last offered token. ``others`` says the same of further groups of layers.
     """
 
     request_id: str
@@ -38,6 +38,7 @@ class Load:
     prompt_digest: bytes
     skip: int = 0
     tokens: int | None = None
+    others: tuple[GroupOrder, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Hold:
 class Keep:
     """An order to keep blocks of a finished request, for ``takers`` requests of other engines.
 
-    ``prompt_digest`` covers the tokens that are offered.
+    ``prompt_digest`` covers the tokens that are offered. ``others`` has the blocks of further groups of layers.
     """
 
     request_id: str
@@ -70,6 +71,7 @@ class Keep:
     blocks: tuple[int, ...]
     prompt_digest: bytes
     takers: int = 1
+    others: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

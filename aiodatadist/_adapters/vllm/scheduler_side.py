@@ -10,10 +10,11 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from aiodatadist._adapters.lease_room import LeaseRoom
-from aiodatadist._adapters.leased_blocks import WorkerAddress
+from aiodatadist._adapters.pull_orders import GroupOrder, WorkerAddress
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._adapters.vllm.computed import ComputedBlocks
-from aiodatadist._adapters.vllm.offer import MAX_OFFER_TEXT, Offer, Offers, PushOffer
+from aiodatadist._adapters.vllm.model import Model
+from aiodatadist._adapters.vllm.offer import MAX_OFFER_TEXT, GroupBlocks, Offer, Offers, PushOffer
 from aiodatadist._adapters.vllm.orders import Decline, Expect, Hold, Keep, Load, Orders, Push, Release, Transfer
 from aiodatadist._adapters.vllm.prompts import digest_of
 from aiodatadist._adapters.vllm.siblings import Siblings
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 SHORTEST_NAME = 16
 """Fewest characters of a ``transfer_id`` if engines have keys: a random name of this length is not guessed."""
+NO_BLOCK = 0
+"""vLLM's number for a block that a request does not have, because no later token attends to its tokens."""
 _WHOLE = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED})
 
 
@@ -36,9 +39,15 @@ class SchedulerSide:
         blocks: blocks of the KV cache, of which ``settings.max_leased`` may be kept for peers, and
             ``settings.max_awaited`` may wait for them.
         ranks: number of workers.
+        model: its groups of layers and its pipeline; one of each if it is None.
     """
 
-    def __init__(self, settings: Settings, block_size: int, blocks: int, ranks: int = 1) -> None:
+    def __init__(
+        self, settings: Settings, block_size: int, blocks: int, ranks: int = 1, model: Model | None = None
+    ) -> None:
+        self._sizes = (block_size,) if model is None else model.sizes
+        self._windows = (False,) if model is None else model.windows
+        no_pulls, no_pushes = ("", "") if model is None else (model.why_not_pulled, model.why_not_pushed)
         self._settings = settings
         self._room = LeaseRoom(blocks, settings.max_leased, settings.max_leased_per_client)
         self._awaited = LeaseRoom(blocks, settings.max_awaited)
@@ -46,7 +55,9 @@ class SchedulerSide:
         self._block_size = block_size
         shortest = SHORTEST_NAME if settings.have_key else 1
         self.incidents = Incidents()
-        self._offers = Offers(ranks, settings.allowed_peers(), settings.max_offer_workers, shortest, self.incidents)
+        self._offers = Offers(
+            ranks, settings.allowed_peers(), settings.max_offer_workers, shortest, self.incidents, no_pulls, no_pushes
+        )
         self._workers: tuple[WorkerAddress, ...] = ()
         self._orders = Orders()
         self._pushed: dict[str, Transfer] = {}
@@ -98,8 +109,13 @@ class SchedulerSide:
         tokens = int(request.num_prompt_tokens)
         return tokens if isinstance(offer, PushOffer) else min(offer.tokens, tokens)
 
-    def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
-        """Note the blocks of a request, and order its load. Does nothing the second time."""
+    def allocated(
+        self, request: Any, block_ids: Sequence[int], external_tokens: int, others: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Note the blocks of a request, and order its load. Does nothing the second time.
+
+        ``others`` are the blocks of further groups of layers.
+        """
         name = self._offers.transfer_to_push(self._offers.params_of(request))
         if name is not None and self._is_pusher(transfer := _transfer_of(request, name)):
             self._pushed[request.request_id] = transfer
@@ -114,14 +130,36 @@ class SchedulerSide:
         stop = self._offered(request, offer)
         begin = stop - external_tokens
         first, last = begin // self._block_size, -(-stop // self._block_size)
-        request_id, into = request.request_id, tuple(map(int, block_ids[first:last]))
+        request_id, digest = request.request_id, digest_of(request, stop)
+        taken = {int(block) for block in block_ids[:last]}
         if isinstance(offer, PushOffer):
-            self._orders.expects.append(Expect(request_id, offer, first, into, digest_of(request, stop)))
+            into = tuple(map(int, block_ids[first:last]))
+            self._orders.expects.append(Expect(request_id, offer, first, into, digest))
         else:
-            at, skip = offer.place(begin)
-            digest = digest_of(request, stop)
-            self._orders.loads.append(Load(request_id, offer, at, into, digest, skip, external_tokens))
-        self._awaited.take(request_id, map(int, block_ids[:last]))
+            one, *more = self._group_orders(offer, (block_ids, *others), begin, stop)
+            load = Load(request_id, offer, one.first, one.into, digest, one.skip, one.tokens, tuple(more))
+            self._orders.loads.append(load)
+            taken.update(block for group in more for block in group.into)
+        self._awaited.take(request_id, taken)
+
+    def _group_orders(self, offer: Offer, ids: Sequence[Sequence[int]], begin: int, stop: int) -> Iterator[GroupOrder]:
+        """Yield what is to be loaded of each group: the tokens from ``begin`` to ``stop``, or those of them it has room for.
+
+        A group that is not offered is ordered all the same: then the load fails, and says why.
+        """
+        for number, (mine, size, has_window) in enumerate(zip(ids, self._sizes, self._windows, strict=True)):
+            theirs = offer.groups[number] if number < len(offer.groups) else None
+            into = tuple(map(int, mine[begin // size : -(-stop // size)]))
+            holes = next((at for at, block in enumerate(into) if block != NO_BLOCK), len(into)) if has_window else 0
+            since = max(begin, (begin // size + holes) * size)
+            if theirs is None or since >= stop:
+                yield GroupOrder(theirs.blocks if theirs else (), into[holes:])
+                continue
+            at, skip = divmod(since, theirs.size)
+            if at < theirs.first:
+                yield GroupOrder((), into[holes:])
+            else:
+                yield GroupOrder(theirs.blocks, into[holes:], at - theirs.first, skip, stop - since)
 
     def _is_pusher(self, transfer: Transfer) -> bool:
         """Return True for the first request of a transfer. Others come from a router's retries, and push nothing."""
@@ -169,14 +207,18 @@ class SchedulerSide:
 
     # ---- prefill, and the end of a request ----
 
-    def finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
+    def finished(
+        self, request: Any, block_ids: Sequence[int], others: Sequence[Sequence[int]] = ()
+    ) -> tuple[bool, dict[str, Any] | None]:
         """End a request; return True if its blocks are kept, and the parameters for the next engine."""
         try:
-            return self._finished(request, block_ids)
+            return self._finished(request, block_ids, others)
         finally:
             self._siblings.remove(request.request_id)
 
-    def _finished(self, request: Any, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
+    def _finished(
+        self, request: Any, block_ids: Sequence[int], others: Sequence[Sequence[int]]
+    ) -> tuple[bool, dict[str, Any] | None]:
         request_id, params = request.request_id, self._offers.params_of(request)
         offer = self._offer_of(request)
         self._offers.forget(request_id)
@@ -191,19 +233,20 @@ class SchedulerSide:
             return self._end_push(request, name, block_ids if is_whole else ())
         if not params.get("do_remote_decode") or not is_whole:
             return False, None
-        return self._keep(request, params, block_ids)
+        return self._keep(request, params, (block_ids, *others))
 
     def _keep(
-        self, request: Any, params: Mapping[str, Any], block_ids: Sequence[int]
+        self, request: Any, params: Mapping[str, Any], ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Keep a request's blocks; return True, and the parameters for the next engine. Of samples, keep the first one's."""
         request_id = request.request_id
         # The next engine knows the prompt, and perhaps not what this one answered: the digest ends where the prompt does.
         tokens = min(int(request.num_computed_tokens), int(request.num_prompt_tokens))
-        blocks = tuple(map(int, block_ids[: -(-tokens // self._block_size)]))
-        if len(blocks) > MAX_TICKET_BLOCKS:
+        first, *more = groups = [*self._offered_groups(ids, tokens)]
+        most = max(len(group.blocks) for group in groups)
+        if most > MAX_TICKET_BLOCKS:
             words = "request %s: its %d blocks are not kept: a lease keeps at most %d"
-            told = printable(request_id), len(blocks), MAX_TICKET_BLOCKS
+            told = printable(request_id), most, MAX_TICKET_BLOCKS
             self.incidents.add(Incident.KEEP_FAILED, logger, words, *told)
             return False, None
         digest = digest_of(request, tokens)
@@ -216,9 +259,11 @@ class SchedulerSide:
         takers = max(takers, min(self._siblings.count(request_id), self._settings.max_takers))
         made = Offer(
             remote_request_id=printable(request_id, MAX_OFFER_TEXT),
-            remote_block_ids=blocks,
+            remote_block_ids=first.blocks,
             remote_num_tokens=tokens,
             remote_block_size=self._block_size,
+            remote_first_block=first.first,
+            remote_groups=tuple(more),
             lease=new_lease_name(),
             lease_seconds=self._settings.lease_seconds,
             workers=self._workers,
@@ -230,11 +275,19 @@ class SchedulerSide:
             words = "request %s: its blocks are not kept: the offer: %s"
             self.incidents.add(Incident.KEEP_FAILED, logger, words, printable(request_id), error)
             return False, None
-        if not self._has_room(request, blocks):
+        if not self._has_room(request, {block for group in groups for block in group.blocks}):
             return False, None
-        self._orders.keeps.append(Keep(request_id, made.lease, blocks, digest, takers))
+        kept = tuple(group.blocks for group in more)
+        self._orders.keeps.append(Keep(request_id, made.lease, first.blocks, digest, takers, kept))
         self._siblings.offered(request_id, digest, sent)
         return True, sent
+
+    def _offered_groups(self, ids: Sequence[Sequence[int]], tokens: int) -> Iterator[GroupBlocks]:
+        """Yield the blocks of each group that hold the first tokens, without those that are not there."""
+        for mine, size, has_window in zip(ids, self._sizes, self._windows, strict=True):
+            blocks = tuple(map(int, mine[: -(-tokens // size)]))
+            first = next((at for at, block in enumerate(blocks) if block != NO_BLOCK), len(blocks)) if has_window else 0
+            yield GroupBlocks.model_construct(first=first, blocks=blocks[first:], size=size)
 
     def _end_push(self, request: Any, name: str, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
         """End the push of a request. Without blocks it was not computed to its end."""

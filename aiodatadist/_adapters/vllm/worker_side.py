@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiodatadist._adapters.block_service import BlockService
-from aiodatadist._adapters.leased_blocks import KeptOrder, PullOrder, WorkerAddress
+from aiodatadist._adapters.pull_orders import KeptOrder, PullOrder, WorkerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
 from aiodatadist._adapters.sendings import Portion
 from aiodatadist._adapters.settings import Settings
-from aiodatadist._adapters.vllm.kv_tensors import layers_of, layout_of, shape_of
+from aiodatadist._adapters.vllm.kv_tensors import kv_cache_of_vllm, packing_of, tensors_of
 from aiodatadist._adapters.vllm.model import Model
 from aiodatadist._adapters.vllm.orders import Expect, Hold, Load, Orders, Release
 from aiodatadist._adapters.vllm.results import Reports
@@ -26,15 +26,19 @@ class WorkerSide:
     Args:
         model: its part of the model.
         meaning: the meaning of the numbers in its blocks.
+        layers: vLLM's layers by name, which know how their kernels store tokens.
 
     Attributes:
         reports: the orders that ended.
     """
 
-    def __init__(self, settings: Settings, model: Model, meaning: Mapping[str, str]) -> None:
-        self._service = BlockService(settings, model.rank, model.ranks)
+    def __init__(
+        self, settings: Settings, model: Model, meaning: Mapping[str, str], layers: Mapping[str, Any] | None = None
+    ) -> None:
+        self._service = BlockService(settings, model.rank, model.ranks, model.place)
         self._model = model
         self._meaning = meaning
+        self._layers = layers or {}
         self._address: WorkerAddress | None = None
         self._steps = LayerSteps(())
         self.reports = Reports(self._service.take)
@@ -45,18 +49,17 @@ class WorkerSide:
         return self._address
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
-        """Register the KV cache, layer by layer: one tensor, or two for keys and values.
+        """Register the KV cache.
 
         Raises:
-            ParamInvalid: if its shape is unknown.
+            ParamInvalid: if a tensor is not made of the model's blocks.
             LLMException, OSError: see :meth:`BlockService.open`.
         """
-        model = self._model
-        layers = layers_of(kv_caches, model.blocks)
-        self._steps = LayerSteps(tuple(kv_caches), str(getattr(layers[0][0], "device", "cpu")))
-        shape = shape_of(layers, model.block_size, model.heads)
-        layout = {**layout_of(layers, shape, model.ranks), **self._meaning}
-        self._address = self._service.open(layers, model.blocks, layout, shape)
+        first = next(tensors_of(name, kv, self._model.blocks)[0] for name, kv in kv_caches.items())
+        packing = {name: packing_of(self._layers.get(name), first) for name in kv_caches}
+        kv = kv_cache_of_vllm(kv_caches, self._model, packing)
+        self._steps = LayerSteps(tuple(kv_caches), str(getattr(first, "device", "cpu")))
+        self._address = self._service.open(kv, dict(self._meaning))
 
     # ---- each step ----
 
@@ -90,7 +93,14 @@ class WorkerSide:
             pushed = declined.offer
             self._service.decline(pushed.worker(self._model.rank), pushed.transfer_id, declined.prompt_digest)
         for keep in orders.keeps:
-            self._service.keep(keep.request_id, keep.lease, keep.blocks, keep.prompt_digest, takers=keep.takers)
+            self._service.keep(
+                keep.request_id,
+                keep.lease,
+                keep.blocks,
+                keep.prompt_digest,
+                takers=keep.takers,
+                others=keep.others,
+            )
         for hold in orders.holds:
             self._service.hold(_kept_order(hold), hold.offer.lease_seconds)
         for load in orders.loads:
@@ -128,11 +138,13 @@ def _pull_order(load: Load) -> PullOrder:
         load.skip,
         load.tokens,
         offer.takers,
+        load.others,
     )
 
 
 def _kept_order(order: Hold | Release) -> KeptOrder:
     offer = order.offer
+    named, *others = offer.blocks_by_group
     return KeptOrder(
-        order.request_id, offer.workers, offer.lease, offer.remote_block_ids, order.prompt_digest, offer.takers
+        order.request_id, offer.workers, offer.lease, named, order.prompt_digest, offer.takers, tuple(others)
     )
