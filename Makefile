@@ -177,6 +177,7 @@ bench: $(STAMP)  ## the figures of the README
 	$(BIN)/python -m benchmarks.copies
 	$(BIN)/python -m benchmarks.facade
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.forms
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.layers
 	$(BIN)/python -m benchmarks.overlap

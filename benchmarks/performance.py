@@ -26,7 +26,7 @@ from aiodatadist._cli.bench.plot import draw
 from aiodatadist._cli.bench.report import BenchReport
 from aiodatadist._cli.bench.sizes import size_text
 from aiodatadist._cli.bench.workload import MemoryKind, Op
-from benchmarks import copies, facade, goals, layers, pages, scale
+from benchmarks import copies, facade, forms, goals, layers, pages, scale
 from benchmarks.common import arguments
 from benchmarks.goals import LARGE_COMMAND, SMALL_COMMAND, by_case
 
@@ -63,7 +63,7 @@ class Others:
         layered: the time of a layered transfer over one push's, by the size of blocks.
         link_seconds, first_pull: the time of 512 links; of a first pull, of one whose answer is known, and of an echo.
         slowed: percent by which compute on one core takes longer beside transfers with one copier.
-        facade, pages: rows of these benchmarks.
+        facade, pages, forms: rows of these benchmarks.
     """
 
     shares: Sequence[copies.Share]
@@ -74,6 +74,7 @@ class Others:
     slowed: Spread
     facade: Sequence[dict[str, Any]]
     pages: Sequence[dict[str, Any]]
+    forms: Sequence[dict[str, Any]]
 
 
 def ratio(ours: Spread, theirs: Spread) -> str:
@@ -206,6 +207,41 @@ def facade_waits(others: Others) -> str:
     )
 
 
+def every_form(rows: Sequence[dict[str, Any]]) -> str:
+    """Describe what the forms of a small transfer cost: calls and ratios, which a busy machine changes less than times."""
+    by_form: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_form.setdefault(row["what"].rpartition(", ")[0], []).append(row)
+    plain = by_form["pull_blocks"]
+    lines = [
+        [
+            f"`{form}`",
+            str(found[0]["calls"]),
+            *(f"{one['CPU us'] / of['CPU us']:.2f}" for one, of in zip(found, plain, strict=True)),
+        ]
+        for form, found in by_form.items()
+    ]
+    return f"""## Every form of a small transfer
+
+One block or slot of four tensors, from the third transfer of a form on: the functions of the package that it enters at this
+end, and this end's CPU time by that of a plain `pull_blocks`, in turns with it.
+
+{table(["form", "calls", "CPU time, 64 bytes", "CPU time, 16 KiB"], lines)}
+
+```console
+$ python -m benchmarks.forms
+```
+
+A notification is a message, which is made, sealed and written in the call. A checksum is a question to the peer and its
+answer. With both ends in one process, such a pull takes 3 to 4 times the CPU time of an echo of two such messages.
+
+"""
+
+
+def _of(rows: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> list[str]:
+    return [f"{one['CPU us'] / other['CPU us']:.2f}" for one, other in zip(rows, plain, strict=True)]
+
+
 def wrapped(*paragraphs: str) -> str:
     return "\n\n".join(fill(" ".join(each.split()), 126, break_on_hyphens=False) for each in paragraphs)
 
@@ -269,7 +305,7 @@ The median is what a call costs that never leaves C and its Python wrapper. Fewe
 the event loop, which inline work may keep for a millisecond: that turn of the loop is beyond the 99th percentile, unless the
 machine is busy.
 
-{other_goals(large.rows, small.rows, others) if others else ""}## Where others are faster
+{every_form(others.forms) + other_goals(large.rows, small.rows, others) if others else ""}## Where others are faster
 
 {chr(10).join(losses([large, small])) or "- nowhere in this run"}
 """
@@ -302,6 +338,7 @@ def measured_others(seconds: float | None, rounds: int) -> Others:
         slowed=slowed_with_one_copier(3 * rounds),
         facade=facade_rows(rounds),
         pages=list(pages.rows(seconds or 1.0)),
+        forms=asyncio.run(forms.measure_all(4 * rounds, 100)),
     )
 
 

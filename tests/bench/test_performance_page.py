@@ -68,6 +68,11 @@ def others() -> Others:
             {"memory": f"private, pages of {size}", "of the first's": cost}
             for size, cost in (("4 KiB", 2.0), ("4 KiB", 3.0), ("2 MiB", 1.5))
         ],
+        forms=[
+            {"what": f"{form}, {nbytes} B", "calls": calls, "CPU us": cost}
+            for nbytes in (64, 16384)
+            for form, calls, cost in (("pull_blocks", 17, 8.0), ("push_blocks, notify", 33, 12.0))
+        ],
     )
 
 
@@ -84,6 +89,14 @@ async def test_every_goal_is_reached_or_missed() -> None:
     assert "2.0 to 3.0 times what a copy of shared memory does, on pages of 2 MiB 1.5 to 1.5 times" in words
     assert "its medians are 7.0 to 7.0 times those of `idle`" in words
     assert "private memory both, where it is least: blocks of 16KiB | 2.00" in words
+
+
+async def test_each_form_is_compared_with_a_plain_pull() -> None:
+    fast = await report(LARGE, {OURS: 8.0, "process_vm": 2.0, "nixl": 4.0})
+    small = await report(SMALL, {OURS: 8.0, "process_vm": 2.0, "nixl": 4.0})
+    forms = page(fast, small, others()).partition("## Every form")[2].partition("## What has a goal")[0]
+    assert "| `pull_blocks` | 17 | 1.00 | 1.00 |" in forms
+    assert "| `push_blocks, notify` | 33 | 1.50 | 1.50 |" in forms
 
 
 def test_the_median_decides() -> None:
