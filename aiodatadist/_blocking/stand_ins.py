@@ -83,6 +83,11 @@ def install() -> None:
     spawn.get_preparation_data = lambda name: {"aiodatadist": _Installed(), **prepared(name)}
 
 
+def is_ours(name: str) -> bool:
+    """Return True if imports of a vendor's module find ours in this process."""
+    return isinstance(sys.modules.get(name), _Alias)
+
+
 def install_for_children() -> None:
     """Install the stand-ins in Python processes that this one starts by any means, through PYTHONPATH."""
     before = os.environ.get("PYTHONPATH")

@@ -10,7 +10,7 @@ import pytest
 from aiodatadist._cli.probe.steps import STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
-PREDICTIONS = [f"B{number}" for number in range(1, 21)]
+PREDICTIONS = [f"B{number}" for number in range(1, 22)]
 
 
 def rows(page: str) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import aiodatadist
+from aiodatadist._blocking import stand_ins
 from aiodatadist._blocking.config import KEY_FILE
 from aiodatadist._cli.doctor.finding import Finding, Mark
 from aiodatadist._cli.doctor.networks import network_findings
@@ -343,6 +344,26 @@ def version_findings() -> Iterator[Finding]:
     yield package("torch-npu", missing="optional: tensors on an NPU", mark="ok")
 
 
+def vendor_findings() -> Iterator[Finding]:
+    """Yield whose ``llm_datadist`` and ``hixl`` a script gets that imports them. Neither is imported."""
+    for name in ("llm_datadist", "hixl"):
+        yield _package_of_the_vendor(name)
+
+
+def _package_of_the_vendor(name: str) -> Finding:
+    under = "under 'python -m aiodatadist.blocking run' a script gets ours"
+    if stand_ins.is_ours(name):
+        return Finding(name, "ours", "ok", "this process runs under 'python -m aiodatadist.blocking run'")
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):  # half of a package
+        spec = None
+    if spec is None:
+        return Finding(name, "not installed", "ok", under)
+    where = printable(spec.origin or "without a file")
+    return Finding(name, "the vendor's", "ok", f"{where}: a script that is run by itself gets it; {under}")
+
+
 def engine_findings() -> Iterator[Finding]:
     """Yield which pools of ContextCaching besides the embedded one can be opened here. No server is contacted."""
     pools = "redis:// and rediss:// pools"
@@ -410,5 +431,6 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     trust_findings,
     sealing_findings,
     version_findings,
+    vendor_findings,
     engine_findings,
 )

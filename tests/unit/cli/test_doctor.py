@@ -98,6 +98,33 @@ def test_missing_numpy_is_no_more_than_a_warning() -> None:
     assert findings.package("no-such-package", missing="only the demo needs it", mark="warn").mark == "warn"
 
 
+@pytest.mark.parametrize("name", ["llm_datadist", "hixl"])
+def test_a_vendors_package_is_named_with_whose_a_script_gets(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def found() -> Finding:
+        return next(finding for finding in findings.vendor_findings() if finding.name == name)
+
+    assert (found().value, found().mark) == ("not installed", "ok")
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("raise ImportError('never imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert found().value == "the vendor's"
+    assert str(tmp_path / name) in found().meaning
+    assert "blocking run" in found().meaning
+
+
+def test_under_the_runner_a_vendors_package_is_ours(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from aiodatadist._cli.doctor import findings\n"
+        "print(*((each.name, each.value) for each in findings.vendor_findings()))\n"
+    )
+    command = [sys.executable, "-m", "aiodatadist.blocking", "run", str(script)]
+    done = children.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "('llm_datadist', 'ours') ('hixl', 'ours')\n"
+
+
 def test_engines_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [finding.name for finding in findings.engine_findings()] == ["redis-py", "mooncake", "xxhash"]
     monkeypatch.setattr(findings, "find_spec", lambda module: None)
