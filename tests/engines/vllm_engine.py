@@ -119,10 +119,14 @@ class Program:
     def _do(self, command: dict[str, Any]) -> None:
         match command["op"]:
             case "add":
-                params = command["params"]
+                params, samples = command["params"], command.get("n", 1)
+                greedy: dict[str, Any] = {"temperature": 0}
+                if samples > 1:
+                    together = import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY
+                    greedy = {"temperature": 1, "top_k": 1, "n": samples, "output_kind": together}
                 sampling = self._vllm.SamplingParams(
                     max_tokens=command["max_tokens"],
-                    temperature=0,
+                    **greedy,
                     ignore_eos=True,
                     detokenize=False,
                     extra_args={"kv_transfer_params": params} if params is not None else None,
@@ -165,6 +169,7 @@ class Program:
             {
                 "id": output.request_id,
                 "tokens": list(done.token_ids),
+                "samples": [list(each.token_ids) for each in output.outputs],
                 "params": output.kv_transfer_params,
                 "reason": done.finish_reason,
             }
