@@ -180,6 +180,10 @@ class RedisServer(Server):
                 reply += part
             return reply
 
+    def add(self, *options: str) -> None:
+        """Add options. They count from the next start."""
+        self._options += options
+
     def cluster_port(self) -> str:
         """Return the port for other servers of a cluster."""
         return self._options[self._options.index("--cluster-port") + 1]
@@ -187,6 +191,26 @@ class RedisServer(Server):
     def close(self) -> None:
         super().close()
         shutil.rmtree(self.folder)
+
+
+class RedisSentinel(RedisServer):
+    """A sentinel that alone decides which server of a name is the master.
+
+    Args:
+        master: the first one.
+        options: lines of its configuration.
+    """
+
+    def __init__(self, name: str, master: RedisServer, *, options: Sequence[str] = (), port: int | None = None) -> None:
+        super().__init__()
+        down = [f"sentinel down-after-milliseconds {name} 300", f"sentinel failover-timeout {name} 1000"]
+        watched = f"sentinel monitor {name} 127.0.0.1 {port or master.port} 1"
+        lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {self.folder}", watched, *down, *options]
+        self._file = Path(self.folder, "sentinel.conf")
+        self._file.write_text("\n".join(lines))
+
+    def command(self) -> Sequence[str]:
+        return ["redis-server", str(self._file), "--sentinel"]
 
 
 def make_cluster(servers: Sequence[RedisServer]) -> None:

@@ -104,7 +104,7 @@ def test_rendezvous_is_even_and_moves_only_what_it_must() -> None:
         ("redis://127.0.0.1?health_check_interval=3", "health_check_interval cannot be in the URL"),
         (
             "redis://127.0.0.1?memroy=64MiB",
-            "option memroy is unknown: the options are cluster, connections, memory, or redis-py's connection options",
+            "option memroy is unknown: the options are cluster, connections, memory, nat, or redis-py's connection options",
         ),
         ("redis://127.0.0.1/db", "the path of the URL is /db: must be the number of a database"),
         ("redis://127.0.0.1/1/2", "the path of the URL is /1/2"),

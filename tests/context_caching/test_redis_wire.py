@@ -285,7 +285,7 @@ async def test_connections_that_a_firewall_forgot_in_silence_cost_one_call_and_n
 async def test_idle_connections_stay_if_another_server_was_faster(answers: tuple[str, ...], kept: int) -> None:
     slow = Slow(2, holds_all=True)
     async with pool_at(slow) as pool:
-        node = pool._seed  # type: ignore[attr-defined]
+        node = pool._seeds[0]  # type: ignore[attr-defined]
         async with anyio.create_task_group() as group:
             for _ in range(2):
                 group.start_soon(node.ask, request("PING"))

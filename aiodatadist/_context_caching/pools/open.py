@@ -29,6 +29,11 @@ MAX_SEAL_SECONDS: Final = 366.0 * 86_400
 _ENGINES: Final = {
     "redis": ("redis", "RedisPool"),
     "rediss": ("redis", "RedisPool"),
+    "valkey": ("redis", "RedisPool"),
+    "valkeys": ("redis", "RedisPool"),
+    "redis+sentinel": ("redis", "RedisPool"),
+    "rediss+sentinel": ("redis", "RedisPool"),
+    "unix": ("redis", "RedisPool"),
     "mooncake": ("mooncake", "MooncakePool"),
 }
 
@@ -108,7 +113,10 @@ async def _open_engine(url: str) -> KVPool:
             raise EmsInvalidArgument(f"{url}: {problem}") from problem
     if scheme not in _ENGINES:
         what = repr(scheme) if addresses.is_scheme(scheme) else "a URL without a scheme"
-        raise EmsInvalidArgument(f"{what} is not a kind of pool: must be memory:, redis://, rediss:// or mooncake://")
+        raise EmsInvalidArgument(
+            f"{what} is not a kind of pool: must be memory:, redis://, rediss://, "
+            "redis+sentinel://, rediss+sentinel://, unix:// or mooncake://"
+        )
     name, kind = _ENGINES[scheme]
     try:
         engine = importlib.import_module(f"aiodatadist._context_caching.pools.{name}.pool")

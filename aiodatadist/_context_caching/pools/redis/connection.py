@@ -34,6 +34,7 @@ class RedisConnection:
 
     Args:
         settings: address and account. These settings are never connected themselves.
+        path: of the Unix socket to connect to instead of the address.
 
     Attributes:
         idle_since: turn of its node at which it became idle.
@@ -41,8 +42,9 @@ class RedisConnection:
 
     idle_since = 0
 
-    def __init__(self, settings: Connection) -> None:
+    def __init__(self, settings: Connection, path: str | None = None) -> None:
         self._settings = settings
+        self._path = path
         self._exchange: Exchange | None = None
         self._is_dropped = False
 
@@ -64,6 +66,8 @@ class RedisConnection:
 
     async def _connect(self) -> Exchange:
         settings = self._settings
+        if self._path is not None:
+            return (await asyncio.get_running_loop().create_unix_connection(Exchange, self._path))[1]
         tls = settings.ssl_context.get() if isinstance(settings, SSLConnection) else None
         loop = asyncio.get_running_loop()
         transport, exchange = await loop.create_connection(Exchange, settings.host, settings.port, ssl=tls)

@@ -8,9 +8,9 @@ does not answer affects only the calls that need it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import anyio
 
@@ -32,6 +32,7 @@ __all__ = [
     "REFUSALS",
     "SLOTS",
     "Account",
+    "Address",
     "Node",
     "NodeDown",
     "SSLConnection",
@@ -56,17 +57,29 @@ SMALL: Final = 2
 """Connections to a server beyond those for values, so that a question never waits behind values."""
 
 
+Address: TypeAlias = tuple[str, int]
+"""Host and port of a server."""
+
+
 class NodeDown(ConnectionError):
     """The server does not answer."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """The connections to each server of a pool. ``connections`` is the number of those for values."""
+    """The connections to each server of a pool.
+
+    Attributes:
+        connections: the number of those for values.
+        path: of a Unix socket, if the server is there.
+        nat: the addresses at which servers are reached that announce others.
+    """
 
     options: Mapping[str, Any]
     is_tls: bool
     connections: int
+    path: str | None = None
+    nat: Mapping[Address, Address] = field(default_factory=dict)
     settings: dict[tuple[str, int], Connection] = field(default_factory=dict, compare=False, repr=False)
 
     def forget(self, address: tuple[str, int]) -> None:
@@ -77,7 +90,11 @@ class Account:
         """Return a new connection. Raises TypeError if redis-py does not know an option."""
         if (host, port) not in self.settings:  # kept, because making them takes some milliseconds
             self.settings[host, port] = self._new_settings(host, port)
-        return RedisConnection(self.settings[host, port])
+        return RedisConnection(self.settings[host, port], self.path)
+
+    def reached(self, announced: Address) -> Address:
+        """Return the address at which a server is reached that announces this one."""
+        return self.nat.get(announced, announced)
 
     def _new_settings(self, host: str, port: int) -> Connection:
         kind = SSLConnection if self.is_tls else Connection
@@ -107,7 +124,7 @@ class Node:
     def __init__(self, host: str, port: int, account: Account) -> None:
         self.host = host
         self.port = port
-        self.name = host_port(host, port)
+        self.name = account.path or host_port(host, port)
         self.is_down = False
         self._account = account
         self._idle: list[RedisConnection] = []
@@ -234,10 +251,13 @@ class View:
     members: set[tuple[str, int]] = field(default_factory=set)
 
 
-def parse_nodes(text: str, asked: str) -> View:
+def parse_nodes(text: str, asked: str, reached: Callable[[Address], Address] = lambda announced: announced) -> View:
     """Return the view in the answer to ``CLUSTER NODES`` from the server at host ``asked``.
 
     Raises ValueError if it is none. Whatever the text says, reading it takes some milliseconds.
+
+    Args:
+        reached: returns the address at which a server is reached that announces another one.
     """
     if len(text) > MAX_VIEW:
         raise ValueError(f"it has {len(text)} characters: the limit is {MAX_VIEW}")
@@ -251,7 +271,7 @@ def parse_nodes(text: str, asked: str) -> View:
         kinds = flags.split(",")
         if "noaddr" in kinds or "handshake" in kinds:
             continue
-        address, by_number = _addresses(place, asked)
+        address, by_number = map(reached, _addresses(place, asked))
         view.members.update((address, by_number))
         if "master" not in kinds:
             continue

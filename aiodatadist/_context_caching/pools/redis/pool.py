@@ -18,12 +18,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import anyio
 import anyio.lowlevel
 
-from aiodatadist._context_caching.pools import addresses, lending
+from aiodatadist._context_caching.pools import lending
 from aiodatadist._context_caching.pools.buffers import Buffer, Buffers
 from aiodatadist._context_caching.pools.contract import (
     Capabilities,
@@ -42,14 +41,11 @@ from aiodatadist._context_caching.pools.keys import flat
 from aiodatadist._context_caching.pools.redis.nodes import (
     REFUSALS,
     SLOTS,
-    Account,
+    Address,
     Node,
     NodeDown,
-    SSLConnection,
     View,
     key_slot,
-    parse_nodes,
-    parse_url,
 )
 from aiodatadist._context_caching.pools.redis.redirects import Redirect, redirect_in
 from aiodatadist._context_caching.pools.redis.refusals import Refusals
@@ -65,7 +61,9 @@ from aiodatadist._context_caching.pools.redis.resp import (
     request,
     storing,
 )
-from aiodatadist._context_caching.pools.redis.tls_port import SpeaksTLS, check_tls_options, or_tls
+from aiodatadist._context_caching.pools.redis.tls_port import SpeaksTLS, or_tls
+from aiodatadist._context_caching.pools.redis.topology import Shape, is_in_cluster, is_not_allowed, master_of, view_in
+from aiodatadist._context_caching.pools.redis.url import RedisPlace, read_url
 from aiodatadist._context_caching.pools.remarks import remarks_on
 from aiodatadist._context_caching.pools.turns import Turns
 from aiodatadist._counting import Incident, Incidents
@@ -75,27 +73,6 @@ logger = logging.getLogger(__name__)
 
 S = TypeVar("S")
 
-OPTIONS: Final = frozenset({"cluster", "connections", "memory"})
-SILENT: Final = frozenset(
-    {
-        "decode_responses",
-        "encoding",
-        "encoding_errors",
-        "health_check_interval",
-        "lib_name",
-        "lib_version",
-        "protocol",
-        "retry",
-        "retry_on_error",
-        "retry_on_timeout",
-        "socket_connect_timeout",
-        "socket_read_size",
-        "socket_timeout",
-    }
-)
-"""Options of redis-py that this pool decides."""
-LEAST: Final = 1 << 20
-"""Fewest bytes of memory for values on their way."""
 ASKED: Final = 4
 """Servers that are asked for the cluster's view at the same time: one that hangs does not delay the others' answers."""
 MAP_AGE_SECONDS: Final = 1.0
@@ -127,22 +104,27 @@ class RedisValue:
 class RedisPool(KVPool):
     """A pool over Redis or Valkey, opened with :meth:`open`."""
 
-    def __init__(self, account: Account, seed: Node, *, is_cluster: bool, memory: int) -> None:
+    def __init__(self, place: RedisPlace, seeds: Sequence[Node], shape: Shape) -> None:
+        account = place.account
         self.capabilities = Capabilities(
-            "redis cluster" if is_cluster else "redis",
-            placement=is_cluster,
+            "redis cluster" if shape is Shape.CLUSTER else "redis",
+            placement=shape is Shape.CLUSTER,
             auth=bool(account.options.get("password")),
             private_values=True,
         )
         self._account = account
-        self._seed = seed
-        self._is_cluster = is_cluster
-        self._nodes: dict[tuple[str, int], Node] = {(seed.host, seed.port): seed}
-        self._view = View([(seed.host, seed.port)] * SLOTS)
+        self._seeds = list(seeds)
+        self._service = place.service
+        self._shape = shape
+        self._is_cluster = shape is Shape.CLUSTER
+        self._moves = shape is not Shape.SINGLE
+        own = [] if shape is Shape.SENTINELS else [(seed.host, seed.port) for seed in seeds]
+        self._nodes: dict[Address, Node] = dict(zip(own, seeds, strict=False))
+        self._view = View([own[0] if own else None] * SLOTS)
         self._seen = -math.inf  # time of the last question for the view
-        self._is_doubtful = is_cluster
+        self._is_doubtful = self._moves
         self._learning = anyio.Lock(fast_acquire=True)
-        self._buffers = Buffers(memory)
+        self._buffers = Buffers(place.memory)
         self._turns = Turns()
         self._is_closed = False
         self.refusals = Refusals()
@@ -153,9 +135,11 @@ class RedisPool(KVPool):
     async def open(cls, url: str, *, timeout: float = 5.0) -> RedisPool:
         """Connect to ``redis://[[user]:password@]host[:port][/db]``, or with TLS to ``rediss://...``.
 
-        Options of this library in the query: ``cluster=yes|no`` (the server is asked by default), ``connections=8``
-        (most connections to each server for values; two more for everything else), and ``memory=256MiB`` (most memory
-        for stages and values). Other options are redis-py's, for instance ``ssl_ca_certs`` of ``rediss://``.
+        ``redis+sentinel://host[:port],.../service`` and ``rediss+sentinel://`` ask sentinels for the server,
+        ``unix:///path`` names a socket. Options of this library in the query: ``cluster=yes|no`` (the server is asked
+        by default), ``connections=8`` (most connections to each server for values; two more for everything else),
+        ``memory=256MiB`` (most memory for stages and values), ``nat=announced:port=reached:port,...``, and
+        ``sentinel_username`` and ``sentinel_password``. Other options are redis-py's, for instance ``ssl_ca_certs``.
 
         Args:
             timeout: seconds.
@@ -165,27 +149,50 @@ class RedisPool(KVPool):
             PoolTimeout, PoolUnreachable: if no server answers.
             PoolRefused: if the account is refused, the server is not Redis or expects TLS, or ``cluster=`` is wrong.
         """
-        account, host, port, memory, wanted = _read_url(url)
+        place = read_url(url)
+        account, host, port = place.account, place.host, place.port
+        if place.watcher is not None:
+            return await cls._open_behind(place, [Node(*each, place.watcher) for each in place.sentinels], timeout)
         seed = Node(host, port, account)
         for remark in remarks_on(url):
             logger.warning("redis at %s: %s", printable(seed.name), remark)
         how = " with TLS" if account.is_tls else ""
         try:
             with lending.until(anyio.current_time() + timeout, f"connecting to redis at {seed.name}{how}"):
-                ask = partial(seed.ask, request("INFO", "cluster"))
-                (info,) = await (ask() if account.is_tls else or_tls(ask, host, port, seed.name))
+                ask = partial(is_in_cluster, seed)
+                is_tested = account.is_tls or account.path is not None
+                said = await (ask() if is_tested else or_tls(ask, host, port, seed.name))
         except SpeaksTLS as error:
             raise PoolRefused(str(error)) from error
         except NodeDown as error:
             raise (PoolRefused if isinstance(error.__cause__, REFUSALS) else PoolUnreachable)(str(error)) from error
-        refusal = None if isinstance(info, bytes) else printable(info)
-        is_cluster = isinstance(info, bytes) and b"cluster_enabled:1" in info
-        if refusal is None and wanted is not None and wanted != is_cluster:
+        refusal = printable(said) if isinstance(said, ResponseError) else ""
+        is_cluster = said is True or (said is None and bool(place.wanted))  # None: the account may not ask
+        if not refusal and place.wanted is not None and place.wanted != is_cluster:
             refusal = f"it is {'' if is_cluster else 'not '}part of a cluster: see ?cluster="
-        if refusal is not None:
+        if refusal:
             await seed.aclose()
             raise PoolRefused(f"redis at {seed.name}: {refusal}")
-        return cls(account, seed, is_cluster=is_cluster, memory=memory)
+        return cls(place, [seed], Shape.CLUSTER if is_cluster else Shape.SINGLE)
+
+    @classmethod
+    async def _open_behind(cls, place: RedisPlace, sentinels: Sequence[Node], timeout: float) -> RedisPool:
+        """Ask sentinels for the server, and see if it takes the account. Raises as :meth:`open`."""
+        pool = cls(place, sentinels, Shape.SENTINELS)
+        try:
+            with lending.until(anyio.current_time() + timeout, f"asking for {place.service} at its sentinels"):
+                await pool._refresh()
+                for node in pool._owners():
+                    (reply,) = await node.ask(request("PING"))
+                    if isinstance(reply, ResponseError):
+                        raise PoolRefused(f"redis at {node.name}: {printable(reply)}")
+        except NodeDown as error:
+            await pool.aclose()
+            raise (PoolRefused if isinstance(error.__cause__, REFUSALS) else PoolUnreachable)(str(error)) from error
+        except BaseException:
+            await pool.aclose()
+            raise
+        return pool
 
     # ---- the contract ----
 
@@ -274,6 +281,8 @@ class RedisPool(KVPool):
                 return
             if isinstance(info, bytes):
                 found[node.name] = NodeInfo(node.name, _fact(info, b"maxmemory") or None, _fact(info, b"used_memory"))
+            elif is_not_allowed(info):
+                found[node.name] = NodeInfo(node.name)
 
         with anyio.CancelScope(deadline=deadline) as scope:
             async with anyio.create_task_group() as group:
@@ -288,11 +297,12 @@ class RedisPool(KVPool):
     async def healthy(self, *, deadline: float) -> bool:
         try:
             with lending.until(deadline, "ping"):
+                self._is_doubtful |= self._shape is Shape.SENTINELS  # a former master still answers to reads
                 await self._refresh_if_doubtful()
                 await self._first_answer(self._owners(), request("PING"))
                 return await self._takes_writes()
         except (PoolTimeout, PoolUnreachable):
-            self._is_doubtful = self._is_cluster  # a caller that only checks health must notice a moved slot, too
+            self._is_doubtful = self._moves  # a caller that only checks health must notice a moved slot, too
             return False
 
     def _note_refusals(self, what: str, requests: Sequence[Request], replies: Sequence[Any]) -> None:
@@ -324,7 +334,7 @@ class RedisPool(KVPool):
 
     async def aclose(self) -> None:
         self._is_closed = True
-        for node in [*self._nodes.values(), self._seed]:
+        for node in [*self._nodes.values(), *self._seeds]:
             await node.aclose()
 
     # ---- requests to where their keys are ----
@@ -352,14 +362,16 @@ class RedisPool(KVPool):
                 await anyio.lowlevel.checkpoint_if_cancelled()
                 await self._refresh_if_doubtful()
                 replies = await self._send(requests, at_once=at_once)
-                again = [i for i, reply in enumerate(replies) if isinstance(reply, NodeDown) or self._redirect(reply)]
+                again = [i for i, reply in enumerate(replies) if isinstance(reply, NodeDown) or self._is_moved(reply)]
                 if again:
                     await self._mend([replies[i] for i in again], is_all=len(again) == len(replies))
                     for i, reply in zip(again, await self._send([requests[i] for i in again]), strict=True):
                         replies[i] = reply
+                    if self._shape is Shape.SENTINELS and all(isinstance(reply, NodeDown) for reply in replies):
+                        raise PoolUnreachable(str(replies[0])) from replies[0]
                 return replies
-        except BaseException:  # a server may hang, and the cluster may have replaced it by the next call
-            self._is_doubtful = self._is_cluster
+        except BaseException:  # a server may hang, and another may have taken its place by the next call
+            self._is_doubtful = self._moves
             raise
 
     async def _send(self, requests: Sequence[Request], *, at_once: bool = False) -> list[Any]:
@@ -406,7 +418,7 @@ class RedisPool(KVPool):
                 return error
             if (redirect := self._redirect(reply)) is None:
                 return reply
-            address = (redirect.host or node.host, redirect.port)
+            address = self._account.reached((redirect.host or node.host, redirect.port))
             if not await self._is_member(address):
                 return reply
             node = self._node(address)
@@ -424,14 +436,22 @@ class RedisPool(KVPool):
         Raises:
             PoolUnreachable: if there is no other server.
         """
-        if not self._is_cluster:
+        if self._shape is Shape.SINGLE:
             if is_all:
                 raise PoolUnreachable(str(failures[0])) from failures[0]
             return  # other requests were answered: only a connection broke
+        if self._shape is Shape.SENTINELS:
+            await self._refresh()
+            return
         redirects = [self._redirect(failure) for failure in failures]
         is_old = anyio.current_time() > self._seen + MAP_AGE_SECONDS
         if any(r.has_moved if r else is_all or is_old for r in redirects):
             await self._refresh()
+
+    def _is_moved(self, reply: Any) -> bool:
+        """Return True if another server has the key now: its slot moved, or sentinels chose another master."""
+        is_replica = self._shape is Shape.SENTINELS and isinstance(reply, ResponseError)
+        return self._redirect(reply) is not None or (is_replica and str(reply).startswith("READONLY"))
 
     def _redirect(self, reply: Any) -> Redirect | None:
         """Return the redirect in a reply; None if there is none. From a server outside a cluster a redirect is a fault."""
@@ -467,24 +487,22 @@ class RedisPool(KVPool):
     async def _refresh_if_doubtful(self) -> None:
         self._check_open()
         is_old = anyio.current_time() > self._seen + MAP_AGE_SECONDS
-        if self._is_doubtful or (is_old and self._is_cluster and self._view.failed):
+        if self._is_doubtful or (is_old and self._view.failed):
             await self._refresh()
 
     async def _refresh(self) -> None:
-        """Ask for the cluster's view. Raises PoolUnreachable if no server answers."""
-        if not self._is_cluster:
+        """Ask for the cluster's view, or sentinels for the server. Raises PoolUnreachable if none answers."""
+        if self._shape is Shape.SINGLE:
             return
         asked = anyio.current_time()
         async with self._learning:
             if self._seen >= asked:
                 return
-            node, text = await self._first_answer([*self._owners(), self._seed], request("CLUSTER", "NODES"))
-            try:
-                self._view = parse_nodes(text.decode(), node.host)
-            except (AttributeError, IndexError, ValueError) as error:
-                raise PoolUnreachable(
-                    printable(f"redis at {node.name} does not say who is in its cluster: {error}")
-                ) from error
+            if self._is_cluster:
+                node, said = await self._first_answer([*self._owners(), *self._seeds], request("CLUSTER", "NODES"))
+            else:
+                node, said = await self._first_answer(self._seeds, master_of(self._service))
+            self._view = view_in(said, node, self._account)
             owners = set(self._view.owners)
             self._seen, self._is_doubtful = anyio.current_time(), owners == {None}
             for address in self._nodes.keys() - owners:
@@ -508,12 +526,16 @@ class RedisPool(KVPool):
         async def ask(scope: anyio.CancelScope) -> None:
             for node in queue:
                 try:
-                    (reply,) = await node.ask(wanted, answers=answers)
+                    replies = await node.ask(wanted, answers=answers)
                 except NodeDown as error:
                     failures.append(error)
                     continue
-                if isinstance(reply, ResponseError):
-                    failures.append(reply)
+                reply = tuple(replies) if wanted.has_pair else replies[0]
+                if isinstance(replies[0], ResponseError):
+                    failures.append(ResponseError(f"redis at {node.name}: {replies[0]}"))
+                    continue
+                if reply == (None,):
+                    failures.append(ResponseError(f"sentinel at {node.name} knows no {self._service}"))
                     continue
                 answers.append((node, reply))
                 scope.cancel()
@@ -525,42 +547,6 @@ class RedisPool(KVPool):
         if not answers:
             raise PoolUnreachable(_in_words(failures)) from failures[-1]
         return answers[0]
-
-
-def _read_url(url: str) -> tuple[Account, str, int, int, bool | None]:
-    """Return account, host, port, bytes for stages, and ``cluster=`` (None if absent)."""
-    address = addresses.parse(url, ("redis", "rediss"), 6379, OPTIONS, others=True)
-    path = unquote(urlsplit(address.url).path)
-    if not re.fullmatch(r"/?|/[0-9]+/?", path):
-        raise ValueError(f"the path of the URL is {path}: must be the number of a database, for instance /0")
-    options: dict[str, Any] = dict(parse_url(address.url))
-    is_tls = options.pop("connection_class", None) is SSLConnection
-    options.pop("host", None)
-    options.pop("port", None)
-    for name in sorted(SILENT & options.keys()):
-        raise ValueError(
-            f"option {name} cannot be in the URL: the pool decides deadlines, retries, bytes and the start of a connection"
-        )
-    check_tls_options(options, is_tls=is_tls)
-    if is_tls and options.get("ssl_cert_reqs") != "none":  # redis-py before 6 does not compare the name by default
-        options.setdefault("ssl_check_hostname", True)
-    cluster = address.options.get("cluster")
-    if cluster not in {None, "yes", "no", "true", "false"}:
-        raise ValueError(f"cluster is {cluster!r}: must be yes or no")
-    wanted = None if cluster is None else cluster in {"yes", "true"}
-    if wanted and options.get("db"):
-        raise ValueError(f"db is {options['db']}: a cluster has only 0")
-    memory = addresses.byte_size(address.options.get("memory", "256MiB"), "memory", LEAST)
-    connections = addresses.number(address.options.get("connections", "8"), "connections", 1, 1024)
-    account = Account(options, is_tls, connections)
-    try:
-        account.connection(address.host, address.port)
-    except TypeError as error:
-        if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-            known = f"{', '.join(sorted(OPTIONS))}, or redis-py's connection options"
-            raise ValueError(f"option {unknown[1]} is unknown: the options are {known}") from error
-        raise ValueError(f"redis-py refuses an option of the URL: {error}") from error
-    return account, address.host, address.port, memory, wanted
 
 
 def _buffer(stage: Stage) -> Buffer:

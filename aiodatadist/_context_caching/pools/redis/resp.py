@@ -24,7 +24,7 @@ SCRATCH: Final = 1 << 16
 """Bytes for one-line replies, for the length line of a value, and for unwanted values."""
 SLICE: Final = 1 << 20
 """Bytes that are handed to the transport at a time, before other tasks get a turn."""
-KINDS: Final = b"+-:$"
+KINDS: Final = b"+-:$*"
 """First bytes of a reply."""
 SMALL: Final = 1 << 12
 """Bytes up to which a piece is copied beside the others, instead of being sent from its place."""
@@ -58,12 +58,14 @@ class Request(NamedTuple):
         key: its key, if it has one: a cluster routes by it.
         into: memory for a value and the end of line behind it. A value of another length is dropped.
         has_value: True if it carries a value or its reply does, so that it may take long.
+        has_pair: True if its reply is a pair: two replies, or one None.
     """
 
     pieces: Sequence[bytes | memoryview]
     key: bytes = b""
     into: memoryview | None = None
     has_value: bool = False
+    has_pair: bool = False
 
 
 Reply: TypeAlias = bytes | int | ResponseError | Filled | OtherLength | None
@@ -124,6 +126,10 @@ def packed(requests: Sequence[Request]) -> Iterator[bytes | bytearray | memoryvi
         yield small
 
 
+PAIR: Final = memoryview(b"")
+"""Stands for memory of a reply that is a pair."""
+
+
 class Exchange(asyncio.BufferedProtocol):
     """Questions and answers on one connection, for one caller at a time. It is its transport's protocol from the start.
 
@@ -151,7 +157,7 @@ class Exchange(asyncio.BufferedProtocol):
         """Send requests and return their replies. If cancelled, drop the connection: unread replies are left."""
         if self._lost.done():
             raise ConnectionResetError(self._farewell or "the connection was lost")
-        self._places.extend(asked.into for asked in requests)
+        self._places.extend(PAIR if asked.has_pair else asked.into for asked in requests)
         self._replies = []
         self._answer = self._loop.create_future()
         try:
@@ -237,6 +243,9 @@ class Exchange(asyncio.BufferedProtocol):
             raise ValueError(f"a line that begins with {raw[:16]!r}")
         while self._rest is None and (end := raw.find(b"\r\n", at)) >= 0:
             line, at = raw[at:end], end + 2
+            if line[:1] == b"*":
+                self._pair(line)
+                continue
             if line[:1] != b"$" or line == b"$-1":
                 self._reply(_simple(line))
                 continue
@@ -246,9 +255,21 @@ class Exchange(asyncio.BufferedProtocol):
         self._have = len(raw) - at
         self._scratch[: self._have] = raw[at:]
 
+    def _pair(self, line: bytes) -> None:
+        """Expect two replies instead of one, or none. Raises ValueError if no pair is due."""
+        if not self._places or self._places[0] is not PAIR or line not in {b"*2", b"*-1"}:
+            raise ValueError(f"a line that begins with {line[:16]!r}")
+        if line == b"*-1":
+            self._reply(None)
+            return
+        self._places.popleft()
+        self._places.extendleft((None, None))
+
     def _begin(self, nbytes: int, raw: bytes, at: int) -> int:
         """Start to receive a value with what is there from ``at`` on; return where that ends."""
         place = self._places[0]
+        if place is PAIR:
+            raise ValueError("a value where a pair is due")
         limit = PLAIN if place is None else LARGEST
         if not 0 <= nbytes <= limit:
             raise ValueError(f"a value of {nbytes} bytes: must be 0 to {limit}")
