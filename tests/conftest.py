@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio._backends._asyncio  # noqa: F401 - pytest rewrites anyio's modules, which fails where the stack is deep (Python 3.11)
 import pytest
 
+from aiodatadist._testing import pairs
 from tests import children, clock, loops, over_tcp, profiles, retry, skipped, strictness
 from tests.heap import pytest_collection, pytest_runtest_setup  # noqa: F401 - hooks of pytest
 from tests.retry import (  # noqa: F401 - hooks of pytest
@@ -29,6 +30,9 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # numpy's threads and ours on two cores make a run ten times as long
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+pairs.DEFAULTS["sync_kv_timeout"] = 600_000  # a transfer's limit strikes where a test sets one, and on no busy machine
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, loops.Factory]:

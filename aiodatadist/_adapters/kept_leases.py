@@ -37,7 +37,7 @@ class _Kept:
     """The leases of one request. Their end is reported once, when all have ended.
 
     Attributes:
-        digests: of the first cache's blocks and of the prompt: whoever holds the lease must have them.
+        digests: of the first cache's blocks and of the prompt: the holder of the lease must have them.
         until: the time on the loop's clock up to which holders can prolong the lease.
     """
 

@@ -146,7 +146,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_every_address(host: str) -> bool:
-    """Return True for ``0.0.0.0`` and ``::``, on which a process listens, and which nobody can dial."""
+    """Return True for ``0.0.0.0`` and ``::``, on which a process listens, and which no process can dial."""
     address = _as_address(host)
     return address is not None and address.is_unspecified
 

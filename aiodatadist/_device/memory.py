@@ -113,7 +113,7 @@ def _free_late(runtime: Runtime, pointer: Handle, placement: Placement, device: 
     """Free memory of a device that may be closed: the device is opened for the call."""
     if process != os.getpid():
         return  # it is the memory of the process that this one was forked from
-    with suppress(LLMException):  # nobody is there to whom it matters
+    with suppress(LLMException):  # the owner has closed its device, and is gone
         context = runtime.acquire_device(device)
         try:
             with runtime.context(context):

@@ -61,13 +61,17 @@ class Cluster:
         return self.memories[cache.cache_id]
 
 
+DEFAULTS: dict[str, Any] = {}
+"""Options of ``LLMConfig`` that clusters of a whole run have, where a test says nothing else."""
+
+
 @asynccontextmanager
 async def open_cluster(cluster_id: int, role: LLMRole = LLMRole.MIX, **options: Any) -> AsyncIterator[Cluster]:
     """Open a cluster that listens on a free loopback port.
 
     If ``options`` has no transport, that of the whole run of tests is taken, if there is one.
     """
-    chosen = {"transport": transport} if (transport := transport_of_run()) else {}
+    chosen = DEFAULTS | ({"transport": transport} if (transport := transport_of_run()) else {})
     config = LLMConfig(**{"listen_ip_info": "127.0.0.1:0", **chosen, **options})
     async with LLMDataDist(role, cluster_id, config) as datadist:
         yield Cluster(datadist)

@@ -32,6 +32,20 @@ LAYOUT: dict[str, str | int] = {"block_size": 16, "dtype": "uint8"}
 PROMPT = prompt_digest([1, 2, 3])
 
 
+def ended_in(service: BlockService, wanted: str, request: str) -> Ended:
+    """Return all that came out of a service up to a request's end, which is in the field ``wanted``."""
+    found = Ended()
+    while request not in getattr(found, wanted):
+        ended = service.take()
+        found.sent |= ended.sent
+        found.received |= ended.received
+        found.failed |= ended.failed
+        found.outcomes |= ended.outcomes
+        found.counters += ended.counters
+        time.sleep(0.001)
+    return found
+
+
 class End:
     """A service and its arrays; those of end ``n`` hold ``16 * n + block``."""
 
@@ -57,15 +71,7 @@ class End:
 
     def until(self, wanted: str, request: str) -> Ended:
         """Return all that came out up to a request's end."""
-        found = Ended()
-        while request not in getattr(found, wanted):
-            ended = self.service.take()
-            found.sent |= ended.sent
-            found.received |= ended.received
-            found.failed |= ended.failed
-            found.counters += ended.counters
-            time.sleep(0.001)
-        return found
+        return ended_in(self.service, wanted, request)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from threading import Thread
@@ -22,14 +21,14 @@ from aiodatadist._adapters.sglang.settings import SglangSettings
 from aiodatadist._adapters.vllm.model import Model
 from aiodatadist._testing.ports import free_port
 from tests.adapters.kv_memory import opaque
-from tests.adapters.test_block_service import BLOCKS, BYTES, LAYOUT, PROMPT, order
+from tests.adapters.test_block_service import BLOCKS, BYTES, LAYOUT, PROMPT, ended_in, order
 
 EVERYWHERE = ("0.0.0.0", "::", "0:0::0", "::ffff:0.0.0.0")
 
 
 @pytest.mark.parametrize("host", EVERYWHERE)
 @pytest.mark.parametrize("kind", [Settings, SglangSettings])
-def test_an_address_that_nobody_can_dial_is_not_advertised(kind: type[Settings], host: str) -> None:
+def test_an_address_that_cannot_be_dialled_is_not_advertised(kind: type[Settings], host: str) -> None:
     with pytest.raises(ValidationError, match=r"stands for all addresses of this machine.*set advertise_host"):
         kind(host=host)
     assert kind(host=host, advertise_host="prefill-0.prefill").address(0, 5) == ("prefill-0.prefill", 5)
@@ -42,7 +41,7 @@ def test_only_an_address_that_can_be_dialled_is_advertised(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", EVERYWHERE)
-def test_no_network_of_peers_has_an_address_that_nobody_can_dial(host: str) -> None:
+def test_no_network_of_peers_has_an_address_that_cannot_be_dialled(host: str) -> None:
     peers = Peers([PeerRule(host="0.0.0.0/0"), PeerRule(host="::/0")])
     assert peers.why_not(host, 26000) == f"{host} is not in peers"
     assert peers.why_not("10.0.0.1", 26000) == ""
@@ -106,8 +105,7 @@ def test_an_engine_is_linked_at_the_address_that_it_advertises() -> None:
         lease = new_lease_name()
         owner.keep("r", lease, [3, 9], PROMPT)
         puller.pull(order("r", lease, address))
-        while not (ended := puller.take()).received:
-            time.sleep(0.001)
+        ended = ended_in(puller, "received", "r")
         assert ended.failed == {}
         assert [int(arrays[1][block, 0]) for block in (0, 1, 2)] == [7, 7, 8]
 
@@ -178,6 +176,5 @@ def test_two_data_parallel_engines_with_the_same_settings_start_and_pull_from_ea
         lease = new_lease_name()
         owner.keep("r", lease, [3, 9], PROMPT)
         puller.pull(order("r", lease, address))
-        while not (ended := puller.take()).received:
-            time.sleep(0.001)
+        ended = ended_in(puller, "received", "r")
         assert ended.counters["pull_done"] == 1

@@ -459,9 +459,9 @@ async def test_a_cancelled_transfer_gives_its_slots_back_when_it_has_quiesced(po
     kv = Kv(blocks=100, rows=[[(1024,), (1024,)]] * 4)
     saved, new = list(range(100)), list(range(100, 200))
     async with pool_factory(16 * ROOM) as store, opened(await store.client(), kv) as cache:
-        await cache.save(saved, **by_slots(range(100)))
+        await cache.save(saved, **by_slots(range(100)), timeout=None)
         for start, hashes in ((cache.start_save, new), (cache.start_load, saved)):
-            transfer = start(hashes, **by_slots(range(100)))
+            transfer = start(hashes, **by_slots(range(100)), timeout=None)
             assert not transfer.done()
             assert transfer.cancel()
             await transfer.quiesced()

@@ -19,6 +19,8 @@ from aiodatadist import (
     PeerLost,
     TransferTimeout,
 )
+from aiodatadist._concurrency.completion import TransferCompletion
+from aiodatadist._concurrency.deadlines import Deadlines
 from aiodatadist._link.transfers.pull_requests import PullRequest
 from aiodatadist._wire.messages import Pulled
 from aiodatadist.testing import Cluster, cluster_info, inside, linked_pair, soft_faults_cleared, soft_hold
@@ -38,6 +40,19 @@ def start(way: Way, decoder: Cluster, cache: Cache, deadline: float | None = Non
     manager, key = decoder.datadist.cache_manager, BlocksCacheKey(1)
     move = manager.push_blocks if way == "push" else manager.pull_blocks
     return move(key, cache, BLOCKS, BLOCKS, deadline=deadline, checksum=way == "checked request")
+
+
+def deadline_that_strikes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function that lets the time of the one transfer with a deadline be over."""
+    transfers: list[tuple[TransferCompletion, float]] = []
+    monkeypatch.setattr(Deadlines, "add", lambda _, transfer, seconds: transfers.append((transfer, seconds)))
+
+    def strike() -> None:
+        ((transfer, seconds),) = transfers
+        transfer.late_after = seconds
+        transfer.expire()
+
+    return strike
 
 
 def mover(way: Way) -> str:
@@ -77,7 +92,10 @@ async def check_link(way: Way, prompt: Cluster, decoder: Cluster, source: Cache,
 
 @ways
 @pytest.mark.parametrize("why", ["cancelled", "late"])
-async def test_end_of_a_stopped_transfer_is_reported_when_the_device_has_let_go(way: Way, why: str) -> None:
+async def test_end_of_a_stopped_transfer_is_reported_when_the_device_has_let_go(
+    way: Way, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strike = deadline_that_strikes(monkeypatch)
     async with linked_pair(DESC, enable_remote_cache_accessible="request" not in way) as (
         prompt,
         decoder,
@@ -89,10 +107,12 @@ async def test_end_of_a_stopped_transfer_is_reported_when_the_device_has_let_go(
             soft_hold(mover(way), at="half") as copy,
             soft_hold("aclrtStreamAbort") as abort,
         ):
-            task = start(way, decoder, cache, deadline=0.05 if why == "late" else None)
+            task = start(way, decoder, cache, deadline=3600 if why == "late" else None)
             await copy.arrived()
             if why == "cancelled":
                 task.cancel()
+            else:
+                strike()
             await abort.arrived()
             with soft_hold(LETS_GO) as quiet:
                 abort.release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -17,6 +16,7 @@ from aiodatadist._adapters.pull_orders import PullOrder, WorkerAddress
 from aiodatadist._adapters.regions import Heads
 from tests.adapters import test_cut_blocks
 from tests.adapters.kv_memory import Order
+from tests.adapters.test_block_service import ended_in
 from tests.adapters.test_cut_blocks import HEAD_MAJOR, HEADS, TOKEN_MAJOR, Worker, said_of
 from tests.profiles import at_night
 
@@ -148,9 +148,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def outcome_of(service: BlockService, name: str) -> str:
-    while name not in (ended := service.take()).outcomes:
-        time.sleep(0.0005)
-    return ended.outcomes[name]
+    return ended_in(service, "outcomes", name).outcomes[name]
 
 
 @pytest.mark.parametrize("axes", [HEAD_MAJOR, TOKEN_MAJOR], ids=["heads outside", "tokens outside"])

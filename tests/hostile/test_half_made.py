@@ -175,6 +175,7 @@ class Limited(Steps):
     are_limited = True
 
 
+@pytest.mark.autojump
 async def test_an_attempt_that_has_room_says_what_it_waits_for_then() -> None:
     """A place that keeps the connection is no lack of room."""
     async with open_cluster(90, auth_key=KEY) as cluster, silence(cluster) as silent:
@@ -182,7 +183,7 @@ async def test_an_attempt_that_has_room_says_what_it_waits_for_then() -> None:
         with pytest.raises(
             LinkTimeout, match=f"{place[0]}:{place[1]} is cluster 1, but the two did not open a channel"
         ):
-            await inside(cluster.datadist).initiator.link(place, 1, 0.2, steps=Limited(1))
+            await inside(cluster.datadist).initiator.link(place, 1, 2, steps=Limited(1))
 
 
 # ---- links that peers ask for ----

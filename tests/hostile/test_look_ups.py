@@ -23,6 +23,8 @@ from tests.test_host_names import answer
 __all__ = ["ends"]
 
 LISTED = "prefill.kv.svc"
+LASTING = {"link_seconds": 3600, "patience_seconds": 3600}
+"""For pulls that wait for a silent name until it is let go: one that gives up makes room for another."""
 PEERS = ["127.0.0.0/8", LISTED, "*.wild.svc", "*.other.svc"]
 
 
@@ -66,7 +68,7 @@ def invent(end: End, requests: int) -> list[Any]:
 def test_names_that_match_one_entry_keep_no_other_name_from_being_found(
     ends: Callable[..., End], service: Service, host: str
 ) -> None:
-    true, puller = ends(0), ends(1, peers=PEERS)
+    true, puller = ends(0), ends(1, peers=PEERS, **LASTING)
     for lie in invent(true, 200):
         puller.service.pull(lie)
     puller.pass_turns()
@@ -78,7 +80,7 @@ def test_names_that_match_one_entry_keep_no_other_name_from_being_found(
 def test_a_name_that_was_found_before_is_found_beside_names_that_match_its_entry(
     ends: Callable[..., End], service: Service
 ) -> None:
-    true, puller = ends(0), ends(1, peers=PEERS)
+    true, puller = ends(0), ends(1, peers=PEERS, **LASTING)
     keep(true, puller, "first", host="true.wild.svc")
     puller.received("first")
     for lie in invent(true, 200):
@@ -90,7 +92,7 @@ def test_a_name_that_was_found_before_is_found_beside_names_that_match_its_entry
 
 def test_a_listed_name_is_one_name_however_it_is_written(ends: Callable[..., End], service: Service) -> None:
     service.silent.add("prefill")
-    true, puller = ends(0), ends(1, peers=PEERS)
+    true, puller = ends(0), ends(1, peers=PEERS, **LASTING)
     for letters in range(2 ** len("prefill")):
         written = "".join(c.upper() if letters >> n & 1 else c for n, c in enumerate("prefill"))
         puller.service.pull(pull(f"lie{letters}", true.place(host=f"{written}.kv.svc", cluster_id=10**6 + letters)))

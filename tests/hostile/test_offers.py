@@ -10,7 +10,6 @@ import json
 import logging
 import socket
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -32,6 +31,7 @@ from aiodatadist._cluster import dial, host_names
 from aiodatadist._testing.views import call_on_loop
 from aiodatadist.testing import inside
 from tests.adapters.kv_memory import Order, opaque, opaque_memory
+from tests.adapters.test_block_service import ended_in
 from tests.hostile.vllm_names import asking_manager, both_halves, sglang_manager
 
 BLOCKS, BYTES = 8, 4096
@@ -98,17 +98,10 @@ class End:
         return WorkerAddress.model_validate({**self.address.model_dump(), **changes})
 
     def received(self, request: str) -> Ended:
-        return self._ended(request, lambda ended: ended.received)
+        return ended_in(self.service, "received", request)
 
     def sent(self, request: str) -> Ended:
-        return self._ended(request, lambda ended: ended.sent)
-
-    def _ended(self, request: str, which: Callable[[Ended], set[str]]) -> Ended:
-        found = Ended()
-        while request not in which(found):
-            found = self.service.take()
-            time.sleep(0.001)
-        return found
+        return ended_in(self.service, "sent", request)
 
     def pass_turns(self) -> None:
         """Pass enough turns of the event loop for all work to begin that waits for nothing."""

@@ -130,7 +130,7 @@ def silent(cluster: Cluster, count: int, host: str = "127.0.0.2") -> Iterator[li
 
 
 async def link(decoder: Cluster, prompt: Cluster) -> None:
-    linked = await decoder.datadist.link_clusters([cluster_info(prompt)], 5000)
+    linked = await decoder.datadist.link_clusters([cluster_info(prompt)], 60_000)
     assert linked[0] is LLMStatusCode.LLM_SUCCESS, linked.errors
 
 

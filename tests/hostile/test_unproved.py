@@ -133,6 +133,7 @@ class Attempts:
         monkeypatch.setattr(LinkInitiator, "link_once", link_once)
 
 
+@pytest.mark.autojump
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_a_process_that_holds_a_clusters_port_does_not_end_relinking(
