@@ -22,7 +22,7 @@ def test_what_is_named_exists() -> None:
             assert f"def {test.split('::')[-1]}(" in text, test
 
 
-@pytest.mark.parametrize("fault", ["tcp_get:flip", "tcp_put:delay=3", "tcp_get:exec=3@x", "tcp_put:hang@1@2"])
+@pytest.mark.parametrize("fault", ["tcp_get:flip", "tcp_put:late=3", "tcp_get:exec=3@x", "tcp_put:hang@1@2"])
 def test_a_fault_that_nothing_over_tcp_has_is_refused(fault: str) -> None:
     with pytest.raises(ParamInvalid, match="does not understand"):
         soft_fault(fault)
