@@ -95,7 +95,7 @@ measure: $(STAMP)  ## what depends on the machine: times, ratios, lateness
 	@AIODATADIST_TIMES=$(TIMES) $(BIN)/python -m tests.stopwatch
 
 # What moves bytes between two processes or two devices, where softnpu does as HCCL does between cards and between servers.
-STRICT := tests/bench/test_npu_bench.py tests/conformance tests/demo/test_npu_demo.py tests/faults tests/model \
+STRICT := tests/bench/test_npu_bench.py tests/conformance tests/demo/test_npu_demo.py tests/faults tests/hixl tests/model \
 	tests/test_after_linking.py tests/test_checksums.py tests/test_deadlines.py tests/test_hardware_suite.py tests/test_layered.py tests/test_layered_checksums.py tests/test_notifications.py tests/test_probe.py \
 	tests/test_priorities.py tests/test_pull.py tests/test_push.py tests/test_relink.py tests/test_request_response.py tests/test_symmetric_links.py
 # Of those, what the three differ in most: transfers, what stops them, and what the device refuses.

@@ -303,6 +303,9 @@ class Hixl:
             raise ParamInvalid(
                 f"op_descs[{missing[0]}], {desc}: its local range is not in registered memory, and {why}"
             )
+        for number in missing:
+            if op_descs[number].local_addr + op_descs[number].len > 1 << 64:
+                raise ParamInvalid(f"op_descs[{number}], {op_descs[number]}: its local range leaves the address space")
         if self._memory.has_device_memory(entries):
             raise ParamInvalid(
                 f"op_descs[{missing[0]}], {desc}: its local range is not in registered memory and counts as memory of the "

@@ -189,7 +189,7 @@ def columns(op_descs: Sequence[TransferOpDesc]) -> tuple[array[int], array[int],
 
     Raises:
         TypeError: if an element is no :class:`TransferOpDesc`.
-        ParamInvalid: if there is none, or one has no bytes, or an address is 0 or leaves the address space.
+        ParamInvalid: if there is none, or one has no bytes, or an address is 0.
     """
     if not isinstance(op_descs, (list, tuple)):
         raise TypeError(f"op_descs is of type {type(op_descs).__name__}: must be a list of TransferOpDesc")
@@ -202,20 +202,14 @@ def columns(op_descs: Sequence[TransferOpDesc]) -> tuple[array[int], array[int],
     except AttributeError:
         at = next(i for i, desc in enumerate(op_descs) if not isinstance(desc, TransferOpDesc))
         raise TypeError(f"op_descs[{at}] is {op_descs[at]!r}: must be a TransferOpDesc") from None
-    for addresses, name in ((local, "local_addr"), (remote, "remote_addr")):
-        if not min(addresses):
-            raise ParamInvalid(f"op_descs[{addresses.index(0)}].{name} is 0: must be an address")
-        if max(addresses) + max(lengths) > _UINT64:
-            _check_ends(addresses, lengths, name)
-    if not min(lengths):
-        raise ParamInvalid(f"op_descs[{lengths.index(0)}].len is 0: must be at least 1")
+    for numbers, name, rule in (
+        (local, "local_addr", "an address"),
+        (remote, "remote_addr", "an address"),
+        (lengths, "len", "at least 1"),
+    ):
+        if 0 in numbers:
+            raise ParamInvalid(f"op_descs[{numbers.index(0)}].{name} is 0: must be {rule}")
     return local, remote, lengths
-
-
-def _check_ends(addresses: array[int], lengths: array[int], name: str) -> None:
-    for number, (address, nbytes) in enumerate(zip(addresses, lengths, strict=True)):
-        if address + nbytes > _UINT64:
-            raise ParamInvalid(f"op_descs[{number}]: {nbytes} bytes at {name} {address:#x} leave the address space")
 
 
 def note_payload(note: NotifyDesc) -> bytes:

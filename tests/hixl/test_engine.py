@@ -356,6 +356,8 @@ async def test_staging_needs_buffers_and_one_kind_of_memory() -> None:
         assert await status_of_transfer(client, server.name, READ, [unknown]) is Status.SUCCESS
         assert await status_of_transfer(client, server.name, READ, [unknown], staging=False) is Status.PARAM_INVALID
         assert await status_of_transfer(client, server.name, READ, mixed) is Status.PARAM_INVALID
+        leaving = TransferOpDesc((1 << 64) - 5, server.memory.address, 10)
+        assert await status_of_transfer(client, server.name, READ, [leaving]) is Status.PARAM_INVALID
     async with connected(BufferPool="0:0") as (server, client):
         unknown = TransferOpDesc(other.address, server.memory.address, 10)
         assert await status_of_transfer(client, server.name, READ, [unknown]) is Status.PARAM_INVALID
