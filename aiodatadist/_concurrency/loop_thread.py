@@ -285,13 +285,18 @@ class LoopThread:
         if self.pid != os.getpid():
             raise self._refuse(Unusable.FORKED)
 
+    @property
+    def is_here(self) -> bool:
+        """True if the caller is on the loop's own thread."""
+        return threading.get_ident() == self._thread.ident
+
     def check_usable(self) -> None:
         """Check that this process and thread can wait for the loop.
 
         Otherwise raise what ``refuse`` makes of FORKED or OWN_THREAD.
         """
         self.check_process()
-        if threading.get_ident() == self._thread.ident:
+        if self.is_here:
             raise self._refuse(Unusable.OWN_THREAD)
 
     def check_may_wait(self) -> None:

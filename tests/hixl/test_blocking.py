@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 
 from aiodatadist._counting import OF_PROCESS
 from aiodatadist._testing.ports import free_port
+from aiodatadist._testing.views import shared_thread
 from aiodatadist.blocking import hixl
 from aiodatadist.testing import soft_faults_cleared, soft_hold
 from tests.hixl.pairs import SIZE, Bytes, options
@@ -420,3 +422,43 @@ def test_an_engine_that_is_dropped_is_finalized() -> None:
     engine = hixl.Hixl()
     assert engine.initialize(name, {}) == hixl.SUCCESS
     engine.finalize()
+
+
+def test_an_engine_that_is_dropped_on_the_loops_thread_is_finalized() -> None:
+    """A collection of garbage may come anywhere. There the thread must not wait for itself."""
+    name, other = f"127.0.0.1:{free_port()}", hixl.Hixl()
+    assert other.initialize("127.0.0.1", options(1)) == hixl.SUCCESS
+    engines = [hixl.Hixl()]
+    assert engines[0].initialize(name, options(0)) == hixl.SUCCESS
+    thread = shared_thread()
+    assert thread is not None
+    thread.post(engines.clear)
+    engine = hixl.Hixl()
+    while engine.initialize(name, options(0)) != hixl.SUCCESS:
+        pass
+    engine.finalize()
+    other.finalize()
+
+
+def test_a_call_that_runs_out_of_time_returns_when_no_byte_can_land() -> None:
+    with connected() as (server, client):
+        engine, ranges = client.engine, descs(client, server, (0, 0, SIZE))
+        assert engine.transfer_sync(server.name, READ, ranges, 30_000) == hixl.SUCCESS
+        statuses: list[int] = []
+        moving = threading.Thread(target=lambda: statuses.append(engine.transfer_sync(server.name, READ, ranges, 50)))
+        with (
+            soft_faults_cleared(),
+            soft_hold("HcclBatchGet", at="half") as copy,
+            soft_hold("aclrtStreamAbort") as abort,
+        ):
+            moving.start()
+            asyncio.run(copy.arrived())
+            asyncio.run(abort.arrived())
+            assert not statuses
+            abort.release()
+            copy.release()
+            moving.join()
+        assert statuses == [hixl.TIMEOUT]
+        client.memory.view[:] = b"\1" * SIZE
+        assert engine.transfer_sync(server.name, READ, descs(client, server, (0, 0, 10)), 30_000) == hixl.SUCCESS
+        assert bytes(client.memory.view) == b"\7" * 10 + b"\1" * (SIZE - 10)

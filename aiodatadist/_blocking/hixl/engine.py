@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from aiodatadist._blocking.hixl.values import FeatureType, GetTransferStatusArgs
 from aiodatadist._blocking.shared_loop import acquire, release
 from aiodatadist._cache.task import CacheTask
 from aiodatadist._concurrency.loop_thread import LoopThread
+from aiodatadist._concurrency.threads import DaemonThread
 from aiodatadist._counting import OF_PROCESS, Incident
 from aiodatadist._hixl import engine as awaitable
 from aiodatadist._hixl.names import parse_peer
@@ -56,8 +58,13 @@ class Hixl:
         self._lists = False
 
     def __del__(self) -> None:
-        if getattr(self, "_inner", None) is not None:
-            with suppress(Exception):  # the interpreter may be ending
+        inner, thread = getattr(self, "_inner", None), getattr(self, "_thread", None)
+        if inner is None or thread is None or thread.pid != os.getpid():
+            return
+        with suppress(Exception):  # the interpreter may be ending
+            if thread.is_here:  # a collection of garbage on the loop's thread, which must not wait for itself
+                DaemonThread(_finalize, "aiodatadist finalize", (inner, thread)).start()
+            else:
                 self.finalize()
 
     # ---- life ----
@@ -307,6 +314,14 @@ class Hixl:
         none: list[NotifyDesc] = []
         notes, status = self._call("get_notifies", take, none)
         return status, notes
+
+
+def _finalize(inner: awaitable.Hixl, thread: LoopThread) -> None:
+    """Finalize an engine that its owner has dropped, and release its thread."""
+    try:
+        thread.call(inner.finalize)
+    finally:
+        release(thread)
 
 
 def _check_call(remote_engine: Any, timeout_in_millis: Any) -> None:
