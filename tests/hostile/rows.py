@@ -334,7 +334,7 @@ ROWS: Final = (
     ),
     Row(
         "T24",
-        _hostile("data_connections", "ranges_over_tcp"),
+        _hostile("data_connections", "ranges_over_tcp", "sealed_records"),
         (
             Figure(
                 f"{peer_budget.MAX_STREAMS} connections of a link, each {1} time",

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -23,12 +24,15 @@ from aiodatadist import (
     DataType,
     LinkPhase,
     LLMException,
+    PeerLost,
     TransferWithCacheKeyConfig,
 )
-from aiodatadist.testing import Cluster, open_cluster, verify
+from aiodatadist.testing import Cluster, open_cluster, soft_faults_cleared, soft_hold, verify
 from tests.machines.orders import serve
 
 LAYERS, BLOCKS, BLOCK = 2, 16, 4096
+POISON = 255
+"""The byte that a source has when nothing may read it any longer."""
 
 
 class Immediate:
@@ -160,6 +164,24 @@ class End:
             await self.keep()
         return False
 
+    async def cancel_held(self, peer: int) -> bool:
+        """Cancel a pull of all blocks half-way; return True if it was cancelled, and nothing has changed since."""
+        blocks = list(range(self._own.cache_desc.shape[0]))
+        with soft_faults_cleared(), soft_hold("HcclBatchGet", at="half") as hold, soft_hold("aclrtStreamAbort") as stop:
+            await self.begin("pull", peer, blocks, blocks)
+            await hold.arrived()
+            async with anyio.create_task_group() as group:
+
+                async def release() -> None:
+                    await stop.arrived()
+                    stop.release()
+                    hold.release()
+
+                group.start_soon(release)
+                was_cancelled = await self.cancel()
+        await self._datadist.check_link_status(peer)
+        return was_cancelled and await self.unchanged()
+
     async def keep(self) -> None:
         """Keep a copy of memory as it is now."""
         self._copy = bytes(self._memory.view())
@@ -185,6 +207,51 @@ class End:
             assert bytes(self._memory.view()) == copy, "memory changed after the cancellation"
             self._memory.view()[:] = bytes(len(copy))
         return cancelled
+
+    async def cancel_pushes(self, peer: int, count: int, seconds: float, seed: int = 1) -> list[int]:
+        """Cancel pushes of all blocks as :meth:`cancel_pulls` does, while the peer obeys :meth:`watch_pushes`.
+
+        Return how many had not ended, and how many the peer did not confirm in time: that is no cancellation, and the link
+        was made again. Memory of this end is filled with ``POISON`` as soon as a cancellation is delivered.
+        """
+        chance, cancelled, lost = random.Random(seed), 0, 0
+        blocks = list(range(self._own.cache_desc.shape[0]))
+        view = self._memory.view()
+        for number in range(count):
+            view[:] = bytes([1 + number % 200]) * len(view)
+            task = self._manager.push_blocks(BlocksCacheKey(peer), self._own, blocks, blocks)
+            with anyio.move_on_after(seconds * 10 ** (-4 * chance.random())), suppress(PeerLost):
+                await task
+            view[:] = bytes([POISON]) * len(view)
+            cancelled += task.cancelled()
+            if task.exception() is not None:
+                lost += 1
+                await self.until("LINKED")
+                await self._ask(peer, b"forget")
+                continue
+            await self._ask(peer, b"keep")
+            assert await self._ask(peer, b"compare") == b"unchanged"
+        await self._ask(peer, b"end")
+        return [cancelled, lost]
+
+    async def _ask(self, peer: int, words: bytes) -> bytes:
+        await self._datadist.notify(peer, words)
+        return (await anext(self._notes)).payload
+
+    async def watch_pushes(self, peer: int) -> None:
+        """Say, as often as the peer asks, whether memory is unchanged since the last copy, and nothing in it was poisoned."""
+        while True:
+            note = await anext(self._notes)
+            view, answer = self._memory.view(), b"yes"
+            if note.payload == b"keep":
+                await self.keep()
+            elif note.payload == b"compare":
+                answer = b"unchanged" if await self.unchanged() and POISON not in bytes(view) else b"changed"
+            if note.payload != b"keep":
+                view[:] = bytes(len(view))
+            await self._datadist.notify(peer, answer)
+            if note.payload == b"end":
+                return
 
     @property
     def _own(self) -> Cache:

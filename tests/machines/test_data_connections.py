@@ -13,7 +13,7 @@ import pytest
 from tests.machines.ends import BRISK, End, Refused, at, opened, over, pair, trust_of
 from tests.machines.networks import PORT, address, cable, forward, machines
 from tests.machines.programs import Weather, weather
-from tests.profiles import at_night
+from tests.profiles import IS_NIGHT, at_night
 
 LARGE = {"blocks": 16, "block": 1 << 18}
 """A cache of 16 MiB."""
@@ -32,6 +32,7 @@ transfers = pytest.mark.parametrize(
 )
 THERE, BACK = (0, 1), (1, 0)
 LOST = {"PeerLost", "LinkClosed"}
+CANCELS = 10_000 if IS_NIGHT else 40
 PATIENT = {"sync_kv_timeout": 600_000}
 """The link's end comes first."""
 LASTING: dict[str, Any] = {"deadline": 600.0}
@@ -224,6 +225,28 @@ def test_a_cancelled_push_over_a_slow_network_leaves_the_link_usable(transport: 
         puller.call("ping", peer=1)
         puller.call("pull", peer=1, src=[2], dst=[3])
         assert owner.call("unchanged")
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("transport", ["tcp", at_night("plain")])
+@pytest.mark.parametrize("what", ["pulls", "pushes"])
+def test_no_byte_lands_after_many_cancellations_on_a_network_with_delay_and_loss(what: str, transport: str) -> None:
+    """The copy that memory is compared with is made right after the cancellation was delivered, or told of."""
+    seldom = {**PATIENT, "heartbeat_interval": 5.0}
+    with pair(transport, {"blocks": 16, "block": 1 << 12}, **seldom) as (owner, puller, net):
+        net.change(delay=0.002, loss=0.01, late=0.05)
+        if what == "pushes":
+            owner.begin("watch_pushes", peer=2)
+            cancelled, lost = puller.call("cancel_pushes", peer=1, count=CANCELS, seconds=0.03)
+            owner.answer()
+            assert 0 <= lost <= CANCELS // 20
+        else:
+            cancelled = puller.call("cancel_pulls", peer=1, count=CANCELS, seconds=0.03)
+            lost = 0
+        print(f"{cancelled} of {CANCELS} {what} over {transport} were cancelled, {lost} were lost")
+        assert CANCELS // 3 < cancelled + lost <= CANCELS
+        net.change(delay=0.0, loss=0.0, late=0.0)
+        puller.call("ping", peer=1)
 
 
 @pytest.mark.usefixtures("nft")

@@ -26,6 +26,7 @@ LOOK_UPS = "tests/hostile/test_look_ups.py"
 POOL_SERVERS = "tests/hostile/test_pool_servers.py"
 SEALED_VALUES = "tests/hostile/test_sealed_values.py"
 DIALS, SILENT_PLACES = "tests/hostile/test_dials.py", "tests/hostile/test_silent_places.py"
+SEALED_RECORDS = "tests/hostile/test_sealed_records.py"
 TLS_PIPE = "tests/unit/wire/test_tls_pipe.py"
 TRUST, ROTATED_KEYS = "tests/hostile/test_trust.py", "tests/hostile/test_rotated_keys.py"
 LENGTHS = "tests/hostile/test_changed_lengths.py"
@@ -682,6 +683,62 @@ MUTANTS = (
         "cancelled ? RING_CANCELLED : RING_FAILED, cancelled ? 0 : CODE_LOST",
         "RING_CANCELLED, 0",
         ("tests/unit/transport/test_tcp_patience.py",),
+    ),
+    Mutant(
+        "records-share-a-nonce",
+        "no two sealed records of a data connection have the same nonce",
+        "native/net/records.c",
+        "    memcpy(nonce + NONCE - sizeof r->number, &r->number, sizeof r->number);\n",
+        "",
+        (SEALED_RECORDS,),
+    ),
+    Mutant(
+        "a-record-is-not-compared",
+        "no byte of a record with a wrong tag counts",
+        "native/net/records.c",
+        " || crypto.final(r->context, text + bytes, &written) != 1)\n        return false;",
+        " || (crypto.final(r->context, text + bytes, &written), false))\n        return false;",
+        (SEALED_RECORDS,),
+    ),
+    Mutant(
+        "both-directions-have-one-key",
+        "a sealed record that is sent back to its sender is not believed",
+        "native/net/channel.c",
+        "records_new(keys + NET_KEY, false, &k->opener)",
+        "records_new(keys, false, &k->opener)",
+        (SEALED_RECORDS,),
+    ),
+    Mutant(
+        "ends-derive-the-same-keys",
+        "what the two ends of a data connection send is sealed with two keys",
+        "aiodatadist/_wire/data_proof.py",
+        "_SEALS + to + bytes([asked.index])",
+        "_SEALS + bytes([asked.index])",
+        ("tests/unit/wire/test_data_proof.py",),
+    ),
+    Mutant(
+        "the-length-of-a-record-is-believed",
+        "the length of a sealed record is authenticated as well",
+        "native/net/records.c",
+        " &&\n           crypto.update(r->context, NULL, &none, head, RECORD_HEAD) == 1;",
+        " && (none = 1, (void)head, none == 1);",
+        (SEALED_RECORDS,),
+    ),
+    Mutant(
+        "records-of-tls-are-not-counted",
+        "a record of TLS that has begun, and does not end, is known",
+        "aiodatadist/_wire/tls_pipe.py",
+        '                    self._missing, self._head = int.from_bytes(self._head[3:]), b""\n',
+        '                    self._missing, self._head = 0, b""\n',
+        (TLS_PIPE,),
+    ),
+    Mutant(
+        "a-certificate-never-expires",
+        "the metric of a peer's certificate counts the seconds that it is valid",
+        "aiodatadist/_wire/tls_pipe.py",
+        "validity(shown)[1]\n        self.is_proved",
+        "validity(shown)[0]\n        self.is_proved",
+        (TLS_PIPE, "tests/telemetry/test_metrics.py"),
     ),
     Mutant(
         "a-channel-is-used-while-it-is-freed",
