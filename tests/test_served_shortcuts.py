@@ -86,11 +86,14 @@ async def test_each_priority_has_a_way_of_its_own(served: Served, priority: Tran
     served.check({i + 1: i for i in range(5)})
 
 
-async def test_some_layers_take_the_long_way(served: Served) -> None:
+async def test_some_layers_have_a_way_of_their_own(served: Served) -> None:
     for _ in range(3):
         await served.pull([1], [1])
     before = served.long
-    await served.pull([4], [5], src_layer_range=range(1, 2), dst_layer_range=range(1))
+    for block in (2, 3, 4):
+        await served.pull([block], [5], src_layer_range=range(1, 2), dst_layer_range=range(1))
+    assert served.long == before + 1
+    await served.pull([1], [1])
     assert served.long == before + 1
     view = served.decoder.memory(served.target).view()
     source = served.prompt.memory(served.source).view()

@@ -183,16 +183,19 @@ async def test_copies_take_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_copies_of_slots_keep_to_their_part(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair(monkeypatch, slots=True) as p:
         for turn in range(1, 5):
-            await p.manager.copy_cache(p.target, p.target, turn, 0, 24, 1000)
-        assert p.long == 1
+            await p.manager.copy_cache(p.target, p.target, turn, 0, 24, 1000, req_id=turn)
+        assert p.long == 2
         view = p.decoder.memory(p.target).view()
         for turn in range(1, 5):
             own = bytes(view[turn * STRIDE :][:24])
             assert bytes(view[turn * STRIDE :][24:1024]) == bytes(view[24:1024])
             assert own != bytes(view[:24])
         good: dict[str, Any] = {"dst": p.target, "src": p.target, "offset": 24, "size": 1000}
-        for wrong in ({"offset": 25}, {"dst_batch_index": PIECES}, {"src_batch_index": 1.0}, {"size": 0}):
-            with pytest.raises((TypeError, ParamInvalid)):
+        for wrong in (
+            {"offset": 25}, {"dst_batch_index": PIECES}, {"src_batch_index": 1.0}, {"size": 0}, {"req_id": -1},
+            {"req_id": 1.0},
+        ):  # fmt: skip
+            with pytest.raises((TypeError, ValueError, ParamInvalid)):
                 p.manager.copy_cache(**{**good, **wrong})
 
 
@@ -217,7 +220,24 @@ async def test_short_ways_of_copies_are_bounded() -> None:
         ways = inside(decoder.datadist).local_copies.ways
         for size in range(1, MOST_WAYS + 20):
             await decoder.datadist.cache_manager.copy_cache(target, target, 1, 0, 0, size)
+        assert len(ways) == 0, "each size came once"
+        for size in range(1, MOST_WAYS + 20):
+            for _ in range(2):
+                await decoder.datadist.cache_manager.copy_cache(target, target, 1, 0, 0, size)
             assert len(ways) <= MOST_WAYS
+        assert len(ways) > 0
+
+
+@short
+async def test_parts_of_slots_that_come_once_have_no_way() -> None:
+    async with linked_pair(DESC, slots=True) as (_, decoder, _, target):
+        ours = inside(decoder.datadist).links.find
+        pull = decoder.datadist.cache_manager.pull_cache
+        for size in range(1, 600):
+            await pull(CacheKey(1, 3), target, 1, size)
+        assert len(ours(1).transfers.shortcuts.ours) == 0
+        await pull(CacheKey(1, 3), target, 1, 599)
+        assert len(ours(1).transfers.shortcuts.ours) == 1
 
 
 @short

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiodatadist._cache.names import Form
+from aiodatadist._cache.seen_once import SeenOnce
 from aiodatadist._cache.table import Entry
 from aiodatadist._cache.task import AtOnce
 from aiodatadist._counting import Flow, Totals
@@ -80,6 +81,7 @@ class LocalCopies:
         self._totals = totals
         self._streams: dict[bool, Stream] = {}
         self.ways: dict[Any, CopyWay] = {}
+        self._parts = SeenOnce()
 
     def _stream(self, is_critical: bool) -> Stream:
         if is_critical not in self._streams:
@@ -130,6 +132,8 @@ class LocalCopies:
         old = self.ways.get(key)
         if not (source.is_usable and target.is_usable) or (old and (old.source, old.target) == (source, target)):
             return  # memory of the caller's, or a call that could not take the way
+        if grid.nbytes != target.stride and not self._parts.has_seen(key):
+            return
         if len(self.ways) >= MOST_WAYS:
             self.ways.clear()
         program, stream = (

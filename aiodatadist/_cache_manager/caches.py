@@ -19,6 +19,7 @@ from aiodatadist._link import AwaitedLink
 from aiodatadist._values import checks
 from aiodatadist._values.audience import Audience
 from aiodatadist._values.descriptors import (
+    UNSET,
     BlocksCacheKey,
     Cache,
     CacheDesc,
@@ -365,10 +366,11 @@ class Caches:
         After failure, cancellation and a missed deadline no byte lands any longer, and the contents of the destination
         are undefined.
         """
-        form, slots = ("copy_cache", offset, size, req_id), ((dst_batch_index,), (src_batch_index,))
-        task = self._short_way.copy(form, dst, src, *slots, priority, deadline)
-        if task is not None:
-            return task
+        form = "copy_cache", offset, size
+        if req_id is None or (type(req_id) is int and 0 <= req_id <= UNSET):  # otherwise it is refused below
+            task = self._short_way.copy(form, dst, src, (dst_batch_index,), (src_batch_index,), priority, deadline)
+            if task is not None:
+                return task
         target, source = self._local(dst, "dst", remote=False), self._local(src, "src", remote=False)
         checks.integer(dst_batch_index, "dst_batch_index", checks.UINT32)
         checks.integer(src_batch_index, "src_batch_index", checks.UINT32)

@@ -123,11 +123,6 @@ class Selection:
     offsets: tuple[int, int] | None = None
     parts: BlockParts | None = None
 
-    @property
-    def is_whole_blocks(self) -> bool:
-        """True if whole blocks of all tensors go to the same number of blocks."""
-        return len(self.src_blocks) > 0 and self.parts is None and self.layers.src is None and self.layers.dst is None
-
     def count_blocks(self) -> int:
         """Return the number of block and part numbers that the selection holds."""
         parts = 0 if self.parts is None else 2 * len(self.parts.src)

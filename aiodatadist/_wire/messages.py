@@ -446,9 +446,15 @@ class Pull(_Message):
 
     @property
     def is_whole_blocks(self) -> bool:
-        """True if whole blocks of all tensors go to the same number of blocks."""
-        is_all = self.parts is None and self.src_layers is None and self.dst_layers is None
-        return is_all and not self.dst_slot and len(self.src_blocks) > 0
+        """True if whole blocks go to the same number of blocks."""
+        return self.parts is None and not self.dst_slot and len(self.src_blocks) > 0
+
+    @property
+    def layers(self) -> tuple[LayerRange, LayerRange, int] | None:
+        """The layers at either end, and the tensors in each; None if they are all."""
+        if self.src_layers is None and self.dst_layers is None:
+            return None
+        return self.src_layers, self.dst_layers, self.tensors_per_layer
 
     def count_blocks(self) -> int:
         """Return the number of block and part numbers in the requests of this message, at both ends."""

@@ -272,7 +272,7 @@ class Responder:
         Raises LLMException if the request does not fit the two caches.
         """
         priority = TransferPriority(message.priority)
-        way = entry, target, link_channel, message.seconds, priority
+        way = entry, target, link_channel, message.seconds, priority, message.layers
         if message.is_whole_blocks:
             done = self._shortcuts.serve(*way, message.src_blocks, message.dst_blocks)
             if done is not None:

@@ -7,11 +7,12 @@ such transfers have ended when it returns.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from aiodatadist._cache.catalogue import RemoteCache
+from aiodatadist._cache.seen_once import SeenOnce
 from aiodatadist._cache.task import AtOnce
 from aiodatadist._device import BlockRun, Program, RanAtOnce, StreamTransfer, TransferReport, packed
 from aiodatadist._link.transfers.running import DONE, LANES
@@ -173,10 +174,11 @@ class Shortcuts:
         self.compare = compare
         self._session = running.session
         self.ours: dict[Any, Shortcut] = {}
-        self._served: dict[tuple[int, int, TransferPriority], Shortcut] = {}
+        self._served: dict[tuple[int, int, TransferPriority, Hashable], Shortcut] = {}
         # for each cache of the peer: where its shortcuts are, by their keys
         self._keys: dict[RemoteCache, dict[Any, dict[Any, Shortcut]]] = {}
         self._tensors = 0  # of all shortcuts
+        self._parts = SeenOnce()
 
     # ---- of this end's ----
 
@@ -193,6 +195,8 @@ class Shortcuts:
         old = self.ours.get(key)
         if old is not None and old.entry is entry and old.link_channel is link_channel:
             return  # such a call could not take it
+        if not blocks and spec.selection.nbytes != entry.stride and not self._parts.has_seen(key):
+            return
         about, exact = _about(spec.selection, is_cut), len(blocks) if is_cut else 0
         form = _Form(what, DONE[spec.direction], spec.direction, about, exact, spec)
         made = self._make("ours", form, grid, entry, remote, link_channel, spec.seconds, spec.priority)
@@ -208,12 +212,13 @@ class Shortcuts:
         link_channel: LinkChannel,
         seconds: float,
         priority: TransferPriority,
+        layers: Hashable,
         grid: Grid,
     ) -> None:
         """Make a shortcut of a transfer of whole blocks that the peer asked for and that ended at once."""
         made = self._make("served", _SERVED, grid, entry, target, link_channel, seconds, priority)
         if made is not None:
-            self._keep(self._served, (entry.cache_id, target.cache_id, priority), made)
+            self._keep(self._served, (entry.cache_id, target.cache_id, priority, layers), made)
 
     def serve(
         self,
@@ -222,14 +227,15 @@ class Shortcuts:
         link_channel: LinkChannel,
         seconds: float,
         priority: TransferPriority,
+        layers: Hashable,
         src: Sequence[int],
         dst: Sequence[int],
     ) -> TransferReport | StreamTransfer | None:
-        """Write block ``src[i]`` of this end's cache into ``dst[i]`` of the peer's.
+        """Write block ``src[i]`` of this end's cache into ``dst[i]`` of the peer's, in these layers.
 
         Return None if nothing was done. Then the transfer takes the long way.
         """
-        way = self._served.get((entry.cache_id, target.cache_id, priority))
+        way = self._served.get((entry.cache_id, target.cache_id, priority, layers))
         if (
             way is None
             or way.seconds != seconds
@@ -301,6 +307,7 @@ class Shortcuts:
 
     def forget(self, remote: RemoteCache) -> None:
         """Forget the shortcuts to a cache that the peer takes back, with all that they keep of it."""
+        self._parts.clear()
         for key, ways in list(self._keys.get(remote, {}).items()):
             self._drop(ways, key)
 
@@ -309,4 +316,5 @@ class Shortcuts:
         self.ours.clear()
         self._served.clear()
         self._keys.clear()
+        self._parts.clear()
         self._tensors = 0
