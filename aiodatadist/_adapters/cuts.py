@@ -53,7 +53,6 @@ def why_uncut(src: Composition, dst: Composition, first_token: int = 0) -> str:
         ("dtype", dst.dtype, src.dtype),
         ("packing", dst.packing or "plain", src.packing or "plain"),
         ("number of heads", dst.heads.of, src.heads.of),
-        ("block_shape", _sizes(dst), _sizes(src)),
     ):
         if here != there:
             return f"{what} is {here} here and {there}"
@@ -62,6 +61,8 @@ def why_uncut(src: Composition, dst: Composition, first_token: int = 0) -> str:
         if dst.tokens == src.tokens:
             what = f"{first_token} tokens of the first block are not wanted, of {src.tokens}"
         return f"the place of the tokens in a block is unknown, and {what}"
+    if (here := _sizes(dst)) != (there := _sizes(src)):
+        return f"block_shape is {here} here and {there}"
     if dst.heads != src.heads and not (_can_be_cut(src) and _can_be_cut(dst)):
         return f"the place of the heads in a block is unknown, and heads are {dst.heads} here and {src.heads}"
     return ""

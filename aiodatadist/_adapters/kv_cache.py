@@ -14,6 +14,7 @@ from aiodatadist._adapters.regions import (
     ALL_HEADS,
     MAX_NAMES,
     MAX_PLANES,
+    WORKERS,
     Axis,
     Composition,
     Heads,
@@ -87,10 +88,15 @@ class KvCache:
     steps: tuple[tuple[int, ...], ...]
     mates: tuple[Memory, ...]
 
+    @property
+    def is_replicated(self) -> bool:
+        """True if all workers of this engine have the same."""
+        return len(set(self.mates)) == 1
+
     def words(self) -> dict[str, str | int]:
         """Return what must be the same at both ends where blocks are pushed, because whole blocks are."""
         planes = ", ".join(f"{plane.tensors} of {plane.stride} bytes" for plane in self.memory.planes)
-        return {**described(self.memory.by_name().values()), "tensors": planes, "tensor_parallel_size": len(self.mates)}
+        return {**described(self.memory.by_name().values()), "tensors": planes, WORKERS: len(self.mates)}
 
 
 def kv_cache_of(placed: Sequence[Placed], rank: int = 0) -> KvCache:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 
@@ -22,6 +22,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from aiodatadist._adapters.ended import Ended, Tell
 from aiodatadist._adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
 from aiodatadist._adapters.push_messages import Drop, PushMessage, Refused, Sent, TransferKey, Want
+from aiodatadist._adapters.regions import WORKERS
 from aiodatadist._concurrency.scope import Scope
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._concurrency.spawner import Spawner
@@ -30,6 +31,10 @@ from aiodatadist._values.foreign import printable
 from aiodatadist.errors import LLMException, ParamInvalid, TransferError, TransferTimeout
 
 logger = logging.getLogger(__name__)
+
+
+_ASIDE = "\n"
+"""Between the name of a request and the number of an order that ends with it."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,9 @@ class ExpectOrder:
         into: the local blocks, for that one and those behind it.
         aux: place of what goes with the request, if anything does.
         prompt: digest of the request's prompt, as both engines compute it. None for engines that do not know prompts.
+        workers: number of the peer's workers, if it is not the number of this engine's. The peer must have as many.
+        is_reported: if False, the end of the order is not reported: it only tells a replica of the source that its
+            blocks come from another one.
     """
 
     request: str
@@ -53,6 +61,14 @@ class ExpectOrder:
     into: tuple[int, ...]
     aux: int | None = None
     prompt: bytes | None = None
+    workers: int | None = None
+    is_reported: bool = True
+
+    def at_replicas(self, sources: Sequence[PeerAddress]) -> Iterator[ExpectOrder]:
+        """Yield orders for nothing to workers that have the same blocks as the source. They end with this one."""
+        for number, source in enumerate(sources):
+            name = _ASIDE.join([self.request, str(number)])
+            yield replace(self, request=name, source=source, into=(), aux=None, is_reported=False)
 
     @property
     def key(self) -> TransferKey:
@@ -135,8 +151,8 @@ class IncomingPushes:
 
     def cancel(self, request: str) -> None:
         """Stop the order of a request."""
-        scope = self._scopes.get(request)
-        if scope is not None:
+        named = [scope for name, scope in self._scopes.items() if name.partition(_ASIDE)[0] == request]
+        for scope in named:
             scope.cancel()
             self._links.leave_line(scope)
 
@@ -188,7 +204,8 @@ class IncomingPushes:
             finally:
                 del self._scopes[order.request]
                 missing = () if is_here else order.into
-                self._tell(lambda e: self._came(e, order.request, outcome, missing, perf_counter() - began))
+                if order.is_reported:
+                    self._tell(lambda e: self._came(e, order.request, outcome, missing, perf_counter() - began))
         if outcome == "push_cancelled" and arrival.peer is None:
             await self._decline(order.source, order.key)
 
@@ -200,9 +217,10 @@ class IncomingPushes:
 
     async def _arrive(self, order: ExpectOrder, arrival: _Arrival, until: float, failed: LLMException | None) -> None:
         """Wait for the blocks. Raises LLMException if they do not come."""
-        if order.key in self._in_use:
+        if order.key in self._in_use and order.is_reported:
             raise ParamInvalid(f"transfer_id is {printable(order.transfer)!r}: another request of this engine has it")
-        self._in_use.add(order.key)
+        if order.is_reported:
+            self._in_use.add(order.key)
         self._arrivals[arrival.number] = arrival
         with anyio.move_on_at(until):
             peer = arrival.peer = await self._links.link(order.source, order.request, failed)
@@ -215,7 +233,7 @@ class IncomingPushes:
                 count=len(order.into),
                 caches=self._caches,
                 aux=order.aux,
-                layout=self._layout,
+                layout=self._layout if order.workers is None else {**self._layout, WORKERS: order.workers},
             )
             await self._post(peer, want)
             await arrival.over.wait()
@@ -238,7 +256,8 @@ class IncomingPushes:
             self._lose(error)
         finally:
             del self._arrivals[arrival.number]
-            self._in_use.discard(arrival.key)
+            if order.is_reported:
+                self._in_use.discard(arrival.key)
 
     async def _drop(self, order: ExpectOrder, arrival: _Arrival, peer: LinkedPeer) -> None:
         """Wait until the peer has answered, or its link is closed."""

@@ -32,6 +32,8 @@ MAX_WORD = 64
 MAX_TEMPLATE = 192
 MAX_NUMBERS = 192
 """Most characters of the numbers in the names of regions."""
+WORKERS = "tensor_parallel_size"
+"""The entry of a layout that has the number of an engine's workers."""
 Word = Annotated[str, Field(max_length=MAX_WORD)]
 Layout = Annotated[dict[Word, Word | Annotated[int, Field(ge=-(2**63), lt=2**63)]], Field(max_length=MAX_LAYOUT)]
 """The properties that must be the same at both ends of a transfer."""

@@ -278,10 +278,14 @@ def pushed(case: Case, prefill: list[Worker], decode: list[Worker], log: _Log) -
         worker.service.pushed("t" * 16, "p2", prompt=PROMPT)
     into = tuple(here.values())
     asking = decode[: len(prefill)]  # the others name a worker that is not there
+    places = [PeerAddress(**each.address.model_dump(include={"cluster_id", "host", "port"})) for each in prefill]
     for worker in asking:
-        source = prefill[worker.rank].address
-        place = PeerAddress(cluster_id=source.cluster_id, host=source.host, port=source.port)
-        worker.service.expect(ExpectOrder("d2", place, "t" * 16, 0, into, prompt=PROMPT))
+        workers, others = None, places[worker.rank + len(decode) :: len(decode)]
+        if worker.kv.is_replicated and len(prefill) % len(decode) == 0:  # as the router says
+            workers = len(prefill)
+        order = ExpectOrder("d2", places[worker.rank], "t" * 16, 0, into, prompt=PROMPT, workers=workers)
+        for each in (order, *(order.at_replicas(others) if workers else ())):
+            worker.service.expect(each)
     outcomes = [worker.outcome("d2") for worker in asking]
     if set(outcomes) != {"push_arrived"}:
         return _told(log, outcomes)
@@ -289,6 +293,7 @@ def pushed(case: Case, prefill: list[Worker], decode: list[Worker], log: _Log) -
         for name in worker.regions:
             if any(name in each.regions for each in prefill):
                 assert worker.wrong(name, here, range(TOKENS), 2) == [], case
+    assert {worker.outcome("p2") for worker in prefill} == {"push_done"}, "no worker's blocks are stranded"
     return MOVED
 
 

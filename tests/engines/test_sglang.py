@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodatadist import LLMException, ParamInvalid
+from aiodatadist import LLMException, ParamInvalid, TransferError
 from aiodatadist._adapters import rendezvous
 from aiodatadist.testing import soft_fault, soft_faults_cleared
 from tests.engines import sglang_base
@@ -45,7 +45,9 @@ def sglang() -> SimpleNamespace:
 class Rank:
     """A rank of an engine: memory by address, as SGLang gives it. Page ``p`` of engine ``n`` holds ``40 * n + p``."""
 
-    def __init__(self, number: int, mode: str, port: int, **changes: Any) -> None:
+    def __init__(
+        self, number: int, mode: str, port: int, ranks: int = 1, is_latent: bool = False, **changes: Any
+    ) -> None:
         self.pages = [np.zeros((PAGES, PAGE), np.uint8) for _ in range(TENSORS)]
         self.items = [np.zeros((PAGES, nbytes), np.uint8) for nbytes in ITEMS]
         for array in [*self.pages, *self.items]:
@@ -58,9 +60,9 @@ class Rank:
         )  # fmt: skip
         for name, value in changes.items():
             setattr(arguments, name, value)
-        server = SimpleNamespace(host="127.0.0.1", disaggregation_bootstrap_port=port, tp_size=1)
+        server = SimpleNamespace(host="127.0.0.1", disaggregation_bootstrap_port=port, tp_size=ranks)
         adapter = import_module("aiodatadist.adapters.sglang")
-        self.manager = adapter.AioDataDistKVManager(arguments, SimpleNamespace(value=mode), server)
+        self.manager = adapter.AioDataDistKVManager(arguments, SimpleNamespace(value=mode), server, is_latent)
 
     def page(self, number: int) -> set[int]:
         return {int(value) for array in self.pages for value in np.unique(array[number])}
@@ -142,6 +144,43 @@ def test_a_room_in_several_chunks(sglang: SimpleNamespace, pair: Pair) -> None:
     assert metric.transfer_latency_s > 0
     sender.clear()
     receiver.clear()
+
+
+@pytest.mark.parametrize("is_latent", [True, False])
+def test_prefill_ranks_that_have_the_same_pages(
+    sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, is_latent: bool
+) -> None:
+    """With latent attention one rank's pages are enough, and the other rank's room ends well, too."""
+    monkeypatch.setenv("AIODATADIST_SGLANG", json.dumps(FAST))
+    poll = sglang.poll
+    with ExitStack() as stack:
+        server = sglang.ours.AioDataDistKVBootstrapServer("127.0.0.1", 0)
+        stack.callback(server.close)
+        made = [Rank(n, "prefill", server.port, 2, is_latent, engine_rank=n, gpu_id=n) for n in range(2)]
+        made.append(Rank(2, "decode", server.port, 1, is_latent))
+        for each in made:
+            stack.callback(each.manager.teardown)
+        address, decode = f"127.0.0.1:{server.port}", made.pop()
+        taken = set()
+        for room in range(8):
+            senders = [sglang.ours.AioDataDistKVSender(rank.manager, address, room) for rank in made]
+            receiver = sglang.ours.AioDataDistKVReceiver(decode.manager, address, room)
+            receiver.init(0)
+            if not is_latent:
+                assert receiver.poll() == poll.Failed
+                with pytest.raises(TransferError, match="tensor_parallel_size is 1 here and 2"):
+                    receiver.failure_exception()
+                return
+            receiver.send_metadata(indices(4, 5), 9)
+            for sender in senders:
+                sender.init(2, 11)
+                sender.send(indices(1, 2))
+            for each in (*senders, receiver):
+                until(each.poll, poll.Success)
+            (page,) = decode.page(4)
+            assert (decode.page(5), decode.item(9)) == ({page + 1}, {page + 10})
+            taken.add(page)
+        assert taken == {1, 41}, "they take turns"
 
 
 def test_chunks_that_come_before_the_metadata_and_a_prefix(sglang: SimpleNamespace, pair: Pair) -> None:

@@ -116,9 +116,10 @@ def test_engines_that_do_not_fit_name_both_values(alone: Engine, pair: tuple[Eng
     watch = Watch(*pair)
     params = prefill.prefill("m", prompt)
     (worker,) = params["workers"]
-    other = {**params, "workers": [{**worker, "layout": {**worker["layout"], "dtype": "torch.float16"}}]}
+    memory = {**worker["memory"], "regions": [{**each, "dtype": "float16"} for each in worker["memory"]["regions"]]}
+    other = {**params, "workers": [{**worker, "memory": memory}]}
     assert decode.generate("m", prompt, TOKENS, other)["tokens"] == expected(alone, [prompt])[0]
-    assert "dtype is torch.float32 here and torch.float16 at 127.0.0.1" in decode.log.read_text()
+    assert "dtype is float32 here and float16 at 127.0.0.1" in decode.log.read_text()
     assert decode.generate("true", prompt, 1, params)["reason"] == "length"
     watch.nothing_is_kept()
     assert (watch.counted("pull_failed"), watch.counted("lease_released")) == (1, 0), "it says so of another engine"

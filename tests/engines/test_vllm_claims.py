@@ -155,12 +155,12 @@ def test_an_offer_with_another_block_size(alone: Engine, pair: tuple[Engine, Eng
     assert decode.generate(f"size-forged-{size}", prompt, TOKENS, forged)["tokens"] == answer
     assert decode.generate(f"size-cached-{size}", prompt, TOKENS)["tokens"] == answer
     worker = forged["workers"][0]
-    layout, shape = {**worker["layout"], "block_size": size}, {**worker["shape"], "tokens": size}
+    memory = {**worker["memory"], "regions": [{**each, "tokens": size} for each in worker["memory"]["regions"]]}
     forged = {
         **offers[1],
         **forged,
         "lease": offers[1]["lease"],
-        "workers": [{**worker, "layout": layout, "shape": shape}],
+        "workers": [{**worker, "memory": memory}],
     }
     decode.say(op="forget")
     assert decode.generate(f"size-begins-{size}", prompt[: 2 * BLOCK], 1)["reason"] == "length"

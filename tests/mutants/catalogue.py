@@ -38,6 +38,7 @@ WILD = "tests/hostile/test_wild_requests.py"
 WAYS = "tests/unit/wire/test_ways.py"
 POLICY, READERS = "tests/hostile/test_policy.py", "tests/hostile/test_readers.py"
 HOLDS = "tests/adapters/test_holds.py"
+REGIONS = "tests/adapters/test_regions.py"
 HIXL, HIXL_LATE = "tests/hixl/test_engine.py", "tests/hixl/test_late_bytes.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
@@ -1041,6 +1042,41 @@ MUTANTS = (
     ),
     # ---- strangers ----
     Mutant(
+        "a-memory-by-a-router",
+        "what a worker says of its memory is its own word, and not a router's",
+        "aiodatadist/_adapters/pull_orders.py",
+        "    made.update(memory.said)\n",
+        "",
+        (
+            "tests/hostile/test_claims_of_engines.py"
+            "::test_an_order_that_says_otherwise_how_blocks_are_made_up_uses_nothing",
+        ),
+    ),
+    Mutant(
+        "a-region-behind-its-block",
+        "a region that a peer claims is within its blocks",
+        "aiodatadist/_adapters/regions.py",
+        "        if region.offset < 0 or region.offset + composed.extent > plane.stride:\n",
+        "        if region.offset < 0:\n",
+        (f"{REGIONS}::test_a_memory_that_contradicts_itself_is_refused",),
+    ),
+    Mutant(
+        "regions-without-limit",
+        "an offer names a limited number of regions",
+        "aiodatadist/_adapters/regions.py",
+        "        if left < 0:\n",
+        "        if left < -(10**9):\n",
+        (f"{REGIONS}::test_what_a_peer_may_claim_is_bounded",),
+    ),
+    Mutant(
+        "a-replica-that-is-not-told",
+        "blocks that no worker needs are given back at once",
+        "aiodatadist/_adapters/plans.py",
+        "        if not takers[number, plane]\n",
+        "        if not takers[number, plane] and number < 0\n",
+        (f"{REGIONS}::test_replicas_share_the_load_of_one_taker",),
+    ),
+    Mutant(
         "a-hold-by-its-name-alone",
         "who keeps a lease alive, or lets go of it, knows its blocks and its prompt",
         "aiodatadist/_adapters/kept_leases.py",
@@ -1751,17 +1787,17 @@ MUTANTS = (
     Mutant(
         "layout-believed",
         "the owner of a lease compares how its blocks are made up",
-        "aiodatadist/_adapters/leased_blocks.py",
-        '    parts = [layout, None if shape is None else shape.model_dump(mode="json"), rank, ranks]\n',
-        "    parts: list[object] = []\n",
+        "aiodatadist/_adapters/pull_orders.py",
+        "    made.update(json.dumps([layout, rank, ranks, takers], sort_keys=True).encode())\n    made.update(memory.said)\n",
+        "",
         (CLAIMS_OF_ENGINES, "tests/hostile/test_forged_offers.py"),
     ),
     Mutant(
         "block-size-believed",
         "an offer with another block size than its workers is refused",
         "aiodatadist/_adapters/vllm/offer.py",
-        "        if sizes != {offer.remote_block_size}:\n",
-        "        if not sizes:\n",
+        "            if not sizes <= {group.size}:\n",
+        "            if not sizes:\n",
         (f"{CLAIMS_OF_ENGINES}::test_an_offer_with_another_block_size_than_its_workers_is_no_offer",),
     ),
     Mutant(
@@ -1888,8 +1924,8 @@ MUTANTS = (
         "offer-longer-than-its-prompt",
         "an offer has no more blocks than its request's prompt",
         "aiodatadist/_adapters/vllm/offer.py",
-        '        return words if count > most else ""\n',
-        '        return ""\n',
+        "            if count > most:\n",
+        "            if count > most + 10**9:\n",
         (f"{OFFERS}::test_a_hostile_offer_is_refused_in_one_short_line",),
     ),
     # ---- pushed requests ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.meaning import differences
 from aiodatadist._adapters.peer_links import PeerAddress
 from aiodatadist._adapters.push_messages import MAX_NAME
+from aiodatadist._adapters.regions import WORKERS
 from aiodatadist._adapters.rendezvous import Ranks, Registered
 from aiodatadist._adapters.rendezvous_asks import RendezvousAsks
 from aiodatadist._adapters.sglang.buffers import check_no_state, groups_of, layout_of
@@ -82,6 +84,7 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
         self.rank: int = int(args.engine_rank)
         self.settings: SglangSettings = on_device(from_environment(), int(args.gpu_id) - self.rank)
         self._ranks = int(getattr(server_args, "tp_size", 1))
+        self._is_replicated = bool(is_mla_backend)
         self._layout = {**layout_of(args, self._ranks), **meaning_of(args, server_args, self.settings.model_id)}
         self._peers = self.settings.allowed_peers()
         self._credential = self.settings.credential()
@@ -152,8 +155,17 @@ class AioDataDistKVManager(BaseKVManager):  # type: ignore[misc]  # SGLang has n
             self.incidents.add(Incident.RANKS_UNKNOWN, logger, *told)
             return None
 
+    def sources_among(self, workers: Sequence[PeerAddress]) -> list[PeerAddress]:
+        """Return the prefill ranks that have what this one needs, of whom it alone asks."""
+        if not self._is_replicated:
+            return [workers[self.rank % len(workers)]]
+        return list(workers[self.rank :: self._ranks])
+
     def _check_layout(self, bootstrap_addr: str, theirs: dict[str, str | int]) -> None:
         found = differences(self._layout, theirs, self.settings.accept_differences)
+        ranks = theirs.get(WORKERS)
+        if self._is_replicated and isinstance(ranks, int) and ranks and ranks % self._ranks == 0:
+            found.pop(WORKERS, None)
         for name, (ours, other) in found.items():
             raise IncompatiblePeer(
                 f"{printable(name)} is {shown(ours)} here and {shown(other)} at the engine of {printable(bootstrap_addr)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 from typing import Any
+from zlib import crc32
 
 from sglang.srt.disaggregation.base.conn import BaseKVReceiver, KVPoll
 
@@ -79,11 +80,15 @@ class AioDataDistKVReceiver(BaseKVReceiver):  # type: ignore[misc]  # SGLang has
             raise ValueError(f"room {self._room}: state_indices were given: aiodatadist's backend moves no state")
         if self.conclude_state is not None:
             return
-        source = self._workers[self.kv_mgr.rank % len(self._workers)]
+        sources = self.kv_mgr.sources_among(self._workers)
+        source = sources.pop(crc32(self._room.encode()) % len(sources))
         aux = None if aux_index is None else int(aux_index)
         pages = tuple(map(int, kv_indices))
         self._is_expecting = True
-        self.kv_mgr.service.expect(ExpectOrder(self._request, source, self._room, prefix // page_size, pages, aux))
+        first, workers = prefix // page_size, len(self._workers)
+        order = ExpectOrder(self._request, source, self._room, first, pages, aux, workers=workers)
+        for each in (order, *order.at_replicas(sources)):
+            self.kv_mgr.service.expect(each)
 
     def poll(self) -> int:
         if self.conclude_state is not None:

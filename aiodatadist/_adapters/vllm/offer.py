@@ -132,10 +132,16 @@ class PushOffer(_Params):
     Attributes:
         transfer_id: the router's name of the request, which it gives both engines, and no other request.
         prefill: address of rank 0 of that engine; rank r has the port and the cluster id plus r.
+        prefill_workers: number of its tensor-parallel workers, if it is not the number of the decode engine's.
     """
 
     transfer_id: TransferName
     prefill: PeerAddress
+    prefill_workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+
+    def ranks(self, ranks: int) -> int:
+        """Return the number of the prefill engine's workers, for an engine of ``ranks`` workers."""
+        return self.prefill_workers or ranks
 
     def has_workers(self, ranks: int) -> bool:
         """Return True if there can be this many ranks: their ports and cluster ids are in range."""
@@ -265,8 +271,11 @@ class Offers:
         if "transfer_id" in params:
             pushed = _read(params, PushOffer)
             self._check_name(pushed.transfer_id)
-            if not pushed.has_workers(self._ranks):
-                raise Unreadable(f"prefill: there cannot be {self._ranks} workers from this address upwards")
+            ranks = pushed.ranks(self._ranks)
+            if not pushed.has_workers(ranks):
+                raise Unreadable(f"prefill: there cannot be {ranks} workers from this address upwards")
+            if ranks > max(self._max_workers, self._ranks):
+                raise Unreadable(f"prefill_workers is {ranks}: the limit is {self._max_workers}")
             return pushed
         workers = params.get("workers")
         if isinstance(workers, (list, tuple)) and len(workers) > self._max_workers:
@@ -281,7 +290,11 @@ class Offers:
         return offer
 
     def _places_of(self, offer: Offer | PushOffer) -> Sequence[PeerAddress]:
-        return offer.workers if isinstance(offer, Offer) else [offer.worker(rank) for rank in range(self._ranks)]
+        return (
+            offer.workers
+            if isinstance(offer, Offer)
+            else [offer.worker(rank) for rank in range(offer.ranks(self._ranks))]
+        )
 
     def transfer_to_push(self, params: Mapping[str, Any] | None) -> str | None:
         """Return the router's name of a request that is to be pushed, or None if its blocks are kept for a pull.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aiodatadist._adapters.block_service import BlockService
+from aiodatadist._adapters.peer_links import PeerAddress
 from aiodatadist._adapters.pull_orders import KeptOrder, PullOrder, WorkerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
 from aiodatadist._adapters.sendings import Portion
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._adapters.vllm.kv_tensors import kv_cache_of_vllm, packing_of, tensors_of
 from aiodatadist._adapters.vllm.model import Model
+from aiodatadist._adapters.vllm.offer import PushOffer
 from aiodatadist._adapters.vllm.orders import Expect, Hold, Load, Orders, Release
 from aiodatadist._adapters.vllm.results import Reports
 from aiodatadist._adapters.vllm.steps import LayerSteps
@@ -40,6 +42,7 @@ class WorkerSide:
         self._meaning = meaning
         self._layers = layers or {}
         self._address: WorkerAddress | None = None
+        self._is_replicated = False
         self._steps = LayerSteps(())
         self.reports = Reports(self._service.take)
 
@@ -59,6 +62,7 @@ class WorkerSide:
         packing = {name: packing_of(self._layers.get(name), first) for name in kv_caches}
         kv = kv_cache_of_vllm(kv_caches, self._model, packing)
         self._steps = LayerSteps(tuple(kv_caches), str(getattr(first, "device", "cpu")))
+        self._is_replicated = kv.is_replicated
         self._address = self._service.open(kv, dict(self._meaning))
 
     # ---- each step ----
@@ -88,10 +92,12 @@ class WorkerSide:
         for ended in orders.abandons:
             self._service.abandon(ended.name, request=ended.request_id, prompt=ended.prompt_digest)
         for expect in orders.expects:
-            self._service.expect(self._expect_order(expect))
+            for order in self._expect_orders(expect):
+                self._service.expect(order)
         for declined in orders.declines:
             pushed = declined.offer
-            self._service.decline(pushed.worker(self._model.rank), pushed.transfer_id, declined.prompt_digest)
+            for source in self._sources_of(pushed):
+                self._service.decline(source, pushed.transfer_id, declined.prompt_digest)
         for keep in orders.keeps:
             self._service.keep(
                 keep.request_id,
@@ -110,15 +116,29 @@ class WorkerSide:
         for release in orders.releases:
             self._service.release(_kept_order(release))
 
-    def _expect_order(self, expect: Expect) -> ExpectOrder:
-        return ExpectOrder(
+    def _expect_orders(self, expect: Expect) -> Iterator[ExpectOrder]:
+        """Yield the order for the blocks, and one for nothing to each other worker that has the same."""
+        offer, sources = expect.offer, self._sources_of(expect.offer)
+        mine, theirs = self._model.ranks, offer.ranks(self._model.ranks)
+        at = int.from_bytes(expect.prompt_digest[:4], "big") % len(sources)  # replicas take turns
+        order = ExpectOrder(
             expect.request_id,
-            expect.offer.worker(self._model.rank),
-            expect.offer.transfer_id,
+            sources[at],
+            offer.transfer_id,
             expect.first,
             expect.into,
             prompt=expect.prompt_digest,
+            workers=theirs if self._is_replicated and theirs % mine == 0 else None,
         )
+        yield order
+        yield from order.at_replicas(sources[:at] + sources[at + 1 :])
+
+    def _sources_of(self, offer: PushOffer) -> list[PeerAddress]:
+        """Return the workers of the prefill engine that have what this one needs, of whom it alone asks."""
+        mine, theirs = self._model.ranks, offer.ranks(self._model.ranks)
+        if not self._is_replicated or theirs % mine:
+            return [offer.worker(self._model.rank)]
+        return [offer.worker(rank) for rank in range(self._model.rank, theirs, mine)]
 
     def close(self) -> None:
         """Close the service."""
