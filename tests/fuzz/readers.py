@@ -13,6 +13,7 @@ from pydantic_core import from_json
 
 from aiodatadist import LeaseTicket, ParamInvalid
 from aiodatadist._adapters import push_messages, rendezvous_lines
+from aiodatadist._adapters.hold_messages import Held, Hold, LetGo
 from aiodatadist._adapters.peers import LOOPBACK, Peers
 from aiodatadist._adapters.vllm.offer import MAX_OFFER, MAX_OFFER_TEXT, Offer, Offers, PushOffer
 from aiodatadist._cluster.rank_groups import MAX_CARD, Card
@@ -125,6 +126,9 @@ def read_ticket(data: bytes) -> None:
     if isinstance(content, dict):
         ticket = LeaseTicket.of(content)
         assert LeaseTicket.of(ticket.model_dump()) == ticket
+
+
+_HELD = Held(lease="a" * 32, blocks="0" * 32, prompt="1" * 32, holder=7, share=2)
 
 
 def read_push(data: bytes) -> None:
@@ -281,6 +285,8 @@ READERS = {
             push_messages.encode(push_messages.Sent(transfer="t" * 20, number=1)),
             push_messages.encode(push_messages.Refused(transfer="t" * 20, number=1, reason="no")),
             push_messages.encode(push_messages.More(transfer="t" * 20, number=1, into=(1, 2))),
+            push_messages.encode(Hold(held=(_HELD,))),
+            push_messages.encode(LetGo(held=(_HELD, _HELD))),
         ],
     ),
     "bootstrap": Reader(

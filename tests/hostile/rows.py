@@ -136,11 +136,19 @@ ROWS: Final = (
     ),
     Row(
         "T6",
-        (*_hostile("claims_of_engines"), "tests/unit/test_lease_room.py"),
+        (*_hostile("claims_of_engines"), "tests/unit/test_lease_room.py", "tests/adapters/test_holds.py"),
         (
             Figure(
                 f"a share of {Settings.model_fields['max_leased'].default} of the KV cache",
                 f"KV 缓存的 {Settings.model_fields['max_leased'].default}",
+            ),
+            Figure(
+                f"{Settings.model_fields['hold_seconds'].default:g} s at most for requests that wait elsewhere",
+                f"为在别处等待的请求最多 {Settings.model_fields['hold_seconds'].default:g} s",
+            ),
+            Figure(
+                f"{Settings.model_fields['max_takers'].default} takers",
+                f"{Settings.model_fields['max_takers'].default} 个取用者",
             ),
         ),
     ),
