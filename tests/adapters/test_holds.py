@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
 from typing import Any
 
@@ -333,14 +333,24 @@ def until(look: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def test_a_request_that_waits_longer_than_its_lease_gets_the_blocks(ends: Callable[..., End]) -> None:
-    owner, puller = ends(0, lease_seconds=1.5), ends(1)
+def test_an_owner_hears_of_a_request_that_waits_again_and_again(
+    ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[int] = []
+    held = KeptLeases.held
+
+    def counted(self: KeptLeases, peer: LinkedPeer, leases: Sequence[Held]) -> None:
+        held(self, peer, leases)
+        heard.append(len(leases))
+
+    monkeypatch.setattr(KeptLeases, "held", counted)
+    owner, puller = ends(0, lease_seconds=3600), ends(1)
     lease = new_lease_name()
     owner.service.keep("r", lease, [3, 9], PROMPT)
-    began = time.monotonic()
-    puller.service.hold(kept_order("r", lease, owner), 1.5)
-    until(lambda: time.monotonic() > began + 4)  # the owner's loop has its own clock
-    assert owner.service.take().sent == set()
+    puller.service.hold(kept_order("r", lease, owner), 0.001)  # a router wrote that the lease is short
+    until(lambda: len(heard) >= 3)
+    assert set(heard) == {1}
+    assert holders_at(owner) == 1
     puller.service.pull(order("r", lease, owner.address))
     assert puller.until("received", "r").counters["pull_done"] == 1
     assert owner.until("sent", "r").counters == {"lease_taken": 1}
