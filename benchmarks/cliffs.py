@@ -118,6 +118,11 @@ async def steps(turns: int = 60) -> list[Step]:
         return [*await _steps("bytes", SIZES, sizes, turns), *await _steps("ranges", COUNTS, ranges, turns)]
 
 
+def largest(found: Sequence[Step]) -> dict[str, Step]:
+    """Return the largest step of each kind."""
+    return {step.what: step for step in sorted(found, key=lambda each: each.ratio.median)}
+
+
 def rows(found: Sequence[Step]) -> Iterator[dict[str, object]]:
     for step in found:
         yield {

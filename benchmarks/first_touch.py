@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
@@ -101,28 +101,28 @@ async def _round(populate: str) -> dict[str, float]:
         # other blocks before: threads are started, and lanes opened
         beside = [number + 1 for number in here], [number + 1 for number in there]
         await manager.pull_blocks(BlocksCacheKey(PEER), cache, *beside)
-        ratios = {}
+        found = {}
         for way in ("pull", "push"):
             first = await seconds(way)
-            ratios[way] = first / median([await seconds(way) for _ in range(LATER)])
-        return ratios
+            found[way] = first / median([await seconds(way) for _ in range(LATER)])
+        return found
 
 
-def rows(rounds: int) -> Iterator[dict[str, object]]:
+def ratios(rounds: int) -> dict[tuple[str, str], Spread]:
+    """Return how many times as long as later ones the first transfers took, by ``populate`` and direction."""
     found: dict[tuple[str, str], list[float]] = {}
     for _ in range(rounds):
         for populate in ("use", "background"):
             for way, ratio in asyncio.run(_round(populate)).items():
                 found.setdefault((populate, way), []).append(ratio)
             time.sleep(0.1)
-    for (populate, way), ratios in sorted(found.items()):
-        yield _row(populate, way, ratios)
+    return {key: Spread.of(each) for key, each in sorted(found.items())}
 
 
-def _row(populate: str, way: str, ratios: Sequence[float]) -> dict[str, object]:
-    spread = Spread.of(ratios)
-    reached = "-" if populate == "use" else "reached" if spread.median <= BAR else "missed"
-    return {"populate": populate, "first": way, "of a later one": spread, "it is": reached}
+def rows(rounds: int) -> Iterator[dict[str, object]]:
+    for (populate, way), spread in ratios(rounds).items():
+        reached = "-" if populate == "use" else "reached" if spread.median <= BAR else "missed"
+        yield {"populate": populate, "first": way, "of a later one": spread, "it is": reached}
 
 
 def main() -> None:

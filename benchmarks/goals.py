@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aiodatadist._cli.bench.figures import OURS, Row, Spread
 from aiodatadist._cli.bench.sizes import size_text
 from aiodatadist._cli.bench.workload import MemoryKind, Op
+from benchmarks.cliffs import Step
 from benchmarks.copies import Share
+from benchmarks.regions import Ratio
 
 LARGE_COMMAND = "aiodatadist bench --op pull,push --memory pool,user --against process_vm,nixl"
 SMALL_COMMAND = (
@@ -176,6 +178,43 @@ def batched(row: Row) -> Goal:
         BATCHED_COMMAND,
         is_least=True,
     )
+
+
+# ---- cliffs, and large memory ----
+
+
+def cliffs(largest: Mapping[str, Step]) -> list[Goal]:
+    """Return the largest steps between transfers of neighbouring sizes."""
+    return [
+        Goal(
+            f"the largest step from one size to one a quarter larger, in {what}: from {step.before:,} to {step.after:,}",
+            step.ratio,
+            1.5,
+            "python -m benchmarks.cliffs",
+        )
+        for what, step in largest.items()
+    ]
+
+
+def first_touch(ratios: Mapping[tuple[str, str], Spread]) -> list[Goal]:
+    """Compare the first transfer into a pool with later ones."""
+    return [
+        Goal(
+            f'the first {way}, of a later one, with `"populate": "{populate}"`',
+            ratio,
+            2 if populate == "background" else None,
+            "python -m benchmarks.first_touch",
+        )
+        for (populate, way), ratio in ratios.items()
+    ]
+
+
+def regions(ratios: Iterable[Ratio]) -> list[Goal]:
+    """Compare the caller's memory, of different sizes and pages, with a pool's."""
+    return [
+        Goal(f"pull from {each.what}", each.as_fast, each.bar, "python -m benchmarks.regions", is_least=True)
+        for each in ratios
+    ]
 
 
 # ---- others ----

@@ -26,7 +26,7 @@ from aiodatadist._cli.bench.plot import draw
 from aiodatadist._cli.bench.report import BenchReport
 from aiodatadist._cli.bench.sizes import size_text
 from aiodatadist._cli.bench.workload import MemoryKind, Op
-from benchmarks import copies, facade, forms, goals, layers, pages, scale
+from benchmarks import cliffs, copies, facade, first_touch, forms, goals, layers, pages, regions, scale
 from benchmarks.common import arguments
 from benchmarks.goals import LARGE_COMMAND, SMALL_COMMAND, by_case
 
@@ -64,6 +64,7 @@ class Others:
         link_seconds, first_pull: the time of 512 links; of a first pull, of one whose answer is known, and of an echo.
         slowed: percent by which compute on one core takes longer beside transfers with one copier.
         facade, pages, forms: rows of these benchmarks.
+        cliffs, first_touch, regions: results of these benchmarks.
     """
 
     shares: Sequence[copies.Share]
@@ -75,6 +76,9 @@ class Others:
     facade: Sequence[dict[str, Any]]
     pages: Sequence[dict[str, Any]]
     forms: Sequence[dict[str, Any]]
+    cliffs: Mapping[str, cliffs.Step]
+    first_touch: Mapping[tuple[str, str], Spread]
+    regions: Sequence[regions.Ratio]
 
 
 def ratio(ours: Spread, theirs: Spread) -> str:
@@ -153,6 +157,9 @@ def goals_of(large: Sequence[Row], small: Sequence[Row], others: Others) -> list
         *goals.layered(others.layered),
         *goals.links(others.link_seconds, others.first_pull),
         goals.slowed(others.slowed),
+        *goals.cliffs(others.cliffs),
+        *goals.first_touch(others.first_touch),
+        *goals.regions(others.regions),
         *goals.facade(others.facade),
     ]
 
@@ -183,10 +190,12 @@ def user_memory(large: Sequence[Row], others: Others) -> str:
         that costs the processor {costs[0]} times what a copy of shared memory does, on pages of 2 MiB {costs[1]}
         times, by the size of the blocks (`python -m benchmarks.pages`). Neither two copiers, more ranges in a call,
         the other direction nor a buffer in the cache in between makes up for small pages. So softnpu moves a region
-        of at most 256 MiB to huge pages when it is registered; numpy's arrays from 4 MiB up have them already. Larger
-        regions of others, and all of them before Linux 6.1 or where the machine has no 2 MiB in one piece left, stay
-        on small pages. `aiodatadist.empty` and `torch_empty` give arrays and tensors that are shared to begin with:
-        these have a pool's speed.""",
+        to huge pages: of up to 256 MiB when it is registered, a larger one behind that; numpy's arrays from 4 MiB up
+        have them already. What is under `MADV_NOHUGEPAGE`, and all regions before Linux 6.1 or where the machine has
+        no 2 MiB in one piece left, stay on small pages. `aiodatadist.empty` and `torch_empty` give arrays and tensors
+        that are shared to begin with: these have a pool's speed.""",
+        """A region of GiBs is slower than one of 256 MiB, and so is a pool of GiBs: the processor looks up more addresses
+        than its tables hold, twice in a virtual machine.""",
     )
 
 
@@ -339,6 +348,9 @@ def measured_others(seconds: float | None, rounds: int) -> Others:
         facade=facade_rows(rounds),
         pages=list(pages.rows(seconds or 1.0)),
         forms=asyncio.run(forms.measure_all(4 * rounds, 100)),
+        cliffs=cliffs.largest(asyncio.run(cliffs.steps())),
+        first_touch=first_touch.ratios(rounds),
+        regions=list(regions.ratios(asyncio.run(regions.times(4 << 30, 8 * rounds, cpu=False))[0])),
     )
 
 

@@ -39,7 +39,7 @@ class StreamLimits:
     window: int = 8 << 20
     background: float = 150e-6
     inline: int = 8 << 20
-    inline_seconds: float = 350e-6
+    inline_seconds: float = 450e-6
     patience: float = 0.03
     abort: float = 60.0
     grace: float = 1.0

@@ -12,9 +12,11 @@ from aiodatadist._cli.bench.initiator import Lengths
 from aiodatadist._cli.bench.machine import Machine, Ran
 from aiodatadist._cli.bench.options import BenchOptions
 from aiodatadist._cli.bench.report import BenchReport
+from benchmarks.cliffs import Step
 from benchmarks.copies import Share
 from benchmarks.goals import Goal, over
 from benchmarks.performance import LARGE, PEERS, SMALL, Others, losses, page
+from benchmarks.regions import Ratio
 from tests.bench.test_values import row
 
 
@@ -73,6 +75,9 @@ def others() -> Others:
             for nbytes in (64, 16384)
             for form, calls, cost in (("pull_blocks", 17, 8.0), ("push_blocks, notify", 33, 12.0))
         ],
+        cliffs={"bytes": Step("bytes", 4096, 5120, (1e-5, 1.2e-5), spread(1.2))},
+        first_touch={("background", "pull"): spread(1.0), ("use", "pull"): spread(10.0)},
+        regions=[Ratio("the large region, of the small one", spread(0.95), 0.9, spread(10.0))],
     )
 
 

@@ -17,7 +17,7 @@
 
 #define PARTS_MAX  256                                  /* ranges of a piece: small blocks are moved many at a time */
 #define SHARED     ((uint64_t)512 << 10)                /* bytes of a task from which on it is shared */
-#define PIECE_MIN  ((uint64_t)128 << 10)
+#define PIECE_MIN  ((uint64_t)64 << 10)
 #define PIECES_PER_COPIER 2                             /* of what is left: the last ones are short, so that they end together */
 
 static const char gone[] = "the peer has ended or has destroyed the communicator";
