@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,6 @@ from aiodatadist._device import device as module
 from aiodatadist._device.memory_limit import MemoryLimit
 from aiodatadist._native.library import ffi
 from aiodatadist.testing import Cluster, open_cluster, soft_faults_cleared, soft_hold
-from tests.test_layered import until
 
 SIZE = 8 << 20
 LARGE = 300 << 20
@@ -78,9 +78,11 @@ async def test_pages_come_with_their_first_use() -> None:
 
 @pytest.mark.parametrize("populate", [None, "background"])
 async def test_pages_come_behind_init(populate: str | None) -> None:
-    async with open_cluster(1, mem_pool_cfg=pool(populate, LARGE), host_mem_pool_cfg=pool(populate)) as cluster:
-        device, host = await whole_of(cluster, LARGE), await whole_of(cluster, SIZE, Placement.HOST)
-        await until(lambda: (device.present, host.present) == (LARGE, SIZE))
+    options: dict[str, Any] = {"mem_pool_cfg": pool(populate), "host_mem_pool_cfg": pool(populate)}
+    async with open_cluster(1, transport="loopback", **options) as cluster:
+        device, host = await whole_of(cluster, SIZE), await whole_of(cluster, SIZE, Placement.HOST)
+        while (device.present, host.present) != (SIZE, SIZE):  # noqa: ASYNC110, the kernel has no event for it
+            await asyncio.sleep(0.01)
 
 
 async def test_a_pool_is_not_populated_beyond_the_containers_limit(container: Path) -> None:
