@@ -223,13 +223,22 @@ def test_requests_are_listed_in_order_with_the_callers_number() -> None:
 def test_disconnect_forgets_requests_and_ends_their_transfers() -> None:
     with connected() as (server, client):
         engine, ranges = client.engine, descs(client, server, (0, 0, SIZE))
-        with soft_faults_cleared(), soft_hold("HcclBatchGet") as hold:
+        assert engine.transfer_sync(server.name, READ, ranges, 30_000) == hixl.SUCCESS
+        statuses: list[int] = []
+        leaving = threading.Thread(target=lambda: statuses.append(engine.disconnect(server.name, 30_000)))
+        with (
+            soft_faults_cleared(),
+            soft_hold("HcclBatchGet", at="half") as copy,
+            soft_hold("aclrtStreamAbort") as abort,
+        ):
             _, req = engine.transfer_async(server.name, READ, ranges)
-            statuses: list[int] = []
-            leaving = threading.Thread(target=lambda: statuses.append(engine.disconnect(server.name, 30_000)))
+            asyncio.run(copy.arrived())
             leaving.start()
+            asyncio.run(abort.arrived())
+            assert not statuses
             assert engine.get_transfer_status(req)[1] is hixl.TransferStatus.WAITING
-            hold.release()
+            abort.release()
+            copy.release()
             leaving.join()
         assert statuses == [hixl.SUCCESS]
         assert engine.get_transfer_status(req) == (hixl.PARAM_INVALID, hixl.TransferStatus.FAILED)
