@@ -505,7 +505,8 @@ async def test_a_notification_that_waits_for_the_window(how: str) -> None:
 
 @hows
 async def test_a_copy(how: str, no_leaks: None) -> None:
-    big = CacheDesc(2, [4, 1 << 20], DataType.DT_UINT8)
+    slot = 8 << 20  # more than is copied in the submitting call
+    big = CacheDesc(2, [4, slot], DataType.DT_UINT8)
     async with scene() as all_of:
         one, other = [await all_of.decoder.contiguous(big) for _ in range(2)]
 
@@ -517,7 +518,7 @@ async def test_a_copy(how: str, no_leaks: None) -> None:
             memory.view()[:] = bytes(memory.nbytes)
             await all_of.manager.copy_cache(one, other, 3, 0)
             view = memory.view()
-            assert not any(view[at] for at in (1 << 20, (2 << 20) - 1, 5 << 20, (6 << 20) - 1))
+            assert not any(view[at] for at in (slot, 2 * slot - 1, 5 * slot, 6 * slot - 1))
             assert all(entry_of(all_of.decoder, cache).leases == 0 for cache in (one, other))
             await all_of.all_is_back()
 
