@@ -40,6 +40,7 @@ def redis_url() -> Iterator[str]:
 
 def test_an_engine_pulls_and_shares_prefixes(alone: Engine, pair: tuple[Engine, Engine]) -> None:
     prefill, decode = pair
+    free = [engine.state()["free"] for engine in pair]
     wanted = prompts(12, seed=5, most=8 * BLOCK)
     expected = [alone.generate(f"alone{i}", prompt, TOKENS)["tokens"] for i, prompt in enumerate(wanted)]
     assert Router(prefill, decode).serve("multi", wanted, TOKENS) == expected
@@ -49,6 +50,7 @@ def test_an_engine_pulls_and_shares_prefixes(alone: Engine, pair: tuple[Engine, 
     eventually(lambda: prefill.state()["counted"].get("lease_taken"), len(wanted))
     full = sum(len(prompt) // BLOCK for prompt in wanted)
     eventually(lambda: prefill.state()["counted"].get("saved_blocks", 0) >= full, True)
+    eventually(lambda: [engine.state()["free"] for engine in pair], free)  # once their saves have ended
     for engine in pair:
         engine.say(op="forget")
     again = [decode.generate(f"again{i}", prompt, TOKENS)["tokens"] for i, prompt in enumerate(wanted)]
