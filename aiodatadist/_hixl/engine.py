@@ -227,8 +227,9 @@ class Hixl:
         cluster_id = peer.cluster_id()
         with naming(peer, cluster_id):
             self._used.pop(peer, None)
-            link = cluster.engine.links.find(cluster_id)
+            # first, because transfers may still be ending on a connection that is lost
             await self._stop(cluster_id, f"engine {peer} was disconnected")
+            link = cluster.engine.links.find(cluster_id)
             try:
                 await cluster.unlink_from(cluster_id, timeout=seconds)
             except LinkTimeout:
