@@ -79,7 +79,7 @@ class Settings(BaseModel):
     accept_differences: tuple[Meaning, ...] = ()
     cluster_id: int | None = Field(default=None, ge=0, lt=2**62)
     device_id: int = Field(default=0, ge=0)
-    transport: TransportName = "hccl"
+    transport: TransportName = "auto"
     push: bool = False
     lease_seconds: float = Field(default=60.0, gt=0, le=86_400)
     hold_seconds: float = Field(default=600.0, ge=0, le=86_400)

@@ -159,7 +159,7 @@ class LLMConfig(BaseModel):
     deploy_res_path: Annotated[str | None, optional(rules.text("deploy_res_path"))] = None
     cluster_info: Annotated[str | None, optional(rules.cluster_info)] = None
     output_max_size: Annotated[int | None, optional(bounded("output_max_size", 0, 2**63 - 1))] = None
-    transport: Annotated[TransportName, BeforeValidator(rules.choice("transport", *get_args(TransportName)))] = "hccl"
+    transport: Annotated[TransportName, BeforeValidator(rules.choice("transport", *get_args(TransportName)))] = "auto"
     tcp_streams: Annotated[int, BeforeValidator(bounded("tcp_streams", 1, peer_budget.MAX_STREAMS))] = (
         DEFAULT_TCP_STREAMS
     )
@@ -198,7 +198,7 @@ class LLMConfig(BaseModel):
         deploy_res_path: str | None = None,
         cluster_info: str | None = None,
         output_max_size: int | None = None,
-        transport: TransportName = "hccl",
+        transport: TransportName = "auto",
         tcp_streams: int = DEFAULT_TCP_STREAMS,
         tcp_threads: int = DEFAULT_TCP_THREADS,
         tcp_plain_networks: str | None = None,

@@ -15,6 +15,9 @@ from tests.profiles import at_night
 PLACE = f"{address(1, 1)}:26001"
 
 
+pytestmark = pytest.mark.timeout(300)
+
+
 @pytest.fixture
 def both() -> Iterator[tuple[Machine, Machine]]:
     with machines("a", "b") as (a, b):

@@ -21,6 +21,7 @@ from aiodatadist._blocking.config import KEY_FILE
 from aiodatadist._cli.doctor.finding import Finding, Mark
 from aiodatadist._cli.doctor.networks import network_findings
 from aiodatadist._cli.doctor.pools import sealing_findings
+from aiodatadist._cli.doctor.tcp import tcp_findings
 from aiodatadist._cli.kit.numbers import quantity
 from aiodatadist._config.certificates import AUTHORITY, CERTIFICATE, Certificates, moment
 from aiodatadist._config.certificates import KEY as TLS_KEY
@@ -428,6 +429,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     kernel_findings,
     cpu_findings,
     network_findings,
+    tcp_findings,
     trust_findings,
     sealing_findings,
     version_findings,

@@ -45,6 +45,8 @@ def test_this_machine_is_examined_without_a_fatal_finding(capsys: pytest.Capture
         "loopback",
         "network",
         "softnpu's peers",
+        "TCP",
+        "data connections",
         "trust",
         "Python",
     ):
