@@ -19,7 +19,8 @@ def test_what_is_named_exists() -> None:
         assert any(file.startswith(name) for name in FILES), file
         text = (ROOT / file).read_text()
         for test in tests:
-            assert f"def {test.split('::')[-1]}(" in text, test
+            function = test.split("::")[-1].partition("[")[0]
+            assert not test or f"def {function}(" in text, test
 
 
 @pytest.mark.parametrize("fault", ["tcp_get:flip", "tcp_put:late=3", "tcp_get:exec=3@x", "tcp_put:hang@1@2"])
