@@ -41,7 +41,7 @@ OF_REAL_TIME = {"guessing sleeps", "polls", "time that passes", "short limits", 
 
 CEILINGS: Final = {
     "guessing sleeps": 0,
-    "polls": 44,
+    "polls": 45,
     "time that passes": 10,
     "delays": 0,
     "short limits": 0,

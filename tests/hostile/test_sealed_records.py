@@ -33,7 +33,7 @@ TAG, BYTES = 16, 4096
 
 
 class Peer:
-    """The other end: it has memory of the channel's end, and the socket, blocking for nobody."""
+    """The other end: it has the memory of the channel's end, and a socket that blocks."""
 
     def __init__(self, sock: socket.socket, memory: bytearray, address: int, said: list[str]) -> None:
         self._sock = sock
