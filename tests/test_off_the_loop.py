@@ -169,6 +169,7 @@ ON_THE_LOOP: dict[type, Table] = {
         "ticket": lambda s: s.lease.ticket(),
         "wait_ended": lambda s: s.lease.wait_ended(),
         "withdraw": lambda s: s.lease.withdraw(),
+        "renew": lambda s: s.lease.renew(1),
         "add_done_callback": lambda s: s.lease.add_done_callback(lambda _: None),
     },
     LayerReceiver: {"layer": lambda s: s.receiver.layer(0)},
@@ -445,6 +446,7 @@ BLOCKING: dict[type, Table] = {
         "ticket": lambda s: s.lease.ticket(),
         "wait_ended": lambda s: s.lease.wait_ended(1),
         "withdraw": lambda s: s.lease.withdraw(),
+        "renew": lambda s: s.lease.renew(1),
     },
 }
 BLOCKING_FACTS: dict[type, frozenset[str]] = {

@@ -14,7 +14,7 @@ def test_a_handle_names_the_damaged_blocks_alone(is_option: bool) -> None:
     with linked_pair(transfer_checksum=is_option) as pair, soft_faults_cleared():
         checksum = None if is_option else True
         manager, cache = pair.target.manager, pair.target.cache
-        soft_fault("HcclBatchGet:flip=-1")
+        soft_fault("HcclBatchGet:flip=-1@2")  # of the second window, which ends with block 4
         pull = manager.submit_pull_blocks(KEY, cache, [1, 5, 9], [2, 8, 4], checksum=checksum)
         assert pull.wait(20)
         assert (pull.poll(), pull.failed_blocks()) == ("failed", [4])

@@ -68,7 +68,8 @@ async def test_a_call_cancelled_at_any_await_has_let_go_and_can_be_made_again(
                 if what == "save":
                     await cache.remove(HASHES)
                 k += 1
-            assert k > (1 if is_here else 3)
+            # a load of memory in this process may end in the call that starts it, and then no await is left
+            assert k > (3 if not is_here else int(what == "save"))
 
 
 async def cancelled_at(k: int, cache: ContextCache, what: str, how: str) -> bool:

@@ -28,9 +28,9 @@ def ends(
 ) -> Iterator[tuple[End, End]]:
     """Open two ends, each with its folder if that has a name."""
     monkeypatch.setenv(FOLDER, folders[0])
-    with opened(both[0], 1, listen=at(address(1, 1))) as one:
+    with opened(both[0], 1, listen=at(address(1, 1)), transport="hccl") as one:
         monkeypatch.setenv(FOLDER, folders[1])
-        with opened(both[1], 2) as other:
+        with opened(both[1], 2, transport="hccl") as other:
             yield one, other
 
 

@@ -55,6 +55,11 @@ async def hung_stream(
                     await stream.aclose()
 
 
+def number(semaphore: threading.Semaphore) -> int:
+    """Take what a semaphore has, and return how much that was."""
+    return sum(1 for _ in iter(lambda: semaphore.acquire(blocking=False), False))
+
+
 async def test_time_limit_is_told_although_a_call_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = bytearray(LARGE), bytearray(LARGE)
     async with hung_stream(monkeypatch) as (stream, _, _):
@@ -81,11 +86,15 @@ async def test_cancellation_is_told_although_a_call_hangs(monkeypatch: pytest.Mo
 
 async def test_short_limit_behind_a_long_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = bytearray(LARGE), bytearray(LARGE)
-    async with hung_stream(monkeypatch) as (stream, _, returns):
+    async with hung_stream(monkeypatch) as (stream, begun, returns):
         with anyio.fail_after(SOON):
+            returns.release(64)
+            await stream.submit(copy(target, source, LARGE), 3600).wait()
+            calls = number(begun)  # of one copy, which moves in windows
+            number(returns)
             long = stream.submit(copy(target, source, LARGE), 3600)
             hung = stream.submit(copy(target, source, LARGE), 0.1)
-            returns.release()
+            returns.release(calls)
             await long.wait()
             await hung.join()
         assert hung.state is TransferState.STUCK
