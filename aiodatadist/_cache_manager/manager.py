@@ -11,13 +11,7 @@ from aiodatadist._cache.names import Form, Key
 from aiodatadist._cache.plan import check_below, check_once
 from aiodatadist._cache.table import Entry
 from aiodatadist._cache.task import CacheTask
-from aiodatadist._cache_manager.arguments import (
-    Terms,
-    blocks_to_pull,
-    blocks_to_push,
-    check_offset,
-    leased_to_pull,
-)
+from aiodatadist._cache_manager.arguments import Terms, blocks_to_pull, blocks_to_push, check_offset, leased_to_pull
 from aiodatadist._cache_manager.caches import Caches
 from aiodatadist._device import give_way
 from aiodatadist._layered import LayeredRequest, LayeredTransfer, check_apart

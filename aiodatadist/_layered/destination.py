@@ -155,7 +155,7 @@ class Destination:
             # the link may have ended in the tick in which the destination was found
             self.link.session.check_ready()
             remote.check_access("put")
-            self.link.session.channels.check_reaches(remote, f"cluster {self.cluster_id}", self._entry)
+            self.link.session.channels.traits.check_reaches(remote, f"cluster {self.cluster_id}", self._entry)
             wanted, grid = self._wanted, grid.mirrored()
             route = Route(self.link, self._entry, remote, grid, self.layers, wanted.tensors, self._seconds)
             self.portions = Portions(

@@ -21,6 +21,7 @@ from aiodatadist._context_caching.pools.buffers import Buffers
 from aiodatadist._context_caching.pools.contract import GetStatus, PoolKey, PoolTimeout, PoolUnreachable, PutStatus
 from aiodatadist._context_caching.pools.mooncake import pool as mooncake
 from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
+from aiodatadist._context_caching.pools.mooncake.pieces import MooncakeStage
 from aiodatadist._context_caching.pools.mooncake.place import Place
 from aiodatadist._context_caching.pools.mooncake.pool import MooncakePool
 from aiodatadist._context_caching.pools.redis.nodes import parse_nodes
@@ -322,7 +323,7 @@ async def all_is_free(pool: MooncakePool) -> None:
 
 async def test_a_bad_stage_costs_no_memory_for_the_good_ones(broken_engine: MooncakePool) -> None:
     keys, foreign = [new_key(), new_key()], await Arena(64 * KIB).lend([KIB])
-    for bad in (None, mooncake.MooncakeStage(foreign[0])):
+    for bad in (None, MooncakeStage(foreign[0])):
         good, released = await broken_engine.stage([30 * MIB, KIB], deadline=soon())
         assert good is not None
         assert released is not None

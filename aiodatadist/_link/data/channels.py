@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -18,17 +18,15 @@ from aiodatadist._counting import Incident, Incidents
 from aiodatadist._link.control.questions import PendingQuestions
 from aiodatadist._link.data.data_connections import Losses
 from aiodatadist._link.data.link_channel import LinkChannel
+from aiodatadist._link.data.traits import Traits, traits_of
 from aiodatadist._transport import EVERYTHING, Channel, ChannelOffer, Endpoint, OpenSockets, Reach, StillWritten
 from aiodatadist._values import peer_budget
-from aiodatadist._values.descriptors import Placement
 from aiodatadist._values.foreign import printable
 from aiodatadist._wire.messages import Broken, Message, Outdated, Pong, Renew, Renewed, Retire
 from aiodatadist._wire.reasons import reason_of
-from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, ParamInvalid, ProtocolError
+from aiodatadist.errors import LinkError, LinkTimeout, LLMException, NotLinked, ProtocolError
 
 if TYPE_CHECKING:
-    from aiodatadist._cache.catalogue import RemoteCache
-    from aiodatadist._cache.table import Entry
     from aiodatadist._transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -83,20 +81,6 @@ class _Opening:
     def refusal(self) -> str:
         """The reason why the peer could not open its half; empty as long as it did not say so."""
         return self.answer.reason if self.answer is not None else ""
-
-
-class Traits(NamedTuple):
-    """The traits that all channels of a link share, because they connect the same two devices. ``Channel`` explains them.
-
-    ``npus`` says, for this end and the peer, whether it is an NPU whose DEVICE memory they do not reach; empty if neither is.
-    """
-
-    has_one_queue: bool = False
-    takes_gates: bool = True
-    reaches_host: bool = True
-    has_connections: bool = False
-    needs_loans: bool = False
-    npus: tuple[bool, ...] = ()
 
 
 class Channels:
@@ -198,14 +182,7 @@ class Channels:
         )
         channel.when_broken(self.losses.report)
         self._current = LinkChannel(name, channel, EVERYTHING_EVER if channel.needs_loans else epoch, 0)
-        self.traits = Traits(
-            channel.has_one_queue,
-            channel.takes_gates,
-            channel.reaches_host,
-            channel.has_connections,
-            channel.needs_loans,
-            _npus(channel, ends[1 - rank]),
-        )
+        self.traits = traits_of(channel, ends[1 - rank])
         if channel.needs_loans:
             self.begin_lending(channel)
 
@@ -215,30 +192,6 @@ class Channels:
         if self._current is None:
             raise NotLinked("the link has no channel")
         return self._current
-
-    def check_reaches(self, cache: Entry | RemoteCache, whose: str, own: Entry) -> None:
-        """Raise ParamInvalid if the link does not reach a cache that the other end is to move bytes from or to.
-
-        Over HCCS it does not reach HOST memory, over data connections not the DEVICE memory of NPUs.
-
-        Args:
-            own: the cache of this end that the bytes go to or come from, which may be the same.
-        """
-        traits = self.traits
-        if cache.placement is Placement.HOST and not traits.reaches_host:
-            raise ParamInvalid(
-                f"cache {cache.cache_id} of {whose} is in HOST memory: a link over HCCS reaches a peer's DEVICE memory only",
-                hint="make that cache with Placement.DEVICE, or set HCCL_INTRA_ROCE_ENABLE=1 at both ends",
-            )
-        if traits.npus:
-            at_both = [("this cluster", own)] if cache is own else [("this cluster", own), (whose, cache)]
-            for (name, each), is_npu in zip(at_both, traits.npus, strict=False):
-                if is_npu and each.placement is Placement.DEVICE:
-                    raise ParamInvalid(
-                        f"cache {each.cache_id} of {name} is in DEVICE memory of an NPU, which travels by HCCL only: "
-                        "this link is over TCP",
-                        hint="make that cache with Placement.HOST",
-                    )
 
     # ---- transfers ----
 
@@ -608,11 +561,6 @@ class Channels:
         for link_channel in self._closing:
             link_channel.channel.abandon()
         self._closing.clear()
-
-
-def _npus(channel: Channel, peer: Endpoint) -> tuple[bool, ...]:
-    npus = not channel.reaches_device, channel.has_connections and peer.runtime != "soft"
-    return npus if any(npus) else ()
 
 
 def channel_name(client: int, server: int) -> str:

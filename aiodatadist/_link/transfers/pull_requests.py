@@ -216,7 +216,7 @@ class PullRequests:
         spec = request.spec
         self._session.check_writer(spec.entry, "in request/response mode the owner delivers what is pulled")
         whose = "this cluster, which the peer is asked to fill,"
-        self._session.channels.check_reaches(spec.entry, whose, spec.entry)
+        self._session.channels.traits.check_reaches(spec.entry, whose, spec.entry)
         request.stage = Stage.WAITING
         request.alarm = self._alarms.set(asyncio.get_running_loop().time() + request.seconds, request)
         self._lines[spec.priority][request] = None

@@ -136,7 +136,7 @@ class RangeTransfers:
         for remote in remotes:
             remote.check_access(spec.direction)
             for entry in spec.entries:
-                session.channels.check_reaches(remote, f"cluster {session.cluster_id}", entry)
+                session.channels.traits.check_reaches(remote, f"cluster {session.cluster_id}", entry)
         link_channel = session.channels.find(*_epochs(spec, remotes))
         if link_channel is None:
             return None

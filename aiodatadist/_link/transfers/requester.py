@@ -225,7 +225,7 @@ class Requester:
                 grid = plan(remote, slot)
                 wanted = "open a channel that reaches both caches"
                 link_channel = await session.channels.reach(entry.epoch, remote.epoch)
-                session.channels.check_reaches(remote, f"cluster {session.cluster_id}", entry)
+                session.channels.traits.check_reaches(remote, f"cluster {session.cluster_id}", entry)
                 # The peer may have revoked the cache while a channel was opened. Then it is looked up again.
                 if not remote.is_withdrawn:
                     return remote, link_channel, grid

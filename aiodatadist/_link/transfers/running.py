@@ -137,7 +137,7 @@ class RunningTransfers:
         """
         session = self.session
         remote.check_access(direction)
-        session.channels.check_reaches(remote, f"cluster {session.cluster_id}", entry)
+        session.channels.traits.check_reaches(remote, f"cluster {session.cluster_id}", entry)
         program = Program()
         if direction == "get":
             link_channel.channel.add_get(program, grid)

@@ -297,8 +297,8 @@ async def test_no_byte_of_an_npus_memory_travels_over_tcp(here: str, there: str)
             if there == "ascend" and remote is Placement.DEVICE:
                 refused.append("cache 7 of cluster 2 is in DEVICE memory of an NPU")
             with pytest.raises(ParamInvalid, match=refused[0]) if refused else nullcontext():
-                channels.check_reaches(cache(remote), "cluster 2", cache(own))
+                channels.traits.check_reaches(cache(remote), "cluster 2", cache(own))
             filled = cache(own)
             mine = here == "ascend" and own is Placement.DEVICE
             with pytest.raises(ParamInvalid, match="cache 7 of this cluster") if mine else nullcontext():
-                channels.check_reaches(filled, "this cluster, which the peer is asked to fill,", filled)
+                channels.traits.check_reaches(filled, "this cluster, which the peer is asked to fill,", filled)

@@ -42,6 +42,7 @@ from aiodatadist._context_caching.pools.contract import (
 from aiodatadist._context_caching.pools.keys import flat, group, rendezvous
 from aiodatadist._context_caching.pools.mooncake import master_http
 from aiodatadist._context_caching.pools.mooncake import store as mooncake_store
+from aiodatadist._context_caching.pools.mooncake.pieces import MooncakeStage, MooncakeValue
 from aiodatadist._context_caching.pools.mooncake.place import Place, find_master, read_url
 from aiodatadist._context_caching.pools.mooncake.store import (
     MISSES,
@@ -133,36 +134,6 @@ class _Batch:
         if self.is_over and not self.is_wanted:
             for piece in self.pieces:
                 piece.release()
-
-
-class MooncakeStage:
-    """A piece of the arena to write to."""
-
-    def __init__(self, piece: Piece) -> None:
-        self.piece = piece
-        self.address = piece.address
-        self.nbytes = piece.nbytes
-
-    def view(self) -> memoryview:
-        return self.piece.view()
-
-    def release(self) -> None:
-        self.piece.release()
-
-
-class MooncakeValue:
-    """A piece of the arena with a value in it."""
-
-    def __init__(self, piece: Piece) -> None:
-        self._piece = piece
-        self.address = piece.address
-        self.nbytes = piece.nbytes
-
-    def view(self) -> memoryview:
-        return self._piece.view().toreadonly()
-
-    def release(self) -> None:
-        self._piece.release()
 
 
 class MooncakePool(KVPool):
