@@ -1,7 +1,7 @@
 """Compare pulls from regions of the caller's memory: how large they are, and what pages they are on.
 
 128 MiB in scattered blocks of 256 KiB are pulled from another process, in turns: from its pool into a pool, and from regions
-of its own memory into a region of 256 MiB of the same kind. The regions begin on pages of 4 KiB, as an allocator's do.
+that it allocated itself into a region of 256 MiB of the same kind. The regions begin on pages of 4 KiB, as an allocator's do.
 softnpu moves the small one to huge pages while it is registered, and the large one behind that, for which the other process
 waits. The last one is under `MADV_NOHUGEPAGE`, and stays as it is. Bars: the large region is at least 0.9 times as fast as
 the small one, the small one 0.75 times as fast as the pool, and the last one 0.5 times. A pool as large as the large region

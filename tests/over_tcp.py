@@ -18,7 +18,7 @@ FILES = (
     "tests/test_layered_relink.py", "tests/test_notifications.py", "tests/test_priorities.py", "tests/test_pull.py",
     "tests/test_push.py", "tests/test_relink.py", "tests/test_request_response.py", "tests/test_symmetric_links.py",
 )  # fmt: skip
-"""What ``make tcp`` runs, in the night."""
+"""The tests that ``make tcp`` runs; ``make nightly`` includes it."""
 
 SHORT = (
     "tests/test_pull.py", "tests/test_push.py", "tests/test_deadlines.py", "tests/test_priorities.py",

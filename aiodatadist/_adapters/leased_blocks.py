@@ -350,7 +350,7 @@ class LeasedBlocks:
     def _leave(self, order: PullOrder, made: Plan, kept: Sequence[Tickets]) -> None:
         """Tell the owners of planes that no worker of this engine needs, or nothing of whose blocks.
 
-        If other requests may take the blocks, they are told at the end of this one, as they are of its own.
+        If other requests may take the blocks, this does nothing: these owners are told when the request ends, as all are.
         """
         if order.takers > 1:
             return

@@ -1,9 +1,9 @@
 """Plans of who sends what to whom, made from what the workers of two engines say of their memory. Pure.
 
 A worker needs each of its regions, with the heads that it has. Its source is any worker of the other engine that has them.
-Replicas share the load: workers that need the same take it from different ones, and one order after the other. All workers
-of the engine make the same plan, each of its own part: so they know how many of them share a lease, and who tells a worker
-that no worker needs it.
+Replicas share the load: workers that need the same take it from different ones, and one order after the other. Each worker
+computes the plan of the whole engine and pulls its part of it. So all workers agree on how many of them share a lease, and on
+who releases the workers that none of them needs.
 """
 
 from __future__ import annotations

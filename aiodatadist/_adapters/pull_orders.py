@@ -1,8 +1,8 @@
 """Orders to pull blocks, the workers that they name, and what both ends make of their words. Pure.
 
 Of an order only this end's own prompt is trusted, because the rest comes through a router. The owner compares the
-blocks, and a digest of the prompt, of what the worker says of its memory, and of its own rank and the number of ranks. An
-order that is wrong about any of these would put the right bytes into the wrong places.
+blocks, and a digest. The digest covers the prompt, the description of the worker's memory, and the owner's rank and number of
+ranks: an order that is wrong about any of these would put the right bytes into the wrong places.
 """
 
 from __future__ import annotations

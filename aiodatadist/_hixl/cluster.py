@@ -12,7 +12,7 @@ from aiodatadist._link import Link
 
 
 class RangeCluster(LLMDataDist):
-    """A cluster without caches of its own. It need not listen, although each end owns its links."""
+    """A cluster that moves ranges and allocates no caches. It need not listen, although each end owns its links."""
 
     def _engine_config(self) -> LLMConfig:
         config = super()._engine_config()

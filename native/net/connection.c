@@ -66,7 +66,7 @@ static uint32_t payload_pieces(const part *p, struct iovec *out, uint32_t room, 
     return n;
 }
 
-/* Its memory is not touched any more: what comes is discarded, and what goes are zeros. */
+/* The memory of the part is no longer touched: bytes that arrive are discarded, and zeros are sent. */
 void part_spoil(part *p)
 {
     p->spoilt = true;

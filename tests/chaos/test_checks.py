@@ -150,7 +150,7 @@ AT_NIGHT = {
     "flips, user slots",
     "communicators that stay",
 }
-"""What another entry is like: each rule is broken in every run, in one profile at least."""
+"""Defects that resemble another entry, and run at night. Every run breaks each rule in at least one profile."""
 
 
 @pytest.mark.parametrize("defect", [at_night(each) if each in AT_NIGHT else each for each in FOUND])

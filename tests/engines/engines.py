@@ -32,7 +32,7 @@ MODEL: dict[str, Any] = {
 }  # fmt: skip
 ANSWER_SECONDS = 120.0
 START_SECONDS = 600.0
-"""Of engines that import vLLM side by side on a busy machine."""
+"""Time for engines to start that import vLLM side by side on a busy machine."""
 
 Answer = dict[str, Any]
 

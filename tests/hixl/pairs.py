@@ -50,7 +50,7 @@ class End:
 
 
 def options(device: int, transport: str = "hccl", **more: str) -> dict[str, str]:
-    """Return the options of an engine of a test. An engine of this process needs a device of its own."""
+    """Return the options of an engine of a test. Two engines of one process need two devices."""
     return {"ge.exec.deviceId": str(device), "aiodatadist.Transport": transport, **more}
 
 

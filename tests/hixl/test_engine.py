@@ -109,7 +109,7 @@ async def test_each_end_may_use_its_own_connection_only() -> None:
 
 @transports
 async def test_a_peer_reaches_registered_memory_only(transport: str) -> None:
-    """Its own end refuses what it did not register, at both ends of each range, and nothing moves."""
+    """Each end refuses ranges that it did not register, whichever side of the range they are on, and nothing moves."""
     async with connected(transport, BufferPool="0:0") as (server, client):
         here, there = client.memory.address, server.memory.address
         other = Bytes(fill=5)

@@ -228,7 +228,7 @@ async def test_no_byte_comes_late_whenever_transfers_are_stopped(transport: str,
             step, at = draw.choice([16384, 65536, 1 << 20]), number * areas.nbytes
             starts = list(range(at, at + areas.nbytes, step))
             draw.shuffle(starts)
-            # a WRITE may come from memory that is not registered; a READ into such memory has a test of its own
+            # a WRITE may come from memory that is not registered; another test reads into such memory
             local = staged if op is WRITE and draw.random() < 0.2 else mine
             ranges = [TransferOpDesc(local.address + a, theirs.address + a, step) for a in starts]
             timeout = draw.choice([None, None, 0.0005, 0.002])

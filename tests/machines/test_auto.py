@@ -127,7 +127,7 @@ def test_a_link_over_tcp_comes_back_over_tcp(both: tuple[Machine, Machine]) -> N
 
 
 def test_a_cache_that_is_registered_after_the_link_is_reached(both: tuple[Machine, Machine]) -> None:
-    """A channel over HCCL would have to be replaced for that. One over TCP reaches what is lent."""
+    """Over HCCL, the channel must be replaced first. Over TCP, it reaches whatever is lent."""
     with (
         opened(both[0], 1, listen=at(address(1, 1)), **AUTO) as owner,
         opened(both[1], 2, **AUTO) as puller,

@@ -12,7 +12,7 @@ _SAMPLE = re.compile(r"(0|[1-9][0-9]{0,8})_(.+)", re.DOTALL)
 def parent_of(request_id: str) -> str | None:
     """Return the name of the request that has this sample, or None if it is no sample.
 
-    vLLM names sample ``i`` of request ``r`` ``i_r``, and each request ends in random characters of its own choice.
+    vLLM names sample ``i`` of request ``r`` ``i_r``, and appends random characters to the name of each request.
     """
     found = _SAMPLE.fullmatch(request_id)
     return None if found is None else found[2]
