@@ -15,6 +15,7 @@ from aiodatadist import (
     CacheNotFound,
     DataCorrupted,
     DataType,
+    FeatureNotEnabled,
     LinkError,
     LLMStatusCode,
     TransferError,
@@ -33,6 +34,7 @@ from aiodatadist.testing import (
     soft_fault,
     soft_faults_cleared,
 )
+from tests.clock import took
 from tests.held import there_and_back, turns
 from tests.strict.marks import STRICT
 
@@ -274,3 +276,48 @@ async def test_the_peer_is_notified_once_the_bytes_were_compared(monkeypatch: py
         await task
         with anyio.fail_after(20):
             assert [(await first).payload, (await anext(notes)).payload] == [b"whole", b"behind it"]
+
+
+@calls
+@pytest.mark.parametrize("turns_left", [AT_A_TIME, 0], ids=["at once", "in a task"])
+async def test_the_peers_cache_is_held_from_the_call_on(call: str, turns_left: int) -> None:
+    """Otherwise a peer that gives its cache up in the same tick has no checksums, although the bytes are right."""
+    async with linked_pair(DESC) as (_, puller, _, target):
+        await known(puller, target, call)
+        link = inside(puller.datadist).links.find(1)
+        checks = link.transfers.requester.checks
+        for _ in range(AT_A_TIME - turns_left):
+            assert checks.take_turn()
+        task = getattr(puller.datadist.cache_manager, call)(KEY, target, [2], [3], checksum=True)
+        found = link.session.catalogue.find(KEY)
+        assert found is not None
+        assert found[0].uses == 1
+        for _ in range(AT_A_TIME - turns_left):
+            checks.end_turn()
+        await task
+        check_quiet(puller, target)
+
+
+@pytest.mark.autojump
+@calls
+@pytest.mark.parametrize("turns_left", [AT_A_TIME, 0], ids=["at once", "in a task"])
+async def test_a_peer_that_refuses_the_question_is_named_at_once(
+    call: str, turns_left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(monkeypatch)
+    async with linked_pair(DESC) as (_, puller, _, target):
+        await known(puller, target, call)
+        link = inside(puller.datadist).links.find(1)
+        checks = link.transfers.requester.checks
+        for _ in range(AT_A_TIME - turns_left):
+            assert checks.take_turn()
+        task = getattr(puller.datadist.cache_manager, call)(KEY, target, [2], [3], checksum=True)
+        for _ in range(AT_A_TIME - turns_left):
+            checks.end_turn()
+        await asked.arrived()
+        with took(0):
+            assert link.session.questions.refused(asked.waiting[0][1].call)
+            with pytest.raises(FeatureNotEnabled, match="cluster 1 refuses to be asked for checksums"):
+                await task
+        asked.release()
+        check_quiet(puller, target)

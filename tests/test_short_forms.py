@@ -131,6 +131,19 @@ async def test_slots_move_like_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @short
+async def test_a_way_takes_no_key_that_its_call_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a cache's owner says which slot a request has: a push names the slot itself."""
+    async with pair(monkeypatch, slots=True) as p:
+        by_id, by_request = CacheKeyByIdAndIndex(1, p.source.cache_id, 3), CacheKey(1, 5)
+        for _ in range(3):
+            await p.manager.pull_cache(by_request, p.target, 1)
+            await p.manager.push_cache(by_id, p.target, 0)
+        with pytest.raises(TypeError):
+            p.manager.push_cache(by_request, p.target, 0)  # type: ignore[arg-type]
+        verify(p.prompt.memory(p.source), p.source, [(t, 3, 2, 0) for t in range(TENSORS)], None)
+
+
+@short
 async def test_slots_are_pushed_like_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair(monkeypatch, slots=True) as p:
         for turn in range(PIECES):

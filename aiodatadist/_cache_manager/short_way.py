@@ -106,7 +106,7 @@ class ShortWay:
         # What was learnt, and whether all of it is as it was.
         is_critical, life = priority is TransferPriority.CRITICAL, link.life
         is_checked = engine.transfer_checksum if checksum is None else checksum
-        words = form, remote, None if is_slot else slot, cache.cache_id, is_cut, is_critical
+        words = form, type(key), remote, None if is_slot else slot, cache.cache_id, is_cut, is_critical
         way = link.transfers.shortcuts.ours.get(words)
         if (
             numbers is None

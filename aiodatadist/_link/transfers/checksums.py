@@ -101,7 +101,7 @@ class Checks:
         return _question(remote, tensors, spec.seconds, side)
 
     def judge_answer(
-        self, spec: TransferSpec, remote: RemoteCache, grid: Grid, mine: array[int], answer: Answer
+        self, spec: TransferSpec, remote: RemoteCache, grid: Grid, mine: array[int], answer: Answer | None
     ) -> None:
         """Compare this end's checksums with the peer's answer. Raises what :meth:`compare` raises."""
         theirs = array("I", self._sums_of(answer))
@@ -222,9 +222,13 @@ class Checks:
 
     def _sums_of(self, answer: Answer | None) -> list[int]:
         """Return the checksums of an answer. Raises LLMException if the peer has none."""
-        assert isinstance(answer, Digests)
+        name = f"cluster {self._session.cluster_id}"
+        if not isinstance(answer, Digests):
+            raise FeatureNotEnabled(
+                f"the bytes have arrived, but {name} refuses to be asked for checksums",
+                hint="update that cluster, or transfer without checksum",
+            )
         if answer.status != LLMStatusCode.LLM_SUCCESS:
-            name = f"cluster {self._session.cluster_id}"
             raise status_error(answer, f"the bytes have arrived, but {name} has no checksums: ")
         return answer.checksums
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from aiodatadist._device import TransferState
@@ -27,7 +26,6 @@ class ComparisonOwner(Protocol):
     def session(self) -> Session: ...
     @property
     def checks(self) -> Checks: ...
-    def hold(self, holder: object, remote: RemoteCache, taken_back: Callable[[], object]) -> None: ...
     def let_go(self, holder: object) -> None: ...
     def taken_back(self, operation: RemoteOperation) -> None: ...
 
@@ -75,8 +73,7 @@ class Comparison(RemoteOperation):
         if not remote.summing.take_now(grid.total):
             checks.end_turn()
             return False
-        self._nbytes = grid.total  # from here on it has a turn, and holds the peer's cache
-        requester.hold(self, remote, self._taken_back)
+        self._nbytes = grid.total  # from here on it has a turn
         words = checks.question(spec, remote, there)
         self._question = session.questions.start(words, Digests, None, self._answered, len(there.index))
         self._timer = asyncio.get_running_loop().call_later(spec.seconds, self._too_late)
@@ -87,9 +84,9 @@ class Comparison(RemoteOperation):
         self.attempt(self._judge)
 
     def _judge(self) -> None:
-        """End the transfer with the peer's answer, if that has come."""
+        """End the transfer with the peer's answer."""
         question = self._question
-        if question is not None and question.answer is not None:
+        if question is not None:
             self._requester.checks.judge_answer(self._spec, self._remote, self._grid, self._mine, question.answer)
             self.finish(TransferState.DONE)
 
@@ -97,7 +94,8 @@ class Comparison(RemoteOperation):
         self._say_stop()
         self.finish(TransferState.FAILED, self._requester.checks.too_slow(self._spec.seconds))
 
-    def _taken_back(self) -> None:
+    def taken_back(self) -> None:
+        """Fail, because the peer takes its cache back."""
         self._requester.taken_back(self)
 
     def _interrupt(self) -> None:
@@ -114,13 +112,13 @@ class Comparison(RemoteOperation):
             session.post(Stop(call=self._question.number))
 
     def _let_go(self) -> None:
+        requester = self._requester
+        requester.let_go(self)
         if not self._nbytes:
             return
-        requester = self._requester
         if self._question is not None:
             requester.session.questions.close(self._question)
         if self._timer is not None:
             self._timer.cancel()
         self._remote.summing.give(self._nbytes)
         requester.checks.end_turn()
-        requester.let_go(self)

@@ -95,6 +95,7 @@ class Requester:
         operation = Comparison(name, self._pull_requests.patience, spec, remote, grid, self)
         spec.entry.lease()
         self._keep(operation, spec)
+        self.hold(operation, remote, operation.taken_back)  # until the operation has ended
         has_begun = False
 
         def begin() -> None:
@@ -151,7 +152,8 @@ class Requester:
             spec.direction, link_channel, spec.entry, remote, grid, spec.seconds, "ours", spec.priority
         )
         if spec.checksum:
-            await self._check(operation, spec, remote, grid, transfer)
+            with self.holding(remote, partial(self.taken_back, operation)):
+                await self._check(operation, spec, remote, grid, transfer)
         else:
             operation.follow(transfer)
 
@@ -163,17 +165,12 @@ class Requester:
         grid: Grid,
         transfer: TransferCompletion,
     ) -> None:
-        """Wait for a transfer, and compare the checksums.
-
-        The peer's cache is held meanwhile, unless the peer revokes it and has waited long enough.
-        """
-
-        with self.holding(remote, partial(self.taken_back, operation)):
-            await transfer.join()
-            operation.take_figures(transfer)
-            if transfer.state is TransferState.DONE:
-                await self.checks.compare(spec, remote, grid)
-            operation.finish(transfer.state, transfer.error)
+        """Wait for a transfer, and compare the checksums. The caller holds the peer's cache."""
+        await transfer.join()
+        operation.take_figures(transfer)
+        if transfer.state is TransferState.DONE:
+            await self.checks.compare(spec, remote, grid)
+        operation.finish(transfer.state, transfer.error)
 
     @contextmanager
     def holding(self, remote: RemoteCache, taken_back: Callable[[], object]) -> Iterator[None]:

@@ -95,7 +95,7 @@ class Shortcut:
 
     def run_checked(self, numbers: bytes, count: int, notify: bytes | None = None) -> TransferCompletion | None:
         """Move blocks likewise, and compare their checksums before the transfer ends, and the peer is notified."""
-        done = self.blocks.run(numbers, count)
+        done = None if self.spec is None else self.blocks.run(numbers, count)
         if done is None or self.spec is None:
             return None
         transfer: TransferCompletion
@@ -161,8 +161,8 @@ class Shortcuts:
         compare: compares the checksums of a transfer that has started; see :meth:`Requester.compare`.
 
     Attributes:
-        ours: those of this end: by the call's words (see ``TransferSpec.form``), the peer's cache and slot, this end's cache,
-            if the slot is cut into blocks, and if the transfers are critical.
+        ours: those of this end: by the call's words (see ``TransferSpec.form``), the type of its key, which not every call
+            takes, the peer's cache and slot, this end's cache, if the slot is cut into blocks, and if the call is critical.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Shortcuts:
         blocks, entry, is_critical = spec.selection.dst_blocks, spec.entry, spec.priority is TransferPriority.CRITICAL
         is_cut = len(blocks) > 0 and not spec.selection.src_blocks
         # A slot that goes to a slot moves like a block: its number may be another one the next time.
-        key = spec.form, remote, slot if blocks else None, entry.cache_id, is_cut, is_critical
+        key = spec.form, type(spec.key), remote, slot if blocks else None, entry.cache_id, is_cut, is_critical
         old = self.ours.get(key)
         if old is not None and old.entry is entry and old.link_channel is link_channel:
             return  # such a call could not take it

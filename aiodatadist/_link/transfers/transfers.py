@@ -86,7 +86,7 @@ class Transfers:
         """
         if spec.checksum:
             self.requester.checks.want_peer()
-        # before the transfer starts, so that notifications leave in the order of their calls
+        # before the transfer starts: a payload that cannot be sent moves no bytes
         if notify is not None:
             check_payload(notify)
         transfer = self.start(spec, what)
