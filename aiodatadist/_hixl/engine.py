@@ -409,7 +409,8 @@ class Hixl:
         Raises:
             TypeError, ParamInvalid: if an argument is wrong, or name or message have more than 1024 bytes.
             NotLinked: if the engine is not connected.
-            TransferTimeout: if it did not acknowledge in time, for instance because 4096 others were not read there.
+            TransferTimeout: if it did not acknowledge in time, for instance because 4096 others were not read there,
+                or 64 MiB of all peers'.
         """
         cluster, seconds = self._running(), milliseconds(timeout_in_millis, "timeout_in_millis")
         peer, payload = parse_peer(remote_engine, "remote_engine"), note_payload(notify)

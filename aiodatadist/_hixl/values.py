@@ -228,10 +228,14 @@ def note_payload(note: NotifyDesc) -> bytes:
     return len(parts[0]).to_bytes(2, "big") + parts[0] + parts[1]
 
 
-def note_of(payload: bytes) -> NotifyDesc | None:
-    """Return the notification that came; None if its bytes are not those of one."""
+def is_note(payload: bytes) -> bool:
+    """Return True if these bytes are those of a notification."""
+    count = int.from_bytes(payload[:2], "big")
+    return count <= MAX_NOTE and 0 <= len(payload) - 2 - count <= MAX_NOTE
+
+
+def note_of(payload: bytes) -> NotifyDesc:
+    """Return the notification that came. Its bytes must be those of one."""
     count = int.from_bytes(payload[:2], "big")
     name, message = payload[2 : 2 + count], payload[2 + count :]
-    if len(payload) < 2 or len(name) != count or len(name) > MAX_NOTE or len(message) > MAX_NOTE:
-        return None
     return NotifyDesc(name.decode("utf-8", "surrogateescape"), message.decode("utf-8", "surrogateescape"))

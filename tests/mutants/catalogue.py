@@ -2584,6 +2584,14 @@ MUTANTS = (
         (HIXL,),
     ),
     Mutant(
+        "peers-leave-notifications-under-any-number-of-names",
+        "the bytes of unread notifications of all peers have a limit",
+        "aiodatadist/_hixl/notes.py",
+        " or self._nbytes + nbytes > MOST_BYTES:\n",
+        ":\n",
+        ("tests/hixl/test_notes.py",),
+    ),
+    Mutant(
         "a-peer-names-a-staging-buffer",
         "a peer reaches no staging buffer",
         "aiodatadist/_hixl/staging.py",
