@@ -57,6 +57,7 @@ class Incident(StrEnum):
     # ---- requests of engines ----
     OFFER_UNREADABLE = "offer_unreadable"
     OFFER_ELSEWHERE = "offer_elsewhere"
+    OFFER_INCOMPLETE = "offer_incomplete"
     MESSAGE_UNREADABLE = "message_unreadable"
     NAME_TAKEN = "name_taken"
     ORDER_REPEATED = "order_repeated"

@@ -39,6 +39,8 @@ BLOCKS = 16
 PROMPT = prompt_digest([1, 2, 3])
 MOVED = "moved"
 TOKENS = 43
+WINDOW = 32
+"""First token that layers with a window need."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,10 @@ class Case:
     decode: Side
     here: tuple[Layer, ...] | None = None
     """The decode engine's layers, if it has others."""
+
+    def since(self, group: int) -> int:
+        """Return the first token of a group that later ones attend to."""
+        return WINDOW if any(each.group == group and each.name.endswith("window") for each in self.layers) else 0
 
     @property
     def words(self) -> list[str]:
@@ -190,12 +196,12 @@ def engine(stack: ExitStack, case: Case, is_prefill: bool) -> list[Worker]:
     return made
 
 
-def blocks_of(case: Case, side: Side, groups: Sequence[int], first: int, window: int) -> dict[int, dict[int, int]]:
-    """Return the blocks of a prompt by group and number. Groups have different ones; all but the first are windows."""
+def blocks_of(case: Case, side: Side, groups: Sequence[int], first: int) -> dict[int, dict[int, int]]:
+    """Return the blocks of a prompt by group and number. Groups have different ones."""
     found: dict[int, dict[int, int]] = {}
     free = iter(range(first, BLOCKS))
     for group in groups:
-        since = 0 if group == 0 else window // side.tokens
+        since = case.since(group) // side.tokens
         found[group] = {number: next(free) for number in range(since, -(-TOKENS // side.tokens))}
     return found
 
@@ -235,16 +241,16 @@ def _told(log: _Log, outcomes: Sequence[str]) -> str:
 
 def pulled(case: Case, prefill: list[Worker], decode: list[Worker], log: _Log) -> str:
     groups = sorted({layer.group for layer in case.layers})
-    lease, window = new_lease_name(), 32
-    there, here = (blocks_of(case, each[0].side, groups, first, window) for each, first in ((prefill, 0), (decode, 4)))
+    lease = new_lease_name()
+    there, here = (blocks_of(case, each[0].side, groups, first) for each, first in ((prefill, 0), (decode, 4)))
     for worker in prefill:
         for name, region in worker.regions.items():
             group = worker.kv.memory.planes[region.composed.plane].group
-            worker.fill(name, there[group], range(0 if group == 0 else window, TOKENS), 1)
+            worker.fill(name, there[group], range(case.since(group), TOKENS), 1)
         own = [tuple(there[group].values()) for group in groups]
         worker.service.keep("p", lease, own[0], PROMPT, others=own[1:])
     orders = [GroupOrder(tuple(there[group].values()), tuple(here[group].values())) for group in groups]
-    tokens = {group: TOKENS - (0 if group == 0 else window) for group in groups}
+    tokens = {group: TOKENS - case.since(group) for group in groups}
     one, *more = (GroupOrder(each.blocks, each.into, tokens=tokens[group]) for group, each in enumerate(orders))
     sources = tuple(worker.address for worker in prefill)
     for worker in decode:
@@ -259,8 +265,7 @@ def pulled(case: Case, prefill: list[Worker], decode: list[Worker], log: _Log) -
         for name, region in worker.regions.items():
             group = worker.kv.memory.planes[region.composed.plane].group
             if name in wanted:
-                since = 0 if group == 0 else window
-                assert worker.wrong(name, here[group], range(since, TOKENS), 1) == [], case
+                assert worker.wrong(name, here[group], range(case.since(group), TOKENS), 1) == [], case
     kept = [worker.outcome("p") for worker in prefill]
     assert set(kept) <= {"lease_taken", "lease_released"}, kept
     return MOVED
@@ -270,7 +275,7 @@ def pushed(case: Case, prefill: list[Worker], decode: list[Worker], log: _Log) -
     if why := _model_of(case, case.prefill).why_not_pushed:
         return f"refused: {why}"
     log.lines.clear()
-    there, here = (blocks_of(case, each[0].side, [0], first, 0)[0] for each, first in ((prefill, 8), (decode, 0)))
+    there, here = (blocks_of(case, each[0].side, [0], first)[0] for each, first in ((prefill, 8), (decode, 0)))
     for worker in prefill:
         for name in worker.regions:
             worker.fill(name, there, range(TOKENS), 2)
@@ -318,6 +323,7 @@ LATENT_APART = tuple(
 )
 SHARED = (*GQA, Layer("model.layers.2.self_attn.attn", shares="model.layers.1.self_attn.attn"))
 HYBRID = (*many("model.layers.{}.attn.full", 2), *many("model.layers.{}.attn.window", 2, group=1))
+WINDOW_FIRST = (*many("model.layers.{}.attn.window", 2), *many("model.layers.{}.attn.full", 2, group=1))
 DRAFT = Layer("model.layers.61.self_attn.attn", ("heads", "tokens", 4), is_optional=True)
 MTP = Layer("model.layers.61.mtp_block.self_attn.attn", ("tokens", 6), is_latent=True, is_optional=True)
 OWN = many("model.layers.{}.self_attn.attn", 2, order=("heads", "tokens", 8), hides=True)
@@ -351,6 +357,9 @@ CASES: Final = (
     Case("full attention and windows (gpt-oss, Gemma 3)", HYBRID, 2, Side(1), Side(1)),
     Case("full attention and windows (gpt-oss, Gemma 3)", HYBRID, 2, Side(2), Side(1)),
     Case("full attention and windows (gpt-oss, Gemma 3)", HYBRID, 2, Side(1, layout="BNHD"), Side(2, layout="HND")),
+    Case("windows and full attention (gpt-oss, Gemma 3)", WINDOW_FIRST, 2, Side(1), Side(1)),
+    Case("windows and full attention (gpt-oss, Gemma 3)", WINDOW_FIRST, 2, Side(2), Side(1, tokens=32)),
+    Case("windows and full attention (gpt-oss, Gemma 3)", WINDOW_FIRST, 2, Side(1, tokens=32), Side(2)),
     Case("a draft model at both ends (EAGLE)", (*GQA, DRAFT), 2, Side(2), Side(1)),
     Case("a draft model at both ends (EAGLE)", (*GQA, DRAFT), 2, Side(1), Side(1)),
     Case("a draft layer at the decode engine only (MTP)", LATENT, 1, Side(2), Side(1), (*LATENT, MTP)),
@@ -415,6 +424,7 @@ CHINESE: Final = {
     "MLA and an indexer (DeepSeek V3.2, GLM-5)": "MLA 和索引器（DeepSeek V3.2、GLM-5）",
     "layers that share a KV cache (Gemma 3n)": "共用 KV 缓存的层（Gemma 3n）",
     "full attention and windows (gpt-oss, Gemma 3)": "全注意力和滑动窗口（gpt-oss、Gemma 3）",
+    "windows and full attention (gpt-oss, Gemma 3)": "滑动窗口和全注意力（gpt-oss、Gemma 3）",
     "a draft model at both ends (EAGLE)": "两端都有草稿模型（EAGLE）",
     "a draft layer at the decode engine only (MTP)": "只有解码引擎有草稿层（MTP）",
     "a draft layer at the prefill engine only (MTP)": "只有预填充引擎有草稿层（MTP）",

@@ -37,7 +37,7 @@ CHANNELS, ANSWERS, WITHDRAWN = (f"tests/hostile/test_{name}.py" for name in ("ch
 WILD = "tests/hostile/test_wild_requests.py"
 WAYS = "tests/unit/wire/test_ways.py"
 POLICY, READERS = "tests/hostile/test_policy.py", "tests/hostile/test_readers.py"
-HOLDS = "tests/adapters/test_holds.py"
+HOLDS, WINDOWS = "tests/adapters/test_holds.py", "tests/adapters/test_windows.py"
 REGIONS = "tests/adapters/test_regions.py"
 HIXL, HIXL_LATE = "tests/hixl/test_engine.py", "tests/hixl/test_late_bytes.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
@@ -1799,6 +1799,22 @@ MUTANTS = (
         "            if not sizes <= {group.size}:\n",
         "            if not sizes:\n",
         (f"{CLAIMS_OF_ENGINES}::test_an_offer_with_another_block_size_than_its_workers_is_no_offer",),
+    ),
+    Mutant(
+        "a-window-from-the-first-offered-block",
+        "an offer without tokens that a group of layers needs loads nothing",
+        "aiodatadist/_adapters/vllm/scheduler_side.py",
+        "yield GroupOrder(theirs.blocks, into[holes:], len(theirs.blocks))",
+        "yield GroupOrder(theirs.blocks, into[holes:])",
+        (f"{WINDOWS}::test_a_load_that_lacks_tokens_fails_in_any_order_of_groups",),
+    ),
+    Mutant(
+        "an-incomplete-offer-is-loaded",
+        "an offer without tokens that a window needs is declined before blocks wait for it",
+        "aiodatadist/_adapters/vllm/scheduler_side.py",
+        "            if since < min(stop, offered):\n",
+        "            if False:\n",
+        (f"{WINDOWS}::test_what_lacks_tokens_that_a_window_needs_is_computed_here",),
     ),
     Mutant(
         "asked-before-claimed",

@@ -22,6 +22,25 @@ def settings_of(transfer_config: Any, kind: type[AnySettings]) -> AnySettings:
 
 
 @dataclass(frozen=True)
+class Window:
+    """The tokens to which a layer attends, if these are not all.
+
+    Attributes:
+        tokens: number of them; 0 if vLLM does not say it.
+        is_chunked: True if they are in chunks of this size, to whose beginning a token attends.
+    """
+
+    tokens: int
+    is_chunked: bool = False
+
+    def skipped(self, computed: int) -> int:
+        """Return how many of the first tokens no token behind these attends to; all of them, if that is not known."""
+        if not self.tokens:
+            return computed
+        return computed // self.tokens * self.tokens if self.is_chunked else max(0, computed - self.tokens + 1)
+
+
+@dataclass(frozen=True)
 class LayerKind:
     """The description of a layer's KV cache, as vLLM gives it.
 
@@ -57,7 +76,7 @@ class Model:
         stage, stages: number of the pipeline's stage, and of all.
         sizes: tokens of a block, by group of layers.
         groups: number of each group in vLLM's lists of blocks.
-        windows: by group: True if requests have no blocks for tokens that no later one attends to.
+        windows: by group: the window, if requests have no blocks for tokens that no later one attends to; or None.
         layers: by name; none if vLLM does not say them.
     """
 
@@ -72,7 +91,7 @@ class Model:
     stages: int = 1
     sizes: tuple[int, ...] = ()
     groups: tuple[int, ...] = (0,)
-    windows: tuple[bool, ...] = (False,)
+    windows: tuple[Window | None, ...] = (None,)
     layers: Mapping[str, LayerKind] = field(default_factory=dict)
 
     @classmethod
@@ -100,7 +119,7 @@ class Model:
             parallel.pipeline_parallel_size,
             tuple(group.kv_cache_spec.block_size for _, group in groups),
             tuple(number for number, _ in groups),
-            tuple(any(type(spec).__name__ in _WINDOWS for _, spec in _specs_of(group)) for _, group in groups),
+            tuple(_window_of(group) for _, group in groups),
             dict(_kinds_of([group for _, group in groups], vllm_config, ranks)),
         )
 
@@ -154,7 +173,12 @@ _MOVED = {
 """Kinds of vLLM's caches whose blocks have the keys and values of tokens, and nothing else."""
 
 
-_WINDOWS = {"SlidingWindowSpec", "SlidingWindowMLASpec", "ChunkedLocalAttentionSpec"}
+_WINDOWS = {
+    "SlidingWindowSpec": "sliding_window",
+    "SlidingWindowMLASpec": "sliding_window",
+    "ChunkedLocalAttentionSpec": "attention_chunk_size",
+}
+"""Kinds of vLLM's caches for layers with a window, and the name of its size."""
 
 
 def _groups_of(kv_cache_config: Any, connector: str, most: int) -> list[tuple[int, Any]]:
@@ -183,6 +207,15 @@ def _specs_of(group: Any) -> list[tuple[str, Any]]:
     spec, names = group.kv_cache_spec, getattr(group, "layer_names", ["a layer"])
     inner = getattr(spec, "kv_cache_specs", None)
     return [(name, spec if inner is None else inner[name]) for name in names]
+
+
+def _window_of(group: Any) -> Window | None:
+    """Return the window of a group's layers; None if they have none."""
+    for _, spec in _specs_of(group):
+        kind = type(spec).__name__
+        if kind in _WINDOWS:
+            return Window(int(getattr(spec, _WINDOWS[kind], 0) or 0), kind == "ChunkedLocalAttentionSpec")
+    return None
 
 
 def _kinds_of(groups: Sequence[Any], vllm_config: Any, ranks: int) -> Iterator[tuple[str, LayerKind]]:

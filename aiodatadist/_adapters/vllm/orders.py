@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
 
-from aiodatadist._adapters.pull_orders import GroupOrder, WorkerAddress
+from aiodatadist._adapters.pull_orders import GroupOrder, KeptOrder, PullOrder, WorkerAddress
 from aiodatadist._adapters.vllm.offer import MAX_OFFER, MAX_OFFER_TEXT, Offer, PushOffer
 from aiodatadist._values.foreign import read_foreign
 
@@ -40,23 +40,51 @@ class Load:
     tokens: int | None = None
     others: tuple[GroupOrder, ...] = ()
 
+    @property
+    def order(self) -> PullOrder:
+        """The order to a worker."""
+        offer = self.offer
+        return PullOrder(
+            self.request_id,
+            offer.workers,
+            offer.lease,
+            offer.remote_block_ids,
+            self.into,
+            self.prompt_digest,
+            self.first,
+            self.skip,
+            self.tokens,
+            offer.takers,
+            self.others,
+        )
+
 
 @dataclass(frozen=True)
-class Release:
-    """An order to release the offer's blocks, which are not needed. ``prompt_digest`` as in a :class:`Load`."""
+class _About:
+    """An order about the offer's blocks. ``prompt_digest`` as in a :class:`Load`."""
 
     request_id: str
     offer: Offer
     prompt_digest: bytes
 
+    @property
+    def order(self) -> KeptOrder:
+        """The order to a worker."""
+        offer = self.offer
+        named, *others = offer.blocks_by_group
+        return KeptOrder(
+            self.request_id, offer.workers, offer.lease, named, self.prompt_digest, offer.takers, tuple(others)
+        )
+
 
 @dataclass(frozen=True)
-class Hold:
-    """An order to keep the offer's blocks alive while the request waits. ``prompt_digest`` as in a :class:`Load`."""
+class Release(_About):
+    """An order to release the offer's blocks, which are not needed."""
 
-    request_id: str
-    offer: Offer
-    prompt_digest: bytes
+
+@dataclass(frozen=True)
+class Hold(_About):
+    """An order to keep the offer's blocks alive while the request waits."""
 
 
 @dataclass(frozen=True)

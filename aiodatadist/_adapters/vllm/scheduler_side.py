@@ -46,7 +46,7 @@ class SchedulerSide:
         self, settings: Settings, block_size: int, blocks: int, ranks: int = 1, model: Model | None = None
     ) -> None:
         self._sizes = (block_size,) if model is None else model.sizes
-        self._windows = (False,) if model is None else model.windows
+        self._windows = (None,) if model is None else model.windows
         no_pulls, no_pushes = ("", "") if model is None else (model.why_not_pulled, model.why_not_pushed)
         self._settings = settings
         self._room = LeaseRoom(blocks, settings.max_leased, settings.max_leased_per_client)
@@ -89,16 +89,34 @@ class SchedulerSide:
     def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
         """Return how many tokens more than ``computed`` are offered, and True if they come later.
 
-        An offer is declined if too many blocks would then wait for other engines.
+        An offer is declined if it is without tokens that a group of layers needs, and if too many blocks would then
+        wait for other engines.
         """
         offer = self._offer_of(request)
         if offer is None or (stop := self._offered(request, offer)) <= computed:
+            return 0, False
+        if isinstance(offer, Offer) and (why := self._why_not_whole(offer, computed, stop)):
+            words = "request %s: its blocks are computed here: %s"
+            self.incidents.add(Incident.OFFER_INCOMPLETE, logger, words, printable(request.request_id, 64), why)
+            self._decline(request, offer)
             return 0, False
         if not self._awaited.fits(-(-stop // self._block_size)):
             self._counted["offer_no_room"] += 1
             self._decline(request, offer)
             return 0, False
         return stop - computed, True
+
+    def _why_not_whole(self, offer: Offer, begin: int, stop: int) -> str:
+        """Return which tokens a group of layers needs that its first offered block does not have; empty if it has all.
+
+        A window moves on while the prefill engine answers, and begins at another token if blocks have another size.
+        """
+        for number, (theirs, size, window) in enumerate(zip(offer.groups, self._sizes, self._windows, strict=False)):
+            skipped = 0 if window is None else window.skipped(stop)
+            since, offered = max(begin, skipped // size * size), theirs.first * theirs.size
+            if since < min(stop, offered):
+                return f"group {number} of layers needs token {since}, and is offered those from {offered} on"
+        return ""
 
     def _offer_of(self, request: Any) -> Offer | PushOffer | None:
         params = self._offers.params_of(request)
@@ -145,19 +163,20 @@ class SchedulerSide:
     def _group_orders(self, offer: Offer, ids: Sequence[Sequence[int]], begin: int, stop: int) -> Iterator[GroupOrder]:
         """Yield what is to be loaded of each group: the tokens from ``begin`` to ``stop``, or those of them it has room for.
 
-        A group that is not offered is ordered all the same: then the load fails, and says why.
+        A group that is not offered, or not from its first wanted token on, is ordered without any of its blocks: then the
+        load fails, and says why.
         """
-        for number, (mine, size, has_window) in enumerate(zip(ids, self._sizes, self._windows, strict=True)):
+        for number, (mine, size, window) in enumerate(zip(ids, self._sizes, self._windows, strict=True)):
             theirs = offer.groups[number] if number < len(offer.groups) else None
             into = tuple(map(int, mine[begin // size : -(-stop // size)]))
-            holes = next((at for at, block in enumerate(into) if block != NO_BLOCK), len(into)) if has_window else 0
+            holes = next((at for at, block in enumerate(into) if block != NO_BLOCK), len(into)) if window else 0
             since = max(begin, (begin // size + holes) * size)
             if theirs is None or since >= stop:
                 yield GroupOrder(theirs.blocks if theirs else (), into[holes:])
                 continue
             at, skip = divmod(since, theirs.size)
             if at < theirs.first:
-                yield GroupOrder((), into[holes:])
+                yield GroupOrder(theirs.blocks, into[holes:], len(theirs.blocks))
             else:
                 yield GroupOrder(theirs.blocks, into[holes:], at - theirs.first, skip, stop - since)
 
@@ -284,9 +303,9 @@ class SchedulerSide:
 
     def _offered_groups(self, ids: Sequence[Sequence[int]], tokens: int) -> Iterator[GroupBlocks]:
         """Yield the blocks of each group that hold the first tokens, without those that are not there."""
-        for mine, size, has_window in zip(ids, self._sizes, self._windows, strict=True):
+        for mine, size, window in zip(ids, self._sizes, self._windows, strict=True):
             blocks = tuple(map(int, mine[: -(-tokens // size)]))
-            first = next((at for at, block in enumerate(blocks) if block != NO_BLOCK), len(blocks)) if has_window else 0
+            first = next((at for at, block in enumerate(blocks) if block != NO_BLOCK), len(blocks)) if window else 0
             yield GroupBlocks.model_construct(first=first, blocks=blocks[first:], size=size)
 
     def _end_push(self, request: Any, name: str, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:

@@ -50,6 +50,10 @@ COUNTERS = {
         "num_elsewhere_offers",
         "Requests that named an engine which is not among this engine's peers.",
     ),
+    "offer_incomplete": (
+        "num_incomplete_offers",
+        "Requests whose offer this engine declined: it was without tokens to which a later one attends.",
+    ),
     "offer_no_room": (
         "num_declined_offers",
         "Requests whose offer this engine declined: too many blocks wait for other engines.",

@@ -8,14 +8,14 @@ from typing import Any
 
 from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.peer_links import PeerAddress
-from aiodatadist._adapters.pull_orders import KeptOrder, PullOrder, WorkerAddress
+from aiodatadist._adapters.pull_orders import WorkerAddress
 from aiodatadist._adapters.push_in import ExpectOrder
 from aiodatadist._adapters.sendings import Portion
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._adapters.vllm.kv_tensors import kv_cache_of_vllm, packing_of, tensors_of
 from aiodatadist._adapters.vllm.model import Model
 from aiodatadist._adapters.vllm.offer import PushOffer
-from aiodatadist._adapters.vllm.orders import Expect, Hold, Load, Orders, Release
+from aiodatadist._adapters.vllm.orders import Expect, Orders
 from aiodatadist._adapters.vllm.results import Reports
 from aiodatadist._adapters.vllm.steps import LayerSteps
 
@@ -108,13 +108,13 @@ class WorkerSide:
                 others=keep.others,
             )
         for hold in orders.holds:
-            self._service.hold(_kept_order(hold), hold.offer.lease_seconds)
+            self._service.hold(hold.order, hold.offer.lease_seconds)
         for load in orders.loads:
-            self._service.pull(_pull_order(load))
+            self._service.pull(load.order)
         for request_id in orders.cancels:
             self._service.cancel(request_id)
         for release in orders.releases:
-            self._service.release(_kept_order(release))
+            self._service.release(release.order)
 
     def _expect_orders(self, expect: Expect) -> Iterator[ExpectOrder]:
         """Yield the order for the blocks, and one for nothing to each other worker that has the same."""
@@ -143,28 +143,3 @@ class WorkerSide:
     def close(self) -> None:
         """Close the service."""
         self._service.close()
-
-
-def _pull_order(load: Load) -> PullOrder:
-    offer = load.offer
-    return PullOrder(
-        load.request_id,
-        offer.workers,
-        offer.lease,
-        offer.remote_block_ids,
-        load.into,
-        load.prompt_digest,
-        load.first,
-        load.skip,
-        load.tokens,
-        offer.takers,
-        load.others,
-    )
-
-
-def _kept_order(order: Hold | Release) -> KeptOrder:
-    offer = order.offer
-    named, *others = offer.blocks_by_group
-    return KeptOrder(
-        order.request_id, offer.workers, offer.lease, named, order.prompt_digest, offer.takers, tuple(others)
-    )
