@@ -52,7 +52,7 @@ def test_what_lacks_tokens_that_a_window_needs_is_computed_here(
 def test_a_load_that_lacks_tokens_fails_in_any_order_of_groups(
     vllm: SimpleNamespace, kinds: tuple[str, str], place: str
 ) -> None:
-    """If the window was that of the first group, blocks from the prompt's beginning came into it, and counted as loaded."""
+    """Refuse it: blocks from the prompt's beginning came into a window of the first group, and counted as loaded."""
     sides, there, here, computed = PLACES[place]
     found = moved(vllm, sides, kinds, there, here, 64, computed=computed)  # vLLM does not say how large the window is
     assert (found.matched, found.outcomes) == (64, [{"d": "pull_failed"}])
@@ -81,5 +81,5 @@ def test_a_window_that_begins_at_blocks_of_both_sizes_is_loaded(vllm: SimpleName
     ],
 )
 def test_tokens_before_a_window_are_skipped(window: Window, computed: int, skipped: int) -> None:
-    """As vLLM frees their blocks. Of a window of unknown size nothing is known to be needed."""
+    """Skip the tokens whose blocks vLLM frees, and all of them if the size of the window is unknown."""
     assert window.skipped(computed) == skipped

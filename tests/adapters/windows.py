@@ -25,7 +25,7 @@ NONE: Final = SimpleNamespace(
 
 @dataclass
 class Moved:
-    """What came of a request: tokens that were to be loaded, the outcomes by worker, and the elements that are wrong."""
+    """The outcome of a request: tokens to load, the outcomes by worker, and the elements that are wrong."""
 
     matched: int
     outcomes: list[dict[str, str]] = field(default_factory=list)

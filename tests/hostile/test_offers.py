@@ -401,6 +401,35 @@ def test_of_the_offers_that_wait_a_few_are_kept(vllm: SimpleNamespace, read: lis
     assert len(read) == len(params) + 1, "it made room for the last one"
 
 
+@pytest.mark.parametrize(("place", "why"), [
+    ({"cluster_id": 2**64 - 1}, "there cannot be 2 workers from this address upwards"),
+    ({"port": 65535}, "there cannot be 2 workers from this address upwards"),
+    ({"cluster_id": 6}, "cluster 7 is one of this engine's workers"),
+])  # fmt: skip
+def test_each_worker_that_a_rank_may_ask_is_looked_at(vllm: SimpleNamespace, place: dict[str, Any], why: str) -> None:
+    """Name fewer workers than this engine has: its second one asked for an address that cannot be, and ended vLLM."""
+    scheduler = Scheduler(vllm)
+    scheduler.side = vllm.scheduler_side.SchedulerSide(Settings(), 16, BLOCKS, ranks=2)
+    scheduler.side.meet({rank: WorkerAddress.model_validate(worker(cluster_id=7 + rank)) for rank in range(2)})
+    params = {**pushed(**{"cluster_id": 100, **place}), "prefill_workers": 1}
+    assert scheduler.go_through(params) == (0, False)
+    assert why in scheduler.log.getvalue()
+    orders = scheduler.orders()
+    assert (orders.expects, orders.declines) == ([], [])
+    true = {**pushed(cluster_id=100), "prefill_workers": 1}
+    assert scheduler.go_through(true) == (32, True)
+
+
+@pytest.mark.parametrize("theirs", [1, 2, 4, 8])
+@pytest.mark.parametrize("mine", [1, 2, 4, 8])
+def test_no_rank_asks_for_another_worker_than_the_offer_was_read_for(
+    vllm: SimpleNamespace, mine: int, theirs: int
+) -> None:
+    read = vllm.offer.PushOffer.model_validate({**pushed(), "prefill_workers": theirs})
+    asked = {rank for each in range(mine) for rank in (each, *range(each, theirs, mine))}
+    assert asked == set(range(read.asked(mine)))
+
+
 def test_an_engine_on_the_network_dials_no_address_that_it_was_not_given(vllm: SimpleNamespace) -> None:
     for settings, found in (
         ({"host": "10.0.0.7"}, (0, False)),

@@ -1817,6 +1817,14 @@ MUTANTS = (
         (f"{WINDOWS}::test_what_lacks_tokens_that_a_window_needs_is_computed_here",),
     ),
     Mutant(
+        "fewer-workers-named-than-asked",
+        "each worker of a prefill engine that a rank may ask is compared with the peers",
+        "aiodatadist/_adapters/vllm/offer.py",
+        "        return max(self.ranks(ranks), ranks)\n",
+        "        return self.ranks(ranks)\n",
+        (OFFERS,),
+    ),
+    Mutant(
         "asked-before-claimed",
         "an owner that writes is asked only once it has confirmed the claim",
         "aiodatadist/_link/transfers/transfers.py",

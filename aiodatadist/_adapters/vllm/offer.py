@@ -143,6 +143,13 @@ class PushOffer(_Params):
         """Return the number of the prefill engine's workers, for an engine of ``ranks`` workers."""
         return self.prefill_workers or ranks
 
+    def asked(self, ranks: int) -> int:
+        """Return the number of the prefill engine's workers that an engine of ``ranks`` workers may ask, from rank 0.
+
+        A worker may ask for that of its own rank, also if the router says that there are fewer.
+        """
+        return max(self.ranks(ranks), ranks)
+
     def has_workers(self, ranks: int) -> bool:
         """Return True if there can be this many ranks: their ports and cluster ids are in range."""
         rank0 = self.prefill
@@ -271,7 +278,7 @@ class Offers:
         if "transfer_id" in params:
             pushed = _read(params, PushOffer)
             self._check_name(pushed.transfer_id)
-            ranks = pushed.ranks(self._ranks)
+            ranks = pushed.asked(self._ranks)
             if not pushed.has_workers(ranks):
                 raise Unreadable(f"prefill: there cannot be {ranks} workers from this address upwards")
             if ranks > max(self._max_workers, self._ranks):
@@ -293,7 +300,7 @@ class Offers:
         return (
             offer.workers
             if isinstance(offer, Offer)
-            else [offer.worker(rank) for rank in range(offer.ranks(self._ranks))]
+            else [offer.worker(rank) for rank in range(offer.asked(self._ranks))]
         )
 
     def transfer_to_push(self, params: Mapping[str, Any] | None) -> str | None:
