@@ -1,7 +1,7 @@
 /* Programs run in the submitting call if they are expected to be short, and are left to the worker as soon as it would wait. */
 #include "ring_kit.h"
 
-enum { MANY = 1000, WINDOW_RANGES = 192, LONG_US = 1000000, SHORT_US = 1000, RATHER_SLOW_US = 50000 };
+enum { MANY = 1000, WINDOW_RANGES = 192, LOOK_RANGES = 64, LONG_US = 1000000, SHORT_US = 1000, RATHER_SLOW_US = 50000 };
 
 static ring *open_expecting(uint32_t inline_us)
 {
@@ -114,6 +114,83 @@ TEST(test_submitting_call_that_takes_longer_than_expected_leaves_the_rest)
     close_ring(r);
 }
 
+static void copy_of_untouched_pages(const HcclOneSideOpDesc *ranges, uint32_t count, uint64_t total)
+{
+    nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL);
+    fake_copy(ranges, count, total);
+}
+
+static aclError copy_async_of_untouched_pages(void *to, size_t room, const void *from, size_t n, aclrtMemcpyKind kind, aclrtStream s)
+{
+    if (!fake_calls(COPY_ASYNC))
+        nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL);
+    return fake_copy_async(to, room, from, n, kind, s);
+}
+
+static ring *open_on_untouched_pages(uint32_t inline_us)
+{
+    ring *r = NULL;
+    ring_driver driver = fake_driver;
+    ring_options options = { 8, 1 << 20, 1 << 20, PATIENCE_MS, 0, PATIENCE_MS, 0, 0, 0, inline_us };
+    driver.copy = copy_of_untouched_pages;
+    driver.copy_async = copy_async_of_untouched_pages;
+    CHECK_EQ(ring_open(&driver, HOME, &options, &r), 0);
+    return r;
+}
+
+/* A thousand ranges of 8 bytes are within one window. */
+TEST(test_submitting_call_looks_at_the_clock_within_a_window)
+{
+    static const int kinds[] = { ACL_MEMCPY_HOST_TO_HOST, ACL_MEMCPY_DEVICE_TO_DEVICE };
+    for (int k = 0; k < 2; k++) {
+        fake_reset();
+        ring *r = open_on_untouched_pages(SHORT_US);        /* all of it may take 2 ms, and 64 ranges a little more than 0.5 */
+        script s = { 0 };
+        script_move(&s, RING_COPY, kinds[k], 1, MANY, 8);
+        int status = submit(r, 1, &s, 10000);
+        CHECK_EQ(status, RING_QUEUED);
+        if (status == RING_QUEUED)
+            CHECK_DONE(next_completion(r), 1, RING_DONE, 8 * MANY, MANY);
+        for (uint64_t i = 0; i < fake.logged; i++)
+            CHECK_EQ(is_here(i), i < LOOK_RANGES);
+        close_ring(r);
+    }
+}
+
+TEST(test_submitting_call_goes_on_as_long_as_it_is_in_time)
+{
+    static const int kinds[] = { ACL_MEMCPY_HOST_TO_HOST, ACL_MEMCPY_DEVICE_TO_DEVICE };
+    for (int k = 0; k < 2; k++) {
+        fake_reset();
+        ring *r = open_on_untouched_pages(LONG_US);
+        script s = { 0 };
+        ring_completion ran;
+        script_move(&s, RING_COPY, kinds[k], 1, MANY, 8);
+        CHECK_EQ(ring_submit(r, 1, s.steps, s.count, 10000, &ran), RING_RAN);
+        CHECK_DONE(ran, 1, RING_DONE, 8 * MANY, MANY);
+        close_ring(r);
+    }
+}
+
+/* In windows of 256 KiB at most, however large those of background work have become since. */
+TEST(test_windows_in_the_submitting_call_are_small_in_background_work_too)
+{
+    enum { LARGE = 1 << 20, IN_CALL = 256 << 10, BLOCKS = 16 };
+    fake_reset();
+    ring *r = open_ring_with((ring_options){ 8, LARGE, LARGE, PATIENCE_MS, 0, PATIENCE_MS, 0, LARGE, LONG_US, LONG_US });
+    script long_one = { 0 }, s = { 0 };
+    ring_completion ran;
+    script_copy(&long_one, 1, BLOCKS, LARGE);
+    CHECK_EQ(ring_submit_as(r, RING_BACKGROUND, 1, long_one.steps, 1, PATIENCE_MS, &ran), RING_QUEUED);
+    CHECK_DONE(next_completion(r), 1, RING_DONE, (uint64_t)BLOCKS * LARGE, BLOCKS);     /* so it is known how fast windows land */
+    script_copy(&s, 2, BLOCKS, LARGE / BLOCKS);
+    uint64_t before = fake_calls(SYNC_STREAM);
+    CHECK_EQ(ring_submit_as(r, RING_BACKGROUND, 2, s.steps, 1, PATIENCE_MS, &ran), RING_RAN);
+    CHECK_DONE(ran, 2, RING_DONE, LARGE, BLOCKS);
+    CHECK_EQ(fake_calls(SYNC_STREAM) - before, LARGE / IN_CALL);                        /* one for each window */
+    close_ring(r);
+}
+
 /* It took more than a thousand times as long as on fast memory, so the next one is not expected to be short; after enough that were
  * fast, one is again. */
 TEST(test_ring_learns_how_slow_its_programs_are)
@@ -175,6 +252,9 @@ int main(void)
     RUN(test_worker_issues_the_rest_if_the_device_is_not_done_with_a_window);
     RUN(test_a_program_that_was_left_to_the_worker_can_be_cancelled);
     RUN(test_submitting_call_that_takes_longer_than_expected_leaves_the_rest);
+    RUN(test_submitting_call_looks_at_the_clock_within_a_window);
+    RUN(test_submitting_call_goes_on_as_long_as_it_is_in_time);
+    RUN(test_windows_in_the_submitting_call_are_small_in_background_work_too);
     RUN(test_ring_learns_how_slow_its_programs_are);
     RUN(test_run_of_many_blocks);
     return check_done();

@@ -408,6 +408,14 @@ MUTANTS = (
         ("tests/unit/test_stream.py",),
     ),
     Mutant(
+        "a-call-that-keeps-its-caller-for-a-window",
+        "a submitting call looks at the clock after 64 ranges, however many a window has",
+        "native/program.c",
+        "        } else if (full || (n == 0 && is_late(on, p))) {\n",
+        "        } else if (full) {\n            (void)is_late;\n",
+        ("tests/unit/test_stream.py",),
+    ),
+    Mutant(
         "a-part-told-as-the-whole",
         "a transfer whose rest was left to the worker is under way",
         "native/program.c",

@@ -13,11 +13,11 @@ LARGE, SMALL = 16 << 20, 64
 """Bytes: for the worker, and for the submitting call."""
 
 
-def copy(to: bytearray, source: bytearray, nbytes: int) -> Program:
+def copy(to: bytearray, source: bytearray, nbytes: int, numbers: array[int] | None = None) -> Program:
     ends = [array("Q", [ctypes.addressof(ctypes.c_char.from_buffer(memory))]) for memory in (to, source)]
-    zero = array("Q", [0])
+    numbers = array("Q", [0]) if numbers is None else numbers
     program = Program()
-    program.copy(CopyKind.HOST_TO_HOST, Grid(ends[0], ends[1], zero, zero, nbytes, nbytes, nbytes, nbytes))
+    program.copy(CopyKind.HOST_TO_HOST, Grid(ends[0], ends[1], numbers, numbers, nbytes, nbytes, nbytes, nbytes))
     return program
 
 
@@ -66,6 +66,20 @@ async def test_many_ranges_end_in_the_submitting_call() -> None:
         assert (transfer.state, transfer.nbytes, transfer.ranges) == (TransferState.DONE, 32000, 2000)
         assert target == (b"x" * 16 + bytes(16)) * 2000
         del target
+        await stream.aclose()
+
+
+async def test_a_call_looks_at_the_clock_before_a_window_is_full() -> None:
+    """384 ranges of the host's memory are less than a window. They are copied by the thread that issues them."""
+    async with await Device.open(0, StreamLimits(inline_seconds=1e-6)) as device:
+        stream = device.open_stream("rest")
+        ranges, nbytes = 384, 640
+        source, target = bytearray(b"x" * (2 * ranges * nbytes)), bytearray(2 * ranges * nbytes)
+        transfer = stream.submit(copy(target, source, nbytes, array("Q", range(0, 2 * ranges, 2))), 10)
+        assert not transfer.is_done
+        await transfer.wait()
+        assert (transfer.state, transfer.nbytes, transfer.ranges) == (TransferState.DONE, ranges * nbytes, ranges)
+        assert target == (b"x" * nbytes + bytes(nbytes)) * ranges
         await stream.aclose()
 
 
