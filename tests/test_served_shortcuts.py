@@ -81,9 +81,12 @@ async def test_from_the_second_or_third_on_requests_are_short_and_move_what_they
 
 @pytest.mark.parametrize("priority", TransferPriority)
 async def test_each_priority_has_a_way_of_its_own(served: Served, priority: TransferPriority) -> None:
+    """Except background work, which runs in smaller windows on the long way."""
     for i in range(5):
+        before = served.long
         await served.pull([i], [i + 1], priority=priority)
     served.check({i + 1: i for i in range(5)})
+    assert served.long - before == (priority is TransferPriority.BACKGROUND)
 
 
 async def test_some_layers_have_a_way_of_their_own(served: Served) -> None:

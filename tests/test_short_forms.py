@@ -510,6 +510,29 @@ async def test_a_transfer_that_fails_sends_no_notification(monkeypatch: pytest.M
             break
 
 
+@pytest.mark.parametrize("form", ["pull_blocks", "push_blocks", "copy_blocks", "swap_blocks", "copy_cache"])
+async def test_background_work_takes_the_long_way_each_time(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its windows are smaller there. What other calls have learnt stays."""
+    async with pair(monkeypatch) as p:
+        manager, desc = p.manager, CacheDesc(TENSORS, [PIECES, STRIDE], DataType.DT_UINT8, Placement.HOST)
+        there, blocks = await manager.allocate_cache(desc), await manager.allocate_blocks_cache(desc)
+        forms: dict[str, Callable[[TransferPriority], CacheTask]] = {
+            "pull_blocks": lambda priority: manager.pull_blocks(KEY, p.target, [1], [1], priority=priority),
+            "push_blocks": lambda priority: manager.push_blocks(KEY, p.target, [1], [1], priority=priority),
+            "copy_blocks": lambda priority: manager.copy_blocks(p.target, {0: [1]}, priority=priority),
+            "swap_blocks": lambda priority: manager.swap_blocks(blocks, p.target, {0: 1}, priority=priority),
+            "copy_cache": lambda priority: manager.copy_cache(there, there, 1, 0, priority=priority),
+        }
+        call = forms[form]
+        for priority in (TransferPriority.BACKGROUND, TransferPriority.NORMAL, TransferPriority.CRITICAL) * 3:
+            await call(priority)
+        for priority in TransferPriority:
+            long = p.long
+            await call(priority)
+            is_long = priority is TransferPriority.BACKGROUND or (STRICT == "roce" and form[:4] in {"pull", "push"})
+            assert p.long - long == is_long, priority
+
+
 @short
 async def test_each_form_ends_in_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later transfer of a form is an ended task, with everything that a task can tell."""
@@ -521,7 +544,7 @@ async def test_each_form_ends_in_its_call(monkeypatch: pytest.MonkeyPatch) -> No
             lambda: p.manager.pull_blocks(
                 KEY, p.target, [1], [1], src_layer_range=range(1, 2), dst_layer_range=range(1, 2)
             ),
-            lambda: p.manager.pull_blocks(KEY, p.target, [1], [1], priority=TransferPriority.BACKGROUND),
+            lambda: p.manager.pull_blocks(KEY, p.target, [1], [1], priority=TransferPriority.CRITICAL),
             lambda: p.manager.pull_blocks(CacheKeyByIdAndIndex(1, p.source.cache_id), p.target, [1], [1]),
         ]
         for form in forms:

@@ -106,7 +106,8 @@ class LocalCopies:
         is_critical = priority is TransferPriority.CRITICAL
         transfer = self._stream(is_critical).submit(program, seconds, priority=priority)
         self.lease(source, target, transfer)
-        if form is not None and transfer.state is TransferState.DONE:
+        # background work has no short way: its windows are smaller than those of one
+        if form is not None and priority is not TransferPriority.BACKGROUND and transfer.state is TransferState.DONE:
             self._learn(form, source, target, grid, seconds, is_critical)
         return transfer
 

@@ -81,6 +81,7 @@ class ShortWay:
             type(key) not in _KEYS
             or type(cache) is not Cache
             or type(priority) is not TransferPriority
+            or priority is TransferPriority.BACKGROUND
             or type(deadline) not in _DEADLINES
             or type(notify) not in _NOTES
             or not _WORDS.issuperset(map(type, form))
@@ -133,6 +134,7 @@ class ShortWay:
             type(target) is not Cache
             or type(source) is not Cache
             or type(priority) is not TransferPriority
+            or priority is TransferPriority.BACKGROUND
             or type(deadline) not in _DEADLINES
             or not _WORDS.issuperset(map(type, form))
             or not _NUMBERS.issuperset(map(type, mine))

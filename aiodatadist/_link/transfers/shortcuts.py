@@ -262,11 +262,12 @@ class Shortcuts:
     ) -> Shortcut | None:
         """Return a shortcut, or None if the channel does not move the bytes itself, as within a process.
 
+        Background work has none: its windows are smaller than those of a shortcut.
         Of the grid, whose local side is the destination, everything but the numbers of the blocks is kept.
         """
         running, channel = self._running, link_channel.channel
         # a transfer that is stopped there must take the channel out of use, which a shortcut does not
-        if channel.has_one_queue or not channel.runs_blocks:
+        if channel.has_one_queue or not channel.runs_blocks or priority is TransferPriority.BACKGROUND:
             return None
         program, opened = Program(), running.stream(LANES[end, priority], link_channel)
         if form.direction == "get":
