@@ -28,7 +28,7 @@ from aiodatadist._adapters.holds import Holds
 from aiodatadist._adapters.kept_leases import KeptLeases
 from aiodatadist._adapters.kv_cache import KvCache, TensorGroup
 from aiodatadist._adapters.leased_blocks import LeasedBlocks
-from aiodatadist._adapters.loop_service import LoopDoor, LoopService
+from aiodatadist._adapters.loop_service import LoopService
 from aiodatadist._adapters.order_tasks import OrderTasks
 from aiodatadist._adapters.peer_links import LinkedPeer, PeerAddress, PeerLinks
 from aiodatadist._adapters.pull_orders import KeptOrder, PullOrder, WorkerAddress, prompt_as_kept
@@ -37,6 +37,7 @@ from aiodatadist._adapters.push_messages import Drop, More, Refused, Sent, Trans
 from aiodatadist._adapters.push_out import OutgoingPushes
 from aiodatadist._adapters.sendings import GroupedSending, LayeredSending, Portion, Sending
 from aiodatadist._adapters.settings import Settings
+from aiodatadist._blocking.loop_door import LoopDoor
 from aiodatadist._cache_manager import CacheManager
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._datadist import LLMDataDist

@@ -27,8 +27,9 @@ import anyio.abc
 from pydantic import ConfigDict, Field
 
 from aiodatadist._adapters.ended import Ended, Tell
-from aiodatadist._adapters.loop_service import LoopDoor, LoopService
+from aiodatadist._adapters.loop_service import LoopService
 from aiodatadist._adapters.pools import EMBEDDED, PoolSettings, open_cache
+from aiodatadist._blocking.loop_door import LoopDoor
 from aiodatadist._concurrency.scope import Scope
 from aiodatadist._concurrency.signal import Signal
 from aiodatadist._concurrency.spawner import Spawner

@@ -21,7 +21,7 @@ import anyio.abc
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from aiodatadist._adapters.engine_ranks import EngineRanks, contradiction
-from aiodatadist._adapters.loop_service import LoopDoor, LoopService
+from aiodatadist._adapters.loop_service import LoopService
 from aiodatadist._adapters.peer_links import PeerAddress
 from aiodatadist._adapters.peers import is_loopback
 from aiodatadist._adapters.rendezvous_lines import (
@@ -44,6 +44,7 @@ from aiodatadist._adapters.rendezvous_lines import (
     read,
     written,
 )
+from aiodatadist._blocking.loop_door import LoopDoor
 from aiodatadist._cluster.client_slots import MAX_CLIENTS_OF_ONE, ClientSlots
 from aiodatadist._cluster.key_ring import KeyRing
 from aiodatadist._cluster.listener import Listener

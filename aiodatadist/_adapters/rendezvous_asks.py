@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from aiodatadist._adapters import rendezvous
-from aiodatadist._adapters.loop_service import LoopDoor, LoopService
+from aiodatadist._adapters.loop_service import LoopService
 from aiodatadist._adapters.rendezvous_lines import Ranks
+from aiodatadist._blocking.loop_door import LoopDoor
 from aiodatadist._concurrency.scope import Scope
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._config.trust import Credential

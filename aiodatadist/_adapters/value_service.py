@@ -15,8 +15,9 @@ from typing import Any
 
 from pydantic import Field
 
-from aiodatadist._adapters.loop_service import LoopDoor, LoopService
+from aiodatadist._adapters.loop_service import LoopService
 from aiodatadist._adapters.pools import PoolSettings, open_cache
+from aiodatadist._blocking.loop_door import LoopDoor
 from aiodatadist._concurrency.spawner import Spawner
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._counting.callbacks import guarded

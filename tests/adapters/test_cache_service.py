@@ -17,7 +17,7 @@ import pytest
 from aiodatadist import LLMException, ParamInvalid
 from aiodatadist._adapters.cache_service import CacheService, CacheSettings, check_pool
 from aiodatadist._adapters.ended import Ended
-from aiodatadist._adapters.loop_service import LoopDoor
+from aiodatadist._blocking.loop_door import LoopDoor
 from aiodatadist._device import Device
 from aiodatadist.context_caching import CcConfig_v1, EmsInvalidArgument
 from tests.context_caching.servers import RedisServer, need_redis, running

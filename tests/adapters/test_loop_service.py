@@ -13,7 +13,7 @@ import anyio.to_thread
 import pytest
 
 from aiodatadist import LLMException
-from aiodatadist._adapters.loop_service import LoopDoor
+from aiodatadist._blocking.loop_door import LoopDoor
 
 
 class Life:
@@ -120,6 +120,29 @@ def test_a_life_is_closed_if_a_signal_handler_of_the_thread_that_opens_it_closes
         "door",
         "aiodatadist loop",
     }  # the door was its only user
+
+
+def test_a_life_is_closed_if_an_interrupt_comes_when_it_is_open() -> None:
+    """The thread that opens it has no result, so it cannot know by the result that there is something to close."""
+    door: LoopDoor[Life] = LoopDoor("Door", own_thread="door")
+    life = Life()
+
+    async def open_life() -> None:
+        life.let_open()
+        await life.open()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(InterruptedError):
+            door.open_or_close(life, open_life)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (life.closes, door.opened) == (1, None)
+    assert "door" not in {each.name for each in threading.enumerate()}
 
 
 def test_a_door_that_is_open_opens_no_second_life() -> None:

@@ -1420,7 +1420,7 @@ MUTANTS = (
     Mutant(
         "life-without-a-door",
         "a life that one thread opens while another closes the door is closed",
-        "aiodatadist/_adapters/loop_service.py",
+        "aiodatadist/_blocking/loop_door.py",
         "            with self._lock:\n                self._close()\n",
         "            self._close()\n",
         ("tests/adapters/test_loop_service.py",),

@@ -8,20 +8,21 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from aiodatadist._blocking.config import add_key
 from aiodatadist._blocking.hixl.connects import Connects
 from aiodatadist._blocking.hixl.requests import Requests
 from aiodatadist._blocking.hixl.values import FeatureType, GetTransferStatusArgs, TransferArgs, TransferResult, expect
-from aiodatadist._blocking.shared_loop import acquire, release
+from aiodatadist._blocking.loop_door import LoopDoor
 from aiodatadist._cache.task import CacheTask
 from aiodatadist._concurrency.loop_thread import LoopThread
 from aiodatadist._concurrency.threads import DaemonThread
 from aiodatadist._counting import OF_PROCESS, Incident
 from aiodatadist._hixl import engine as awaitable
 from aiodatadist._hixl.names import parse_peer
-from aiodatadist._hixl.options import read_options
+from aiodatadist._hixl.options import Options, read_options
 from aiodatadist._hixl.statuses import Status, status_of
 from aiodatadist._hixl.values import (
     AsyncConnectStatus,
@@ -42,6 +43,42 @@ T = TypeVar("T")
 _INT32 = 1 << 31
 
 
+class _Life:
+    """An engine on the event loop, and its transfers and connections that were not waited for.
+
+    Attributes:
+        connects: the connections. Set once :meth:`open` has returned.
+    """
+
+    connects: Connects
+
+    def __init__(self, options: Options, thread: LoopThread) -> None:
+        self.inner = awaitable.Hixl()
+        self.thread = thread
+        self.requests = Requests()
+        self.lists_requests = options.lists_requests
+        self._options = options
+
+    async def open(self, local_engine: str) -> None:
+        """Open the engine. Raises as :meth:`aiodatadist.hixl.Hixl.initialize`, with nothing left open."""
+        await self.inner.initialize(local_engine, self._options)
+        resources = self._options.resources
+        spawn = awaitable.spawner_of(self.inner)
+        self.connects = Connects(spawn, resources.connect_threads, resources.connect_queue)
+
+    async def close(self) -> None:
+        """Close everything."""
+        await self.inner.finalize()
+
+    async def leave(self, remote_engine: str, timeout_in_millis: int) -> None:
+        """End a connection, and forget its requests."""
+        try:
+            await self.inner.disconnect(remote_engine, timeout_in_millis)
+        finally:
+            with suppress(LLMException):
+                self.requests.forget(_key(remote_engine))
+
+
 class Hixl:
     """An engine, for code that does not await. May be used from several threads; one process may have several.
 
@@ -50,20 +87,16 @@ class Hixl:
     """
 
     def __init__(self) -> None:
-        self._inner: awaitable.Hixl | None = None
-        self._thread: LoopThread | None = None
-        self._life = threading.Lock()
-        self._requests = Requests()
-        self._connects: Connects
-        self._lists = False
+        self._door: LoopDoor[_Life] | None = None
+        self._initialising = threading.RLock()  # reentrant: a signal handler of the thread that holds it may call, too
 
     def __del__(self) -> None:
-        inner, thread = getattr(self, "_inner", None), getattr(self, "_thread", None)
-        if inner is None or thread is None or thread.pid != os.getpid():
+        door = getattr(self, "_door", None)
+        if door is None or door.opened is None or door.thread.pid != os.getpid():
             return
         with suppress(Exception):  # the interpreter may be ending
-            if thread.is_here:  # a collection of garbage on the loop's thread, which must not wait for itself
-                DaemonThread(_finalize, "aiodatadist finalize", (inner, thread)).start()
+            if door.thread.is_here:  # a collection of garbage on the loop's thread, which must not wait for itself
+                DaemonThread(door.close, "aiodatadist finalize").start()
             else:
                 self.finalize()
 
@@ -81,8 +114,8 @@ class Hixl:
         for key, text in given.items():
             expect(key, "option", str)
             expect(text, f"option {key!r}", str)
-        with self._life:
-            if self._inner is not None:
+        with self._initialising:
+            if self._door is not None and not self._door.is_closed:
                 return int(Status.SUCCESS)
             _, status = self._told("initialize", lambda: self._open(local_engine, given), None)
             return status
@@ -92,41 +125,27 @@ class Hixl:
         add_key(found.config)
         if (device := _current_device()) is not None and "device_id" not in found.config.model_fields_set:
             found.config.device_id = device
-        thread, inner = acquire(), awaitable.Hixl()
-
-        async def open_engine() -> Connects:
-            await inner.initialize(local_engine, found)
-            resources = found.resources
-            return Connects(awaitable.spawner_of(inner), resources.connect_threads, resources.connect_queue)
-
-        try:
-            connects = thread.call(open_engine)
-        except BaseException:
-            try:
-                thread.call(inner.finalize)  # an interrupt may have come after it was open
-            finally:
-                release(thread)
-            raise
-        self._requests, self._connects, self._lists = Requests(), connects, found.lists_requests
-        self._inner, self._thread = inner, thread
+        door = self._door = LoopDoor("Hixl")
+        life = _Life(found, door.thread)
+        door.open_or_close(life, partial(life.open, local_engine))
+        self._running()  # raises if a signal handler has finalized it meanwhile
 
     def finalize(self) -> None:
-        """Close connections, registrations and the listener. No effect if the engine is not initialised."""
-        with self._life:
-            inner, self._inner = self._inner, None
-            thread, self._thread = self._thread, None
-        if inner is None or thread is None:
-            return
-        try:
-            self._told("finalize", lambda: thread.call(inner.finalize), None)
-        finally:
-            release(thread)
+        """Close connections, registrations and the listener. No effect if the engine is not initialised.
 
-    def _both(self) -> tuple[awaitable.Hixl, LoopThread]:
-        inner, thread = self._inner, self._thread
-        if inner is None or thread is None:
+        If another thread initialises it, this waits, and finalizes it then. A signal handler does not wait for the
+        :meth:`initialize` that it interrupts: that call finalizes the engine as soon as it is open, and returns FAILED.
+
+        On the thread of the event loop, where a collection of garbage may call it, it would wait for itself: there it has
+        no effect except for a line in the log. An engine that is dropped there is finalized by another thread.
+        """
+        if (door := self._door) is not None:
+            self._told("finalize", door.close, None)
+
+    def _running(self) -> _Life:
+        if self._door is None:
             raise LLMException("the engine is not initialised", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
-        return inner, thread
+        return self._door.life
 
     def _told(self, operation: str, call: Callable[[], T], otherwise: T) -> tuple[T, int]:
         """Return what a call returns, and SUCCESS; if it fails, ``otherwise`` and the status. The log has the reason."""
@@ -140,12 +159,12 @@ class Hixl:
             OF_PROCESS.add(Incident.CALL_FAILED, logger, *told)
             return otherwise, int(status)
 
-    def _call(self, operation: str, call: Callable[[awaitable.Hixl], Awaitable[T]], otherwise: T) -> tuple[T, int]:
-        """Run a call of the awaitable engine on the loop, and wait for it."""
+    def _call(self, operation: str, call: Callable[[_Life], Awaitable[T]], otherwise: T) -> tuple[T, int]:
+        """Run a call on the loop, and wait for it."""
 
         def run() -> T:
-            inner, thread = self._both()
-            return thread.call(lambda: call(inner))
+            life = self._running()
+            return life.thread.call(lambda: call(life))
 
         return self._told(operation, run, otherwise)
 
@@ -155,32 +174,25 @@ class Hixl:
         """Register a range. Return the status and a handle above 0, or 0 if the call failed."""
         expect(mem, "mem", MemDesc)
         expect(type, "type", MemType)
-        handle, status = self._call("register_mem", lambda inner: inner.register_mem(mem, type), 0)
+        handle, status = self._call("register_mem", lambda life: life.inner.register_mem(mem, type), 0)
         return status, handle
 
     def deregister_mem(self, handle: int, /) -> int:
         """Release a range. An unknown handle counts as success. FAILED while there are connections."""
         number = unsigned(handle, "handle")
-        return self._call("deregister_mem", lambda inner: inner.deregister_mem(number), None)[1]
+        return self._call("deregister_mem", lambda life: life.inner.deregister_mem(number), None)[1]
 
     # ---- connections ----
 
     def connect(self, remote_engine: str, timeout_in_millis: int = 1000) -> int:
         """Connect to an engine that listens."""
         _check_call(remote_engine, timeout_in_millis)
-        return self._call("connect", lambda inner: inner.connect(remote_engine, timeout_in_millis), None)[1]
+        return self._call("connect", lambda life: life.inner.connect(remote_engine, timeout_in_millis), None)[1]
 
     def disconnect(self, remote_engine: str, timeout_in_millis: int = 1000) -> int:
         """End a connection. Its transfers fail and are forgotten; once this returns, no byte of theirs lands."""
         _check_call(remote_engine, timeout_in_millis)
-        return self._call("disconnect", lambda inner: self._leave(inner, remote_engine, timeout_in_millis), None)[1]
-
-    async def _leave(self, inner: awaitable.Hixl, remote_engine: str, timeout_in_millis: int) -> None:
-        try:
-            await inner.disconnect(remote_engine, timeout_in_millis)
-        finally:
-            with suppress(LLMException):
-                self._requests.forget(_key(remote_engine))
+        return self._call("disconnect", lambda life: life.leave(remote_engine, timeout_in_millis), None)[1]
 
     def connect_async(self, remote_engine: str, timeout_in_millis: int = 1000) -> int:
         """Queue a call of :meth:`connect`. RESOURCE_EXHAUSTED if too many wait."""
@@ -193,21 +205,21 @@ class Hixl:
     def _queue(self, operation: str, remote_engine: str, timeout_in_millis: int, *, is_connect: bool) -> int:
         _check_call(remote_engine, timeout_in_millis)
 
-        async def add(inner: awaitable.Hixl) -> Status:
+        async def add(life: _Life) -> Status:
             awaitable.milliseconds(timeout_in_millis, "timeout_in_millis")
 
             async def carry_out() -> None:
                 try:
                     if is_connect:
-                        await inner.connect(remote_engine, timeout_in_millis)
+                        await life.inner.connect(remote_engine, timeout_in_millis)
                     else:
-                        await self._leave(inner, remote_engine, timeout_in_millis)
+                        await life.leave(remote_engine, timeout_in_millis)
                 except Exception as error:
                     told = "hixl: %s: %s (%s)", operation, error, status_of(error).name
                     OF_PROCESS.add(Incident.CALL_FAILED, logger, *told)
                     raise
 
-            return self._connects.add(_key(remote_engine), is_connect, carry_out)
+            return life.connects.add(_key(remote_engine), is_connect, carry_out)
 
         status, failure = self._call(operation, add, Status.FAILED)
         return failure or int(status)
@@ -217,8 +229,7 @@ class Hixl:
         expect(remote_engine, "remote_engine", str)
 
         def look() -> AsyncConnectStatus:
-            self._both()
-            return self._connects.state(_key(remote_engine))
+            return self._running().connects.state(_key(remote_engine))
 
         state, status = self._told("get_async_connect_status", look, AsyncConnectStatus.NOT_CONNECT)
         return status, state
@@ -227,8 +238,7 @@ class Hixl:
         """Return the states of all engines for which calls were queued."""
 
         def look() -> dict[str, AsyncConnectStatus]:
-            self._both()
-            return self._connects.states()
+            return self._running().connects.states()
 
         none: dict[str, AsyncConnectStatus] = {}
         states, status = self._told("get_all_async_connect_status", look, none)
@@ -243,9 +253,9 @@ class Hixl:
         _check_call(remote_engine, timeout_in_millis)
         _check_transfer(op, op_descs)
 
-        async def move(inner: awaitable.Hixl) -> None:
+        async def move(life: _Life) -> None:
             seconds = awaitable.milliseconds(timeout_in_millis, "timeout_in_millis")
-            await inner.transfer(remote_engine, op, op_descs, timeout=seconds)
+            await life.inner.transfer(remote_engine, op, op_descs, timeout=seconds)
 
         return self._call("transfer_sync", move, None)[1]
 
@@ -261,9 +271,9 @@ class Hixl:
         _check_transfer(op, op_descs)
         user_data = 0 if args is None else expect(args, "args", TransferArgs).user_data
 
-        async def start(inner: awaitable.Hixl) -> int:
-            task: CacheTask = inner.transfer(remote_engine, op, op_descs, staging=False)
-            return self._requests.add(task, _key(remote_engine), user_data)
+        async def start(life: _Life) -> int:
+            task: CacheTask = life.inner.transfer(remote_engine, op, op_descs, staging=False)
+            return life.requests.add(task, _key(remote_engine), user_data)
 
         number, status = self._call("transfer_async", start, 0)
         return status, number
@@ -273,8 +283,7 @@ class Hixl:
         number = unsigned(req, "req")
 
         def look() -> tuple[Status, TransferStatus]:
-            self._both()
-            return self._requests.status(number)
+            return self._running().requests.status(number)
 
         (outcome, state), status = self._told("get_transfer_status", look, (Status.FAILED, TransferStatus.FAILED))
         return status or int(outcome), state
@@ -284,12 +293,12 @@ class Hixl:
         asked = GetTransferStatusArgs() if args is None else expect(args, "args", GetTransferStatusArgs)
 
         def look() -> list[TransferResult]:
-            self._both()
-            if not self._lists:
+            life = self._running()
+            if not life.lists_requests:
                 raise FeatureNotEnabled(
                     "requests are listed only with LocalCommRes 1.3 or comm_resource_config.protocol_desc"
                 )
-            return self._requests.all(asked)
+            return life.requests.all(asked)
 
         none: list[TransferResult] = []
         found, status = self._told("get_all_transfer_status", look, none)
@@ -302,26 +311,18 @@ class Hixl:
         _check_call(remote_engine, timeout_in_millis)
         expect(notify, "notify", NotifyDesc)
         return self._call(
-            "send_notify", lambda inner: inner.send_notify(remote_engine, notify, timeout_in_millis), None
+            "send_notify", lambda life: life.inner.send_notify(remote_engine, notify, timeout_in_millis), None
         )[1]
 
     def get_notifies(self) -> tuple[int, list[NotifyDesc]]:
         """Return the notifications that have come since the last call, in the order of each peer's calls."""
 
-        async def take(inner: awaitable.Hixl) -> list[NotifyDesc]:
-            return inner.get_notifies()
+        async def take(life: _Life) -> list[NotifyDesc]:
+            return life.inner.get_notifies()
 
         none: list[NotifyDesc] = []
         notes, status = self._call("get_notifies", take, none)
         return status, notes
-
-
-def _finalize(inner: awaitable.Hixl, thread: LoopThread) -> None:
-    """Finalize an engine that its owner has dropped, and release its thread."""
-    try:
-        thread.call(inner.finalize)
-    finally:
-        release(thread)
 
 
 def _check_call(remote_engine: Any, timeout_in_millis: Any) -> None:
