@@ -386,8 +386,8 @@ static void give_way(ring_stream *on, program *p)
         p->gives_way = true;
 }
 
-/* All of it may take twice as long as expected. A part may take its share, and a quarter more to begin with: whoever waits for a
- * processor once loses that much. */
+/* All of it may take twice as long as expected. A part may take its share, and a quarter more to begin with: a thread that waits
+ * for a processor once loses that much. */
 static bool is_taking_long(const ring_stream *on, program *p)
 {
     enum { AS_EXPECTED = 2, TO_BEGIN = 4 };
