@@ -136,5 +136,6 @@ def moved(
         for release in orders.releases:
             for worker in decode.workers:
                 worker.service.release(release.order)
-        found.kept = [ended_of(worker.service, "p").outcomes for worker in prefill.workers]
+        if not any("pull_refused" in each.values() for each in found.outcomes) and (orders.releases or orders.loads):
+            found.kept = [ended_of(worker.service, "p").outcomes for worker in prefill.workers]
         return found

@@ -14,10 +14,14 @@ from aiodatadist import new_lease_name, prompt_digest
 from aiodatadist._adapters.block_service import BlockService
 from aiodatadist._adapters.pull_orders import PullOrder, WorkerAddress
 from aiodatadist._adapters.regions import Heads
+from aiodatadist._adapters.vllm.prompts import as_offered
 from tests.adapters import test_cut_blocks
 from tests.adapters.kv_memory import Order
+from tests.adapters.matrix import Side
 from tests.adapters.test_block_service import ended_in
 from tests.adapters.test_cut_blocks import HEAD_MAJOR, HEADS, TOKEN_MAJOR, Worker, said_of
+from tests.adapters.windows import BOTH_ORDERS, FULL, WINDOW, moved
+from tests.hostile.vllm_names import both_halves
 from tests.profiles import at_night
 
 PROMPT, ANOTHER = prompt_digest([1]), prompt_digest([2])
@@ -183,3 +187,30 @@ def test_a_pull_that_succeeds_has_the_prompt_s_bytes(
         assert (decode.kv[:, 3:] == -1).all(), (number, offer)
     assert outcomes["pull_done"] > 20, outcomes
     assert outcomes["pull_refused"] > 20, outcomes
+
+
+# ---- blocks that are shifted within their prompt, at vLLM's schedulers ----
+
+
+@pytest.mark.parametrize("kinds", BOTH_ORDERS, ids=", then ".join)
+def test_blocks_that_a_client_shifts_within_a_prompt_are_not_used(kinds: tuple[str, str]) -> None:
+    """Shift a group by a block: the other group still bounded the tokens, so that the prompt's digest was right."""
+
+    def changed(offer: Offer) -> None:
+        if kinds[0] == WINDOW:
+            offer["remote_first_block"] += 1
+        else:
+            offer["remote_groups"][0]["first"] += 1
+        offer["remote_num_tokens"] = 96
+
+    there, here = {WINDOW: [1, 2, 3], FULL: [4, 5, 6]}, {WINDOW: [0, 5, 8], FULL: [6, 7, 9]}
+    with both_halves() as vllm:
+        sides = Side(1, tokens=16), Side(1, tokens=32)
+        found = moved(vllm, sides, kinds, there, here, 48, prompt=96, changed=changed)
+    assert (found.matched, found.outcomes) == (0, [])
+
+
+def test_the_digest_says_where_each_group_begins() -> None:
+    firsts = [[0], [1], [2], [0, 1], [1, 0], [1, 1], [2**31]]
+    assert len({as_offered(PROMPT, each) for each in firsts}) == len(firsts)
+    assert as_offered(PROMPT, [0, 0]) == PROMPT, "as older engines have it"

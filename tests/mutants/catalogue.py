@@ -37,6 +37,7 @@ CHANNELS, ANSWERS, WITHDRAWN = (f"tests/hostile/test_{name}.py" for name in ("ch
 WILD = "tests/hostile/test_wild_requests.py"
 WAYS = "tests/unit/wire/test_ways.py"
 POLICY, READERS = "tests/hostile/test_policy.py", "tests/hostile/test_readers.py"
+FORGED = "tests/hostile/test_forged_offers.py"
 HOLDS, WINDOWS = "tests/adapters/test_holds.py", "tests/adapters/test_windows.py"
 REGIONS = "tests/adapters/test_regions.py"
 HIXL, HIXL_LATE = "tests/hixl/test_engine.py", "tests/hixl/test_late_bytes.py"
@@ -1831,6 +1832,22 @@ MUTANTS = (
         "        return max(self.ranks(ranks), ranks)\n",
         "        return self.ranks(ranks)\n",
         (OFFERS,),
+    ),
+    Mutant(
+        "tokens-of-one-group",
+        "an offer's blocks hold no more tokens than the shortest group has",
+        "aiodatadist/_adapters/vllm/offer.py",
+        "        tokens = min(self.tokens, prompt_tokens)\n",
+        "        tokens = min(self.remote_num_tokens, prompt_tokens)\n",
+        (f"{FORGED}::test_blocks_that_a_client_shifts_within_a_prompt_are_not_used",),
+    ),
+    Mutant(
+        "a-group-begins-anywhere",
+        "the owner of blocks compares where each group of them begins",
+        "aiodatadist/_adapters/vllm/prompts.py",
+        "    if not any(firsts):\n",
+        "    if True:\n",
+        (FORGED,),
     ),
     Mutant(
         "asked-before-claimed",

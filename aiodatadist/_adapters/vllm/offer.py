@@ -108,6 +108,11 @@ class Offer(_Params):
         return (first, *self.remote_groups)
 
     @property
+    def firsts(self) -> list[int]:
+        """The number of each group's first block in the prompt."""
+        return [group.first for group in self.groups]
+
+    @property
     def blocks_by_group(self) -> list[tuple[int, ...]]:
         """The blocks of each group."""
         return [group.blocks for group in self.groups]
@@ -117,7 +122,7 @@ class Offer(_Params):
 
         The owner would refuse the pull of blocks beyond the prompt, and until then each number is kept.
         """
-        tokens = min(self.remote_num_tokens, prompt_tokens)
+        tokens = min(self.tokens, prompt_tokens)
         for number, group in enumerate(self.groups):
             most, count = -(-tokens // group.size), group.stop
             if count > most:

@@ -28,7 +28,8 @@ class Load:
     """An order to load ``tokens`` tokens of the offer's blocks into ``into``.
 
     They start in block ``first``, after ``skip`` tokens of it. ``prompt_digest`` is that of this engine's own request,
-    up to the last offered token. ``others`` says the same of further groups of layers.
+    up to the last offered token, and of where each group's blocks begin. ``others`` says the same of further
+    groups of layers.
     """
 
     request_id: str

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from hashlib import sha256
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b, sha256
 from importlib import import_module
 from typing import Any
 
 from aiodatadist._adapters.vllm.lora import adapter_of
-from aiodatadist._values.digests import prompt_digest
+from aiodatadist._values.digests import DIGEST_BYTES, prompt_digest
 
 
 def digest_of(request: Any, tokens: int) -> bytes:
@@ -23,6 +25,20 @@ def digest_of(request: Any, tokens: int) -> bytes:
         salt=str(request.cache_salt or ""),
         images=[*_images(request, tokens), *_embeddings(request, tokens)],
     )
+
+
+def as_offered(digest: bytes, firsts: Sequence[int]) -> bytes:
+    """Return the digest of a prompt whose groups of layers are offered from these blocks on.
+
+    A client could otherwise shift a group's blocks within the prompt. If all groups begin with the prompt, the digest is
+    the prompt's own.
+    """
+    if not any(firsts):
+        return digest
+    numbers = array("Q", firsts)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return blake2b(digest + numbers.tobytes(), digest_size=DIGEST_BYTES, person=b"adist firsts").digest()
 
 
 def _images(request: Any, tokens: int) -> Iterator[str]:

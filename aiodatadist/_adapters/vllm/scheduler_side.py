@@ -16,7 +16,7 @@ from aiodatadist._adapters.vllm.computed import ComputedBlocks
 from aiodatadist._adapters.vllm.model import Model
 from aiodatadist._adapters.vllm.offer import MAX_OFFER_TEXT, GroupBlocks, Offer, Offers, PushOffer
 from aiodatadist._adapters.vllm.orders import Decline, Expect, Hold, Keep, Load, Orders, Push, Release, Transfer
-from aiodatadist._adapters.vllm.prompts import digest_of
+from aiodatadist._adapters.vllm.prompts import as_offered, digest_of
 from aiodatadist._adapters.vllm.siblings import Siblings
 from aiodatadist._counting import Incident, Incidents
 from aiodatadist._values.foreign import Unreadable, printable
@@ -84,7 +84,7 @@ class SchedulerSide:
         """Yield orders to keep alive what is offered to requests that arrived, and were not scheduled at once."""
         arrived, self._arrived = self._arrived, {}
         for request_id, (request, offer) in arrived.items():
-            yield Hold(request_id, offer, digest_of(request, self._offered(request, offer)))
+            yield Hold(request_id, offer, self._digest(request, offer))
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
         """Return how many tokens more than ``computed`` are offered, and True if they come later.
@@ -127,6 +127,11 @@ class SchedulerSide:
         tokens = int(request.num_prompt_tokens)
         return tokens if isinstance(offer, PushOffer) else min(offer.tokens, tokens)
 
+    def _digest(self, request: Any, offer: Offer | PushOffer) -> bytes:
+        """Return the digest that the other engine must have: of this request's own prompt, and of what is offered of it."""
+        digest = digest_of(request, self._offered(request, offer))
+        return digest if isinstance(offer, PushOffer) else as_offered(digest, offer.firsts)
+
     def allocated(
         self, request: Any, block_ids: Sequence[int], external_tokens: int, others: Sequence[Sequence[int]] = ()
     ) -> None:
@@ -148,7 +153,7 @@ class SchedulerSide:
         stop = self._offered(request, offer)
         begin = stop - external_tokens
         first, last = begin // self._block_size, -(-stop // self._block_size)
-        request_id, digest = request.request_id, digest_of(request, stop)
+        request_id, digest = request.request_id, self._digest(request, offer)
         taken = {int(block) for block in block_ids[:last]}
         if isinstance(offer, PushOffer):
             into = tuple(map(int, block_ids[first:last]))
@@ -203,10 +208,10 @@ class SchedulerSide:
 
     def _refuse(self, request: Any, offer: Offer | PushOffer) -> None:
         """Release an offer at the other engine, if it keeps it for this request."""
+        digest = self._digest(request, offer)
         if isinstance(offer, PushOffer):
-            self._orders.declines.append(Decline(offer, digest_of(request, self._offered(request, offer))))
+            self._orders.declines.append(Decline(offer, digest))
         else:
-            digest = digest_of(request, self._offered(request, offer))
             self._orders.releases.append(Release(request.request_id, offer, digest))
 
     def received(self, request_ids: Iterable[str]) -> None:
@@ -297,7 +302,8 @@ class SchedulerSide:
         if not self._has_room(request, {block for group in groups for block in group.blocks}):
             return False, None
         kept = tuple(group.blocks for group in more)
-        self._orders.keeps.append(Keep(request_id, made.lease, first.blocks, digest, takers, kept))
+        claimed = as_offered(digest, made.firsts)
+        self._orders.keeps.append(Keep(request_id, made.lease, first.blocks, claimed, takers, kept))
         self._siblings.offered(request_id, digest, sent)
         return True, sent
 
