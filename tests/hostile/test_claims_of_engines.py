@@ -376,6 +376,21 @@ def test_requests_whose_blocks_no_peer_fetches_take_no_more_than_their_share(vll
     assert engine.prefill("next", TOKENS, [6, 7, 8]) is not None
 
 
+def test_blocks_of_answers_count_as_kept(vllm: SimpleNamespace) -> None:
+    """Limit all that vLLM keeps: blocks of long answers, and of groups that are not moved, evaded ``max_leased``."""
+    engine = Engine(vllm, 12)
+    assert engine.prefill("r0", TOKENS, [1, 2, 3, 4, 5], num_computed_tokens=80) is not None
+    (keep,) = engine.orders().keeps
+    assert keep.blocks == (1, 2, 3), "only those of the prompt are offered"
+    assert engine.prefill("r1", TOKENS, [6, 7, 8], num_computed_tokens=40) is None
+    assert engine.side.take_counters() == {"lease_no_room": 1}
+    engine.side.sent(["r0"])
+    made = request(vllm, "r2", TOKENS, {"do_remote_decode": True})
+    assert engine.side.finished(made, [1, 2, 3], not_moved=[0, 4, 5, 6, 7]) == (False, None)
+    is_kept, _ = engine.side.finished(request(vllm, "r3", TOKENS, {"do_remote_decode": True}), [1, 2, 3], (), [0, 4, 5])
+    assert is_kept, "0 is no block"
+
+
 @pytest.mark.parametrize("named", [{"cache_salt": "tenant"}, {"params": {"client": "tenant"}}], ids=["salt", "router"])
 def test_one_client_leaves_room_for_others(vllm: SimpleNamespace, named: dict[str, Any]) -> None:
     engine = Engine(vllm, 12, max_leased=1.0, max_leased_per_client=0.25)

@@ -1850,6 +1850,14 @@ MUTANTS = (
         (FORGED,),
     ),
     Mutant(
+        "blocks-of-answers-uncounted",
+        "max_leased limits all blocks that vLLM keeps with a request",
+        "aiodatadist/_adapters/vllm/scheduler_side.py",
+        "        if not self._has_room(request, every):\n",
+        "        if not self._has_room(request, [block for group in groups for block in group.blocks]):\n",
+        (CLAIMS_OF_ENGINES,),
+    ),
+    Mutant(
         "asked-before-claimed",
         "an owner that writes is asked only once it has confirmed the claim",
         "aiodatadist/_link/transfers/transfers.py",

@@ -99,7 +99,7 @@ class AioDataDistConnector(ConnectorBase[SchedulerSide, WorkerSide]):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         first, *others = self._model.of_groups(block_ids)
-        return self._deciding.finished(request, first, others)
+        return self._deciding.finished(request, first, others, self._model.not_moved(block_ids))
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:

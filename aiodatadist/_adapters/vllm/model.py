@@ -132,6 +132,10 @@ class Model:
         """Return the blocks of the groups that are moved."""
         return [blocks[number] for number in self.groups]
 
+    def not_moved(self, blocks: Sequence[Sequence[int]]) -> list[int]:
+        """Return the blocks of the other groups, which vLLM keeps with them."""
+        return [block for number, some in enumerate(blocks) if number not in self.groups for block in some]
+
     @property
     def why_not_pushed(self) -> str:
         """Return why requests of this engine cannot be pushed; empty if they can."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from vllm.v1.request import RequestStatus
@@ -232,18 +233,28 @@ class SchedulerSide:
     # ---- prefill, and the end of a request ----
 
     def finished(
-        self, request: Any, block_ids: Sequence[int], others: Sequence[Sequence[int]] = ()
+        self,
+        request: Any,
+        block_ids: Sequence[int],
+        others: Sequence[Sequence[int]] = (),
+        not_moved: Sequence[int] = (),
     ) -> tuple[bool, dict[str, Any] | None]:
-        """End a request; return True if its blocks are kept, and the parameters for the next engine."""
+        """End a request; return True if its blocks are kept, and the parameters for the next engine.
+
+        Args:
+            others: the blocks of further groups of layers.
+            not_moved: those of groups that no other engine gets. vLLM keeps all blocks of a request, or none.
+        """
         try:
-            return self._finished(request, block_ids, others)
+            return self._finished(request, (block_ids, *others), not_moved)
         finally:
             self._siblings.remove(request.request_id)
 
     def _finished(
-        self, request: Any, block_ids: Sequence[int], others: Sequence[Sequence[int]]
+        self, request: Any, ids: Sequence[Sequence[int]], not_moved: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         request_id, params = request.request_id, self._offers.params_of(request)
+        every = [int(block) for block in chain(*ids, not_moved) if block != NO_BLOCK]
         offer = self._offer_of(request)
         self._offers.forget(request_id)
         self._arrived.pop(request_id, None)
@@ -251,18 +262,21 @@ class SchedulerSide:
             self._refuse(request, offer)
         if request_id in self._awaited:
             self._orders.cancels.append(request_id)
-        is_whole = request.status in _WHOLE and bool(block_ids)
+        is_whole = request.status in _WHOLE and bool(ids[0])
         name = self._offers.transfer_to_push(params)
         if name is not None:
-            return self._end_push(request, name, block_ids if is_whole else ())
+            return self._end_push(request, name, every if is_whole else ())
         if not params.get("do_remote_decode") or not is_whole:
             return False, None
-        return self._keep(request, params, (block_ids, *others))
+        return self._keep(request, params, ids, every)
 
     def _keep(
-        self, request: Any, params: Mapping[str, Any], ids: Sequence[Sequence[int]]
+        self, request: Any, params: Mapping[str, Any], ids: Sequence[Sequence[int]], every: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Keep a request's blocks; return True, and the parameters for the next engine. Of samples, keep the first one's."""
+        """Keep a request's blocks; return True, and the parameters for the next engine. Of samples, keep the first one's.
+
+        The blocks of its answer, which are not offered, count as kept, too, because vLLM keeps ``every`` block.
+        """
         request_id = request.request_id
         # The next engine knows the prompt, and perhaps not what this one answered: the digest ends where the prompt does.
         tokens = min(int(request.num_computed_tokens), int(request.num_prompt_tokens))
@@ -299,7 +313,7 @@ class SchedulerSide:
             words = "request %s: its blocks are not kept: the offer: %s"
             self.incidents.add(Incident.KEEP_FAILED, logger, words, printable(request_id), error)
             return False, None
-        if not self._has_room(request, {block for group in groups for block in group.blocks}):
+        if not self._has_room(request, every):
             return False, None
         kept = tuple(group.blocks for group in more)
         claimed = as_offered(digest, made.firsts)
@@ -333,7 +347,7 @@ class SchedulerSide:
 
     def _has_room(self, request: Any, blocks: Iterable[int]) -> bool:
         """Count the blocks as kept, unless too many are; return True if they are."""
-        is_kept = self._room.take(request.request_id, map(int, blocks), _client_of(request))
+        is_kept = self._room.take(request.request_id, blocks, _client_of(request))
         if not is_kept:
             self._counted["lease_no_room"] += 1
         return is_kept
