@@ -10,7 +10,7 @@
  * moves bytes, as all have; each step ends a batch. HCCL takes batches of up to 256 ranges. */
 enum { WINDOWS = 2, WINDOW_RANGES = 192, HOST_BATCH = 256 };
 enum { IN_CALL_BYTES = 256 << 10 };       /* of a window in the submitting call: softnpu carries this much out at once */
-enum { LOOK_RANGES = 64 };                /* after so many the submitting call looks at the clock: untouched pages take 7 us each */
+enum { FIRST_LOOK = 32, LOOK_RANGES = 64 };     /* ranges between two looks at the clock in the submitting call */
 enum { WINDOWS_UNPROVEN = 16 };           /* so much may be under way or done that no synchronize has told of */
 
 /* ---- a device's stream, and two events of it ---- */
@@ -386,21 +386,21 @@ static void give_way(ring_stream *on, program *p)
         p->gives_way = true;
 }
 
-/* All of it may take twice as long as expected. A part may take its share, and a quarter more to begin with: a thread that waits
- * for a processor once loses that much. */
+/* All of it may take twice as long as expected. A part may take its share, and an eighth of it all to begin with: a thread that
+ * waits for a processor once loses that much. */
 static bool is_taking_long(const ring_stream *on, program *p)
 {
-    enum { AS_EXPECTED = 2, TO_BEGIN = 4 };
+    enum { AS_EXPECTED = 2, TO_BEGIN = 8 };
     double most_ns = (double)on->options.inline_us * 1000 * AS_EXPECTED, begin_ns = most_ns / TO_BEGIN;
     double share = (double)p->issued / (double)p->total;
-    p->looked_at = p->done.ranges;
+    p->look_at = p->done.ranges + LOOK_RANGES;
     return on->options.inline_us && (double)(ring_now_ns() - p->done.started_ns) > begin_ns + (most_ns - begin_ns) * share;
 }
 
-/* The same between the ends of two windows, which may be thousands of ranges apart: how long one takes is not known before. */
+/* The same within a window, which may have thousands of ranges: one takes 45 ns, or 7 us if its pages were never touched. */
 static bool is_late(const ring_stream *on, program *p)
 {
-    return p->in_call && p->done.ranges - p->looked_at >= LOOK_RANGES && is_taking_long(on, p);
+    return p->in_call && p->done.ranges >= p->look_at && is_taking_long(on, p);
 }
 
 /* The submitting call waits for nothing: it goes on if all has landed. It leaves the rest to the worker, too, if it was mistaken in
@@ -470,7 +470,7 @@ static bool issue_tensors(ring_stream *on, program *p, const ring_step *s, uint3
     ring_grid part = s->grid;
     part.tensors = stop;
     bool is_host = is_host_copy(s);
-    uint32_t n = 0, most = !is_host ? s->op == RING_COPY ? 1 : WINDOW_RANGES : p->in_call ? LOOK_RANGES : HOST_BATCH;
+    uint32_t n = 0, most = !is_host ? s->op == RING_COPY ? 1 : WINDOW_RANGES : p->in_call ? FIRST_LOOK : HOST_BATCH;
     uint64_t bytes = 0, total = s->grid.bytes * s->grid.blocks * (stop - first);   /* of the batch; about, of all */
     if (!p->is_begun)
         p->at = (cursor){.tensor = first};
@@ -667,6 +667,7 @@ bool program_run_inline(ring_stream *on, program *p)
     aclrtContext before;
     aclrtStreamStatus status = ACL_STREAM_STATUS_NOT_READY;
     p->in_call = true;
+    p->look_at = FIRST_LOOK;
     bool is_there = begin(on, p, &before);
     uint64_t window_bytes = p->window_bytes;          /* behind begin(), which may make them larger */
     p->window_bytes = window_bytes < IN_CALL_BYTES ? window_bytes : IN_CALL_BYTES;

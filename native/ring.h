@@ -15,7 +15,7 @@
  * Small programs on an idle ring run in the submitting call, if all completions have been reaped: waking another core costs as much
  * as copying a MiB. Small is what is expected to take at most inline_us, by what earlier programs took (expect.c). The call goes on
  * from window to window while the device is done with the one before, and leaves the rest to the worker otherwise. It also leaves
- * the rest if what it has done took more than its share of twice inline_us: every 64 ranges it looks at the clock.
+ * the rest if what it has done took more than its share of twice inline_us: it looks at the clock after 32 ranges, and every 64.
  * Ranges are handed to the device in windows, two at a time, each of at most window_bytes and 192 ranges. So a cancelled program
  * stops after at most two windows, and no call waits for room in a connection's queue, not even behind a shut gate. A program
  * that misses its time limit is aborted. The limit counts from the start of the program, and again from each group of layers

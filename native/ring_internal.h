@@ -48,7 +48,7 @@ typedef struct program {
     uint64_t issued, window_start;        /* bytes handed over: in all, and before this window */
     uint64_t counted;                     /* bytes handed over that share_count() has counted */
     uint32_t window_ranges;               /* ranges of this window on the device */
-    uint64_t looked_at;                   /* ranges handed over when the submitting call last looked at the clock */
+    uint64_t look_at;                     /* when so many ranges are handed over, the submitting call looks at the clock */
     uint64_t last_window;                 /* bytes of the window before it */
     int64_t window_landed_ns;             /* when a window was known to have landed with another one behind it; or 0 */
     uint32_t windows;                     /* windows closed since all bytes were last known to have landed */

@@ -410,7 +410,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-call-that-keeps-its-caller-for-a-window",
-        "a submitting call looks at the clock after 64 ranges, however many a window has",
+        "a submitting call looks at the clock after 32 ranges and every 64, however many a window has",
         "native/program.c",
         "        } else if (full || (n == 0 && is_late(on, p))) {\n",
         "        } else if (full) {\n            (void)is_late;\n",
