@@ -12,6 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
+from math import lcm
 from typing import NamedTuple
 
 from aiodatadist._adapters.cuts import Cut, shared, why_uncut
@@ -19,6 +21,8 @@ from aiodatadist._adapters.regions import Composition, Memory, Region
 
 MAX_PLANS = 256
 """Most plans that are remembered."""
+MAX_CHOICES = 4
+"""Most pairs of engines whose regions are remembered: each may have many."""
 TURNS = 64
 """After this number of orders, replicas have had their turns."""
 MAX_SAID = 1 << 14
@@ -96,17 +100,46 @@ def plan(sources: Sequence[Memory], targets: Sequence[Memory], rank: int, turn: 
         turn: a number of the order, which all targets know: replicas take turns.
 
     Raises:
-        Misfit: if a target needs something that no source has, or that cannot be cut, with both values.
-        ValueError: if a memory contradicts itself.
+        Misfit: if a target needs something that no source has, or that cannot be cut, with both values; or if a memory
+            contradicts itself.
     """
-    return _plan(tuple(sources), tuple(targets), rank, turn % TURNS)
+    engines = tuple(sources), tuple(targets)
+    found: Plan | str | int = _turns(*engines)
+    if isinstance(found, int):
+        found = _plan(*engines, rank, turn % found)
+    if isinstance(found, str):
+        raise Misfit(found)
+    return found
 
 
 @lru_cache(maxsize=MAX_PLANS)
-def _plan(sources: tuple[Memory, ...], targets: tuple[Memory, ...], rank: int, turn: int) -> Plan:
-    there, here = _regions_of(sources), _regions_of(targets)
-    chosen = _Choice(there, here, turn)
-    all_pulls = [tuple(_pulls_of(list(chosen.of(number)), sources, memory)) for number, memory in enumerate(targets)]
+def _turns(sources: tuple[Memory, ...], targets: tuple[Memory, ...]) -> int | str:
+    """Return after how many orders replicas have had their turns, or why there is no plan."""
+    try:
+        return _choice(sources, targets).turns
+    except ValueError as error:
+        return str(error)
+
+
+@lru_cache(maxsize=MAX_CHOICES)
+def _choice(sources: tuple[Memory, ...], targets: tuple[Memory, ...]) -> _Choice:
+    return _Choice(_regions_of(sources), _regions_of(targets))
+
+
+@lru_cache(maxsize=MAX_PLANS)
+def _plan(sources: tuple[Memory, ...], targets: tuple[Memory, ...], rank: int, turn: int) -> Plan | str:
+    """Return a plan, or why there is none: a router may name the same workers again and again."""
+    try:
+        return _made(sources, targets, rank, turn)
+    except ValueError as error:
+        return str(error)
+
+
+def _made(sources: tuple[Memory, ...], targets: tuple[Memory, ...], rank: int, turn: int) -> Plan:
+    chosen = _choice(sources, targets)
+    all_pulls = [
+        tuple(_pulls_of(list(chosen.of(number, turn)), sources, memory)) for number, memory in enumerate(targets)
+    ]
     takers = Counter((pull.source, pull.plane) for pulls in all_pulls for pull in pulls)
     unused = [
         Left(number, plane)
@@ -150,54 +183,124 @@ def _shared_by(pull: Pull, takers: int) -> Pull:
     )
 
 
-class _Choice:
-    """The choice of a source for each region and each head."""
+class _Kind:
+    """Regions that the same workers have, composed in the same way: a source is chosen once for all of them.
 
-    def __init__(self, there: list[dict[str, Region]], here: list[dict[str, Region]], turn: int) -> None:
-        self._there, self._here, self._turn = there, here, turn
-        self._holders: defaultdict[str, list[int]] = defaultdict(list)
-        for number, regions in enumerate(there):
-            for name in regions:
-                self._holders[name].append(number)
-        self._rivals: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-        for number, regions in enumerate(here):
-            for name, region in regions.items():
-                for head in range(region.composed.heads.first, region.composed.heads.stop):
-                    self._rivals[name, head].append(number)
+    Args:
+        holders: the workers of the other engine that have them, with their compositions.
+        targets: those of this engine.
+    """
 
-    def of(self, target: int) -> Iterator[_Take]:
-        """Yield what a target takes. Raises Misfit if it cannot have what it needs."""
-        for name, region in self._here[target].items():
-            if not (holders := self._holders.get(name)):
-                if region.composed.is_optional:
-                    continue
-                raise Misfit(f"{name} is a region here, and none of the other engine's")
-            head, heads = region.composed.heads.first, region.composed.heads
-            while head < heads.stop:
-                source, stop = self._source_of(target, name, head, region.composed, holders)
-                yield _Take(source, self._there[source][name], region, range(head, stop))
-                head = stop
+    def __init__(
+        self, name: str, holders: Sequence[tuple[int, Composition]], targets: Sequence[tuple[int, Composition]]
+    ) -> None:
+        self.name = name
+        self.targets = targets
+        self.is_held = bool(holders)
+        self._holders: defaultdict[Composition, list[int]] = defaultdict(list)
+        for number, composed in holders:
+            self._holders[composed].append(number)
+        self._sources: dict[tuple[Composition, int], tuple[list[int], int]] = {}
+        self._rivals: dict[int, list[int]] = {}
 
-    def _source_of(
-        self, target: int, name: str, head: int, needed: Composition, holders: Sequence[int]
-    ) -> tuple[int, int]:
-        """Return a worker that has a head, and the first head behind those that it has."""
+    def of(self, target: int, needed: Composition, turn: int) -> Iterator[tuple[int, range]]:
+        """Yield the workers that a target takes heads from, with the heads."""
+        for head, stop, sources, rivals in self._pieces(needed):
+            place = rivals.index(target) + len(rivals) * (turn % _turns_of(sources, rivals))
+            yield sources[place % len(sources)], range(head, stop)
+
+    def turns(self) -> Iterator[int]:
+        """Yield after how many orders the replicas of each piece have had their turns."""
+        for needed in {composed for _, composed in self.targets}:
+            for _, _, sources, rivals in self._pieces(needed):
+                yield _turns_of(sources, rivals)
+
+    def _pieces(self, needed: Composition) -> Iterator[tuple[int, int, list[int], list[int]]]:
+        """Yield the first head, the one behind the last, the workers that have them, and the targets that need the first.
+
+        Raises Misfit if no worker has a head.
+        """
+        head = needed.heads.first
+        while head < needed.heads.stop:
+            sources, stop = self._sources_of(head, needed)
+            if head not in self._rivals:
+                self._rivals[head] = [
+                    n for n, composed in self.targets if composed.heads.first <= head < composed.heads.stop
+                ]
+            yield head, stop, sources, self._rivals[head]
+            head = stop
+
+    def _sources_of(self, head: int, needed: Composition) -> tuple[list[int], int]:
+        """Return the workers that have a head and the most behind it, and the first head behind those that they have."""
+        known = self._sources.get((needed, head))
+        if known is not None:
+            return known
         stops: dict[int, int] = {}
         why = ""
-        for number in holders:
-            composed = self._there[number][name].composed
+        for composed, numbers in self._holders.items():
             if (found := why_uncut(composed, needed)) or composed.heads.of != needed.heads.of:
                 why = why or found
             elif head in (both := shared(composed.heads, needed.heads)):
-                stops[number] = both.stop
+                stops.update(dict.fromkeys(numbers, both.stop))
         if not stops:
-            raise Misfit(f"{name}: {why or f'no worker of the other engine has head {head}'}")
+            raise Misfit(f"{self.name}: {why or f'no worker of the other engine has head {head}'}")
         stop = max(stops.values())
-        choices = [number for number in stops if stops[number] == stop]
-        rivals = self._rivals[name, head]
-        turns = max(len(choices) // len(rivals), 1)
-        place = rivals.index(target) + len(rivals) * (self._turn % turns)
-        return choices[place % len(choices)], stop
+        found_sources = sorted(number for number in stops if stops[number] == stop), stop
+        self._sources[needed, head] = found_sources
+        return found_sources
+
+
+def _turns_of(sources: Sequence[int], rivals: Sequence[int]) -> int:
+    return max(len(sources) // len(rivals), 1)
+
+
+class _Choice:
+    """The choice of a source for each region and each head.
+
+    Attributes:
+        turns: the number of orders after which replicas have had their turns.
+    """
+
+    def __init__(self, there: list[dict[str, Region]], here: list[dict[str, Region]]) -> None:
+        self._there, self._here = there, here
+        names = dict.fromkeys(name for regions in here for name in regions)
+        kinds: dict[tuple[tuple[tuple[int, int], ...], ...], _Kind] = {}
+        self._kinds: dict[str, _Kind] = {}
+        equal: dict[Composition, int] = {}
+        numbers: dict[int, int] = {}  # by identity: a worker has few compositions, and many regions
+        for name in names:
+            ends = [
+                [(n, regions[name].composed) for n, regions in enumerate(end) if name in regions]
+                for end in (there, here)
+            ]
+            for _, composed in chain(*ends):
+                if id(composed) not in numbers:
+                    numbers[id(composed)] = equal.setdefault(composed, len(equal))
+            key = tuple(tuple((n, numbers[id(composed)]) for n, composed in end) for end in ends)
+            if key not in kinds:
+                kinds[key] = _Kind(name, *ends)
+            self._kinds[name] = kinds[key]
+        self.turns = min(lcm(*(turns for kind in kinds.values() for turns in self._turns_of(kind))), TURNS)
+
+    @staticmethod
+    def _turns_of(kind: _Kind) -> Iterator[int]:
+        if kind.is_held:
+            yield from kind.turns()
+        elif not all(composed.is_optional for _, composed in kind.targets):
+            raise Misfit(f"{kind.name} is a region here, and none of the other engine's")
+
+    def of(self, target: int, turn: int) -> Iterator[_Take]:
+        """Yield what a target takes."""
+        chosen: dict[tuple[int, int], list[tuple[int, range]]] = {}
+        for name, region in self._here[target].items():
+            kind = self._kinds[name]
+            if not kind.is_held:
+                continue
+            key = id(kind), id(region.composed)
+            if key not in chosen:
+                chosen[key] = list(kind.of(target, region.composed, turn))
+            for source, heads in chosen[key]:
+                yield _Take(source, self._there[source][name], region, heads)
 
 
 def _pulls_of(takes: Sequence[_Take], sources: Sequence[Memory], target: Memory) -> Iterator[Pull]:

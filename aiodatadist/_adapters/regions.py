@@ -199,10 +199,23 @@ class Memory(BaseModel):
         """The same as JSON, for a digest."""
         return self.model_dump_json().encode()
 
+    def __hash__(self) -> int:
+        return hash(self.said)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Memory) and self.said == other.said)
+
     def block_sizes(self, group: int) -> set[int]:
         """Return the tokens of a group's blocks, of each of its regions."""
-        planes = {number for number, plane in enumerate(self.planes) if plane.group == group}
-        return {some.tokens for some in self.regions if some.plane in planes}
+        return self.sizes_by_group().get(group, set())
+
+    def sizes_by_group(self) -> dict[int, set[int]]:
+        """Return the tokens of each group's blocks, of each of its regions."""
+        found: dict[int, set[int]] = {}
+        for some in self.regions:
+            if some.plane < len(self.planes):
+                found.setdefault(self.planes[some.plane].group, set()).add(some.tokens)
+        return found
 
     def by_name(self) -> dict[str, Region]:
         """Return the regions by name.
@@ -211,13 +224,15 @@ class Memory(BaseModel):
         """
         found: dict[str, Region] = {}
         for some in self.regions:
-            for region in some.each():
+            run = list(some.each())
+            for region in run:
                 if region.name in found:
                     raise ValueError(f"two regions have the name {region.name}")
                 if len(found) == MAX_NAMES:
                     raise ValueError(f"there are more than {MAX_NAMES} regions")
-                self._check(region)
                 found[region.name] = region
+            for region in (run[0], run[-1]) if run else ():  # the places of the others are between theirs
+                self._check(region)
         return found
 
     def _check(self, region: Region) -> None:

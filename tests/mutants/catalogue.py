@@ -39,7 +39,7 @@ WAYS = "tests/unit/wire/test_ways.py"
 POLICY, READERS = "tests/hostile/test_policy.py", "tests/hostile/test_readers.py"
 FORGED = "tests/hostile/test_forged_offers.py"
 HOLDS, WINDOWS = "tests/adapters/test_holds.py", "tests/adapters/test_windows.py"
-REGIONS = "tests/adapters/test_regions.py"
+REGIONS, PLANS = "tests/adapters/test_regions.py", "tests/adapters/test_plans.py"
 HIXL, HIXL_LATE = "tests/hixl/test_engine.py", "tests/hixl/test_late_bytes.py"
 CLAIMS, CLAIMS_OF_ENGINES = "tests/hostile/test_claims.py", "tests/hostile/test_claims_of_engines.py"
 
@@ -1084,6 +1084,22 @@ MUTANTS = (
         "        if not takers[number, plane]\n",
         "        if not takers[number, plane] and number < 0\n",
         (f"{REGIONS}::test_replicas_share_the_load_of_one_taker",),
+    ),
+    Mutant(
+        "a-plan-for-each-turn",
+        "a plan is made again only if replicas take turns",
+        "aiodatadist/_adapters/plans.py",
+        "        found = _plan(*engines, rank, turn % found)\n",
+        "        found = _plan(*engines, rank, turn % TURNS)\n",
+        (PLANS,),
+    ),
+    Mutant(
+        "a-source-for-each-layer",
+        "layers that are alike have their source chosen once",
+        "aiodatadist/_adapters/plans.py",
+        "            if key not in kinds:\n",
+        "            if True:\n",
+        (PLANS,),
     ),
     Mutant(
         "a-hold-by-its-name-alone",

@@ -293,8 +293,12 @@ class Offers:
         if isinstance(workers, (list, tuple)) and len(workers) > self._max_workers:
             raise Unreadable(f"it has {len(workers)} workers: the limit is {self._max_workers}")
         offer = _read(params, Offer)
+        found: dict[int, set[int]] = {}
+        for each in offer.workers:
+            for number, some in each.memory.sizes_by_group().items():
+                found.setdefault(number, set()).update(some)
         for number, group in enumerate(offer.groups):
-            sizes = {size for each in offer.workers for size in each.memory.block_sizes(number)}
+            sizes = found.get(number, set())
             if not sizes <= {group.size}:
                 other = max(map(str, sizes - {group.size}))
                 name = f"remote_groups[{number - 1}].size" if number else "remote_block_size"
