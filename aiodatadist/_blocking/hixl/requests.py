@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import NamedTuple
 
 from aiodatadist._blocking.hixl.values import GetTransferStatusArgs, TransferResult, result_of
@@ -21,11 +20,10 @@ class _Request(NamedTuple):
 
 
 class Requests:
-    """The requests whose end was not told yet. That of each is told once."""
+    """The requests whose end was not told yet. That of each is told once: to the thread that takes the request out."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
         self._requests: dict[int, _Request] = {}
 
     def add(self, task: CacheTask, peer: str, user_data: int) -> int:
@@ -36,9 +34,9 @@ class Requests:
 
     def forget(self, peer: str) -> None:
         """Forget the requests to a peer, because it was disconnected."""
-        with self._lock:
-            for number in [number for number, request in self._requests.items() if request.peer == peer]:
-                self._requests.pop(number)
+        for number, request in self._requests.copy().items():
+            if request.peer == peer:
+                self._requests.pop(number, None)
 
     def status(self, number: int) -> tuple[Status, TransferStatus]:
         """Return the state of a request, and forget it if it has ended."""
@@ -54,16 +52,15 @@ class Requests:
     def all(self, args: GetTransferStatusArgs) -> list[TransferResult]:
         """Return the states of the oldest requests, and forget those that have ended."""
         found: list[TransferResult] = []
-        with self._lock:
-            for number, request in list(self._requests.items()):
-                if len(found) >= args.max_query_count:
-                    break
-                if not request.task.done():
-                    if not args.skip_waiting:
-                        found.append(result_of(number, request.user_data, TransferStatus.WAITING))
-                elif self._requests.pop(number, None) is not None:
-                    _, state = _outcome(request.task)
-                    found.append(result_of(number, request.user_data, state))
+        for number, request in self._requests.copy().items():
+            if len(found) >= args.max_query_count:
+                break
+            if not request.task.done():
+                if not args.skip_waiting:
+                    found.append(result_of(number, request.user_data, TransferStatus.WAITING))
+            elif self._requests.pop(number, None) is not None:
+                _, state = _outcome(request.task)
+                found.append(result_of(number, request.user_data, state))
         return found
 
 
