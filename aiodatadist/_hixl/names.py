@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import secrets
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ class EngineName(NamedTuple):
 
 
 def parse_name(text: Any, what: str) -> EngineName:
-    """Return an engine's name: ``ip:port``, ``ip``, ``[ipv6]:port`` or ``[ipv6]``.
+    """Return an engine's name: ``ip:port``, ``ip``, ``[ipv6]:port`` or ``[ipv6]``. An IPv6 address gets its short spelling.
 
     Raises:
         TypeError: if it is no text.
@@ -61,7 +62,16 @@ def parse_name(text: Any, what: str) -> EngineName:
         is_right = False
     if not is_right or found not in ("", ":") or (found and not 0 <= number <= 65535):
         raise ParamInvalid(f"{what} is {text!r}: must be ip:port, ip, [ipv6]:port or [ipv6], with a port in [0, 65535]")
-    return EngineName(host, number if found else 0)
+    return EngineName(_short(host) if is_long else host, number if found else 0)
+
+
+def _short(host: str) -> str:
+    """Return the one spelling of an IPv6 address, since the spelling decides the cluster's id.
+
+    It is not ``str()`` of the address: Python 3.13 writes those that stand for IPv4 addresses in another way than 3.12.
+    """
+    address, mark, card = host.partition("%")
+    return socket.inet_ntop(socket.AF_INET6, ipaddress.IPv6Address(address).packed) + mark + card
 
 
 def parse_peer(text: Any, what: str) -> EngineName:

@@ -168,6 +168,9 @@ def test_a_configuration_is_taken_as_it_is() -> None:
         ("10.0.0.7", EngineName("10.0.0.7", 0)),
         ("[::1]:5", EngineName("::1", 5)),
         ("[fe80::1]", EngineName("fe80::1", 0)),
+        ("[0:0:0:0:0:0:0:1]:5", EngineName("::1", 5)),
+        ("[FE80:0::0001%eth0]:5", EngineName("fe80::1%eth0", 5)),
+        ("[0::ffff:a00:7]:5", EngineName("::ffff:10.0.0.7", 5)),
     ],
 )
 def test_names_of_engines(text: str, name: EngineName) -> None:
@@ -183,6 +186,13 @@ def test_names_of_engines(text: str, name: EngineName) -> None:
 def test_other_texts_are_no_names(bad: str) -> None:
     with pytest.raises(ParamInvalid, match="must be ip:port, ip"):
         parse_name(bad, "name")
+
+
+def test_an_engine_has_one_id_however_its_address_is_spelled() -> None:
+    names = {
+        str(parse_peer(f"[{host}]:26000", "name")) for host in ("2001:db8::1", "2001:DB8:0:0::01", "2001:db8::0.0.0.1")
+    }
+    assert names == {"[2001:db8::1]:26000"}
 
 
 def test_an_engine_that_listens_is_known_by_its_name_and_another_is_not() -> None:
