@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -68,6 +69,7 @@ class Hixl:
         self._name: EngineName | None = None
         self._options: Options | None = None
         self._cluster: RangeCluster | None = None
+        self._changing = anyio.Lock(fast_acquire=True)  # an end that was cancelled closes everything, too
         self._ranges: Ranges
         self._memory: RegisteredMemory
         self._staging: Staging
@@ -98,8 +100,11 @@ class Hixl:
             TypeError, ParamInvalid, FeatureNotEnabled: if the name or an option is wrong.
             LLMException: if the device cannot be opened, or the port is in use. Nothing is left open.
         """
-        if self._cluster is not None:
-            return
+        async with self._changing:
+            if self._cluster is None:
+                await self._open(local_engine, options)
+
+    async def _open(self, local_engine: str | None, options: Mapping[str, str] | LLMConfig | Options | None) -> None:
         first_name, first_options = self._first
         name = parse_name(first_name if local_engine is None else local_engine, "local_engine")
         found = read_options(first_options if options is None else options)
@@ -123,11 +128,19 @@ class Hixl:
     async def finalize(self) -> None:
         """Close connections, registrations and the listener. No effect if the engine is not initialised.
 
-        Transfers under way are stopped; once this returns, no byte of theirs lands.
+        Transfers under way are stopped; once this returns, no byte of theirs lands. If another task initialises or finalizes
+        the engine, this waits for it.
         """
-        cluster, self._cluster = self._cluster, None
-        if cluster is None:
-            return
+        with anyio.CancelScope(shield=True):
+            await self._changing.acquire()
+        try:
+            cluster, self._cluster = self._cluster, None
+            if cluster is not None:
+                await self._close(cluster)
+        finally:
+            self._changing.release()
+
+    async def _close(self, cluster: RangeCluster) -> None:
         try:
             for peer in list(self._under_way):
                 await self._stop(peer, "the engine was finalized")
@@ -361,7 +374,7 @@ class Hixl:
         cluster_id = peer.cluster_id()
 
         async def connect() -> None:
-            async with self._connecting.setdefault(cluster_id, anyio.Lock()):
+            async with self._turn(cluster_id):
                 try:
                     link = cluster.link_of(cluster_id)
                 except (NotLinked, LinkClosed):
@@ -374,6 +387,17 @@ class Hixl:
             return failed("transfer", LinkClosed("the engine is being finalized"))
         return operation
 
+    @asynccontextmanager
+    async def _turn(self, cluster_id: int) -> AsyncIterator[None]:
+        """Wait until no other transfer connects to the cluster."""
+        turn = self._connecting.setdefault(cluster_id, anyio.Lock())
+        try:
+            async with turn:
+                yield
+        finally:
+            if not turn.locked():  # its last user leaves
+                self._connecting.pop(cluster_id, None)
+
     async def _make_room(self, current: EngineName) -> None:
         """Disconnect idle peers above the high mark of ``channel_pool``, down to the low one, the longest unused first."""
         resources = self._options.resources if self._options is not None else Resources()
@@ -384,7 +408,7 @@ class Hixl:
                 return
             try:
                 await self.disconnect(str(peer))
-            except LLMException as error:
+            except (LLMException, RuntimeError) as error:  # RuntimeError: the engine is being finalized
                 logger.debug("hixl %s: %s", self._name, error)
 
     def _leave_if_failed(self, cluster: RangeCluster, peer: EngineName, transfer: TransferCompletion) -> None:

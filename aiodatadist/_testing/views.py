@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from aiodatadist._context_caching.cache import ContextCache
     from aiodatadist._context_caching.pools.contract import KVPool
     from aiodatadist._device import TransferCompletion
+    from aiodatadist._hixl.engine import Hixl
     from aiodatadist._link.control.wire import Wire
     from aiodatadist._transport.contract import Transport
 
@@ -58,6 +59,11 @@ def transfer_of(task: Any) -> TransferCompletion:
     """Return the transfer behind a ``CacheTask``."""
     found: TransferCompletion = task._transfer
     return found
+
+
+def connecting_of(engine: Hixl) -> Collection[int]:
+    """Return the ids of the clusters to which transfers of an engine connect, or wait to connect, by themselves."""
+    return engine._connecting
 
 
 # ---- services of adapters, and aiodatadist.blocking ----

@@ -39,7 +39,7 @@ ALLOWED = {
     "concurrency.resident:Resident._outlast": (1, CLOSING),
     "concurrency.resident:Resident.keep": (1, CLOSING),
     "datadist:LLMDataDist._suspect": (1, OWN_CALL),
-    "hixl.engine:Hixl.initialize": (1, OPENING),
+    "hixl.engine:Hixl._open": (1, OPENING),
     "context_caching.ems:_Client._warn": (1, OWN_CALL),
     "context_caching.memory.kv_layout:Layout.__init__": (2, OPENING),
     "context_caching.pool_guard:PoolGuard._say": (2, "once for each change of the gate, which changes with its probes"),

@@ -47,13 +47,13 @@ class _Life:
     """An engine on the event loop, and its transfers and connections that were not waited for.
 
     Attributes:
-        connects: the connections. Set once :meth:`open` has returned.
+        inner, connects: the engine, and its connections. Set once :meth:`open` has returned.
     """
 
+    inner: awaitable.Hixl
     connects: Connects
 
     def __init__(self, options: Options, thread: LoopThread) -> None:
-        self.inner = awaitable.Hixl()
         self.thread = thread
         self.requests = Requests()
         self.lists_requests = options.lists_requests
@@ -61,6 +61,7 @@ class _Life:
 
     async def open(self, local_engine: str) -> None:
         """Open the engine. Raises as :meth:`aiodatadist.hixl.Hixl.initialize`, with nothing left open."""
+        self.inner = awaitable.Hixl()
         await self.inner.initialize(local_engine, self._options)
         resources = self._options.resources
         spawn = awaitable.spawner_of(self.inner)
