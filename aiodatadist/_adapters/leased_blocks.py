@@ -356,7 +356,7 @@ class LeasedBlocks:
             return
         left = list(made.left)
         for pull in made.pulls:
-            if not order.groups[pull.group].into and pull.source % len(self._mates) == self._rank:
+            if not order.groups[pull.group].into and pull.tells:
                 left.append(Left(pull.source, pull.plane))
         by_source: dict[int, Tickets] = {}
         for source, plane in left:

@@ -41,6 +41,8 @@ class Pull:
         cuts: what travels of each block; one for each region of a tensor.
         is_whole: True if that is all of a block, in the same places.
         takers: the number of pulls that share the lease of the source's plane, over all workers.
+        tells: True if this worker tells the source if none of the blocks is needed: one does, of those that pull from the
+            plane.
     """
 
     source: int
@@ -52,6 +54,7 @@ class Pull:
     cuts: tuple[Cut, ...]
     is_whole: bool
     takers: int = 1
+    tells: bool = False
 
 
 class Misfit(ValueError):
@@ -141,6 +144,7 @@ def _made(sources: tuple[Memory, ...], targets: tuple[Memory, ...], rank: int, t
         tuple(_pulls_of(list(chosen.of(number, turn)), sources, memory)) for number, memory in enumerate(targets)
     ]
     takers = Counter((pull.source, pull.plane) for pulls in all_pulls for pull in pulls)
+    tellers = {(pull.source, pull.plane): number for number, pulls in enumerate(all_pulls) for pull in pulls}
     unused = [
         Left(number, plane)
         for number, memory in enumerate(sources)
@@ -149,7 +153,11 @@ def _made(sources: tuple[Memory, ...], targets: tuple[Memory, ...], rank: int, t
     ]
     shares = Counter(source for pulls in all_pulls for source in {pull.source for pull in pulls})
     return Plan(
-        tuple(_shared_by(pull, takers[pull.source, pull.plane]) for pull in all_pulls[rank]),
+        tuple(
+            _shared_by(pull, takers[where], tellers[where] == rank)
+            for pull in all_pulls[rank]
+            for where in [(pull.source, pull.plane)]
+        ),
         tuple(each for each in unused if each.source % len(targets) == rank),
         shares,
     )
@@ -169,7 +177,7 @@ def _regions_of(memories: Sequence[Memory]) -> list[dict[str, Region]]:
     return [known[memory] for memory in memories]
 
 
-def _shared_by(pull: Pull, takers: int) -> Pull:
+def _shared_by(pull: Pull, takers: int, tells: bool) -> Pull:
     return Pull(
         pull.source,
         pull.plane,
@@ -180,6 +188,7 @@ def _shared_by(pull: Pull, takers: int) -> Pull:
         pull.cuts,
         pull.is_whole,
         takers,
+        tells,
     )
 
 

@@ -72,6 +72,14 @@ def test_replicas_take_as_many_turns_as_there_are() -> None:
     assert {each.sources[0] for each in plans} == {0, 2, 4, 6}
 
 
+@pytest.mark.parametrize(("there", "here"), [(1, 1), (1, 2), (2, 2), (4, 2), (8, 2), (8, 4), (4, 8)])
+def test_one_worker_tells_each_source_that_its_blocks_are_not_needed(there: int, here: int) -> None:
+    engines = engine(there, 8, 12, 3), engine(here, 8, 13, 3)
+    plans = [plan(*engines, rank, 0) for rank in range(here)]
+    told = {(rank, pull.source, pull.plane) for rank, made in enumerate(plans) for pull in made.pulls if pull.tells}
+    assert sorted((source, plane) for _, source, plane in told) == [(source, 0) for source in range(there)]
+
+
 def test_many_copies_of_a_worker_cost_no_more_than_one() -> None:
     """Name a worker that has all heads 64 times: each of the engine's workers compared all of them for each head."""
     whole, here = engine(1, 8, 5), engine(8, 8, 6)

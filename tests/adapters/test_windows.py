@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 
 import pytest
 
+from aiodatadist import new_lease_name
+from aiodatadist._adapters.pull_orders import GroupOrder, PullOrder
 from aiodatadist._adapters.vllm.model import Window
-from tests.adapters.matrix import Side
+from tests.adapters.matrix import PROMPT, Side, Worker, many
 from tests.adapters.windows import BOTH_ORDERS, FULL, WINDOW, moved
 from tests.hostile.vllm_names import both_halves
 
@@ -66,6 +69,26 @@ def test_a_window_that_begins_at_blocks_of_both_sizes_is_loaded(vllm: SimpleName
     found = moved(vllm, sides, kinds, there, here, 64, window=32)
     assert (found.matched, found.outcomes, found.wrong) == (64, [{"d": "pull_done"}], [])
     assert found.kept == [{"p": "lease_taken"}]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_all_workers_are_told_of_a_group_that_needs_nothing(ranks: int) -> None:
+    """Choose who tells among those that pull: with four workers and two, two of them kept their blocks."""
+    layers = [*many("layers.{}.full", 1), *many("layers.{}.window", 1, group=1)]
+    with ExitStack() as stack:
+        prefill = [Worker(layers, 4, Side(ranks), rank, 0, True) for rank in range(ranks)]
+        decode = [Worker(layers, 4, Side(2), rank, 0, False) for rank in range(2)]
+        for worker in (*prefill, *decode):
+            stack.enter_context(closing(worker.service))
+        lease = new_lease_name()
+        for worker in prefill:
+            worker.service.keep("p", lease, (1, 2), PROMPT, 600, others=[(3,)])
+        sources = tuple(worker.address for worker in prefill)
+        for worker in decode:
+            nothing = (GroupOrder((3,), ()),)
+            worker.service.pull(PullOrder("d", sources, lease, (1, 2), (1, 2), PROMPT, tokens=32, others=nothing))
+        assert {worker.outcome("d") for worker in decode} == {"pull_done"}
+        assert {worker.outcome("p") for worker in prefill} <= {"lease_taken", "lease_released"}
 
 
 @pytest.mark.parametrize(
