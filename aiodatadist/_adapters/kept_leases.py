@@ -182,11 +182,10 @@ class KeptLeases:
             kept = self._of(each)
             if kept is None:
                 continue
-            kept.holders.let_go(peer, each.holder, each.share, has_taken=each.has_taken)
-            if kept.holders.is_over:
+            if kept.holders.let_go(peer, each.holder, each.share, has_taken=each.has_taken):
                 for lease in kept.leases:
                     self._tasks.start_soon(lease.withdraw)
-            elif kept.holders.are_none:
+            elif kept.holders.are_none and not kept.holders.is_over:
                 kept.within(self._grace)  # those that are missing come at the same time, or never
 
     def _of(self, held: Held) -> _Kept | None:

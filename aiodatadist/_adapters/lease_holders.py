@@ -35,14 +35,18 @@ class LeaseHolders:
         self._holding[key] = None
         return True
 
-    def let_go(self, peer: Hashable, holder: int, share: int, *, has_taken: bool) -> None:
-        """Note the end of a request, or of one of the ``share`` workers that name it."""
-        key = peer, holder
+    def let_go(self, peer: Hashable, holder: int, share: int, *, has_taken: bool) -> bool:
+        """Note the end of a request, or of one of the ``share`` workers that name it.
+
+        Return True if all that may take the blocks have let go with it: once, whatever is said afterwards.
+        """
+        key, was_over = (peer, holder), self.is_over
         if key in self._gone or not (key in self._holding or self._has_room(key)):
-            return
+            return False
         self._holding.pop(key, None)
         self._gone[key] = Fraction(1, share)
         self.has_taken |= has_taken
+        return self.is_over and not was_over
 
     def _has_room(self, key: tuple[Hashable, int]) -> bool:
         """Count a new holder of a peer, if the peer may have another one."""

@@ -24,6 +24,7 @@ from aiodatadist._adapters.peer_links import LinkedPeer, PeerAddress
 from aiodatadist._adapters.pull_orders import KeptOrder
 from aiodatadist._adapters.settings import Settings
 from aiodatadist._counting import Incidents
+from aiodatadist._link import BlockLease
 from aiodatadist._testing.views import held_leases
 from aiodatadist._values.digests import LeaseDigests
 from tests.adapters.test_block_service import LAYOUT, PROMPT, End, order
@@ -197,6 +198,23 @@ async def test_a_shared_lease_ends_with_the_last_request_that_may_take_it() -> N
                 assert not owned[1].sent
                 owned[0].let_go(ONE, [held_of(owned[2], lease, number, has_taken=number == 0)])
             assert await end_of(owned) == {"lease_taken": 1}
+
+
+async def test_a_lease_that_is_over_is_withdrawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start one task for each lease: each repeated message that a request lets go started as many again."""
+    withdraw, begun = BlockLease.withdraw, []
+
+    async def counted(lease: BlockLease) -> None:
+        begun.append(lease)
+        await withdraw(lease)
+
+    monkeypatch.setattr(BlockLease, "withdraw", counted)
+    async with owning() as owned:
+        lease = keep(owned)
+        for _ in range(3):
+            owned[0].let_go(ONE, [held_of(owned[2], lease, 5)] * 16)
+        assert await end_of(owned) == {"lease_released": 1}
+    assert len(begun) == 1
 
 
 @pytest.mark.autojump
