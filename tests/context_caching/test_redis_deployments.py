@@ -284,3 +284,17 @@ async def test_urls_that_make_no_sense(url: str, why: str) -> None:
     with pytest.raises(ValueError, match=why) as caught:
         await open_pool(url)
     assert "p#x" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["redis+sentinel", "rediss+sentinel", "unix"])
+@pytest.mark.parametrize(
+    "password", ["p4ss/w0rd", "p4ss?w0rd", "p4ss/w?x=0rd", "p4ss#w0rd", "p4ss,w/0rd", "p4ss:1/w0rd"]
+)
+@pytest.mark.parametrize("behind", ["127.0.0.1:26379", "127.0.0.1/kv", "/run/redis.sock"])
+async def test_no_part_of_a_password_that_is_not_encoded_is_shown(scheme: str, password: str, behind: str) -> None:
+    """Its beginning looks like a host: everything before the first slash does."""
+    need_redis()
+    with pytest.raises(ValueError, match=r"percent-encoded|must be ///path") as caught:
+        await open_pool(f"{scheme}://:{password}@{behind}")
+    assert "p4ss" not in str(caught.value)
+    assert "0rd" not in str(caught.value)

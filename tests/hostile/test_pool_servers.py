@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from aiodatadist._cli.doctor.pools import pool_findings
 from aiodatadist._context_caching.pools.contract import GetStatus, PoolTimeout, PoolUnreachable, PutStatus
 from aiodatadist._context_caching.pools.redis.nodes import MAX_SERVERS, MAX_VIEW, Account, Node, NodeDown, parse_nodes
 from aiodatadist._context_caching.pools.redis.pool import RedisPool
@@ -116,6 +117,16 @@ async def test_a_member_without_slots_is_followed() -> None:
         ("rediss://192.0.2.1?ssl_cert_reqs=none", "ssl_cert_reqs in its URL turns the check"),
         ("rediss://192.0.2.1?ssl_check_hostname=False", "ssl_check_hostname in its URL turns the check"),
         ("rediss://192.0.2.1?ssl_check_hostname=true&ssl_cert_reqs=required", ""),
+        ("valkey://:hunter2@192.0.2.1:6379", "its password travels unencrypted to another machine: use rediss://"),
+        ("valkey://:hunter2@localhost:6379", ""),
+        ("valkeys://:hunter2@192.0.2.1:6379", ""),
+        ("valkeys://192.0.2.1?ssl_cert_reqs=none", "ssl_cert_reqs in its URL turns the check"),
+        ("redis+sentinel://:hunter2@127.0.0.1,192.0.2.1:26379/kv", "its password travels unencrypted"),
+        ("redis+sentinel://[2001:db8::1]:26379/kv?sentinel_password=hunter2", "its password travels unencrypted"),
+        ("redis+sentinel://:hunter2@127.0.0.1:26379,[::1],localhost/kv", ""),
+        ("redis+sentinel://192.0.2.1/kv", ""),
+        ("rediss+sentinel://:hunter2@192.0.2.1/kv", ""),
+        ("rediss+sentinel://192.0.2.1,192.0.2.2/kv?ssl_cert_reqs=none", "ssl_cert_reqs in its URL turns the check"),
         ("mooncake://192.0.2.1:50051", ""),
     ],
 )
@@ -125,12 +136,24 @@ def test_what_invites_others_is_remarked_on(url: str, remark: str) -> None:
     assert "hunter2" not in str(remarks)
 
 
+@pytest.mark.parametrize("scheme", ["redis", "valkey", "redis+sentinel", "unix", "mooncake"])
+@pytest.mark.parametrize("password", ["hunter2", "hun/t3r2", "hun?t3r2", "hun#t3r2", "hun/t3r?x=2", "[hunt3r2"])
+def test_the_doctor_shows_no_part_of_a_password(scheme: str, password: str) -> None:
+    need_redis()
+    said = repr(pool_findings(f"{scheme}://:{password}@127.0.0.1:1"))
+    assert "hun" not in said
+    assert "t3r" not in said
+
+
 @pytest.mark.autojump
 @pytest.mark.parametrize(
     ("url", "words"),
     [
         ("redis://:hunter2@192.0.2.1:6379", "its password travels unencrypted to another machine"),
         ("rediss://192.0.2.1:6379?ssl_cert_reqs=none", "turns the check of the server's certificate off"),
+        ("valkey://:hunter2@192.0.2.1:6379", "its password travels unencrypted to another machine"),
+        ("redis+sentinel://:hunter2@192.0.2.1/kv", "redis at 192.0.2.1:26379: its password travels unencrypted"),
+        ("rediss+sentinel://192.0.2.1/kv?ssl_cert_reqs=none", "turns the check of the server's certificate off"),
     ],
 )
 async def test_a_pool_that_is_opened_says_so_once(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from urllib.parse import urlsplit
 
 import anyio
@@ -49,15 +49,23 @@ async def _look(url: str) -> list[Finding]:
         place = await place_of(url)
     except EmsException as error:
         return [Finding("pool", "wrong", "fail", printable(error))]
-    found = [Finding("pool", _name(place), "warn", remark) for remark in remarks_on(place.url)]
+    found: list[Finding] = []
+    with suppress(ValueError):  # the answer says it, too
+        found = [Finding("pool", _name(place), "warn", remark) for remark in remarks_on(place.url)]
     if not place.url.startswith("memory:"):
         found.append(_belief(place))
     return [await _answer(place), *found]
 
 
 def _name(place: PoolPlace) -> str:
-    parts = urlsplit(place.url)
-    return printable(f"{parts.scheme}:{'//' if parts.netloc else ''}{parts.netloc.rpartition('@')[2]}")
+    try:
+        parts = urlsplit(place.url)
+    except ValueError:  # its message quotes the URL
+        return printable(f"{place.url.partition(':')[0]}:")
+    account, _, servers = parts.netloc.rpartition("@")
+    if not account and "@" in place.url:  # a password that is not encoded begins where a server should be named
+        return printable(f"{parts.scheme}:")
+    return printable(f"{parts.scheme}:{'//' if parts.netloc else ''}{servers}")
 
 
 def _belief(place: PoolPlace) -> Finding:

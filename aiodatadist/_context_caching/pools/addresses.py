@@ -11,6 +11,8 @@ from aiodatadist._values.sizes import read_size
 
 T = TypeVar("T", int, float)
 
+SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
+"""Other names of schemes."""
 _ENCODED: Final = "'#', '/', '?', '@' and brackets in a user name or a password must be percent-encoded"
 
 
@@ -102,6 +104,12 @@ def _place(url: str, schemes: tuple[str, ...]) -> tuple[SplitResult, str, int | 
     if not host:
         raise ValueError(f"the URL has no host: must be {wanted}")
     return parts, host, number
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme of a URL, in small letters; that of Redis also for Valkey."""
+    scheme = url.partition(":")[0].lower()
+    return SCHEMES.get(scheme, scheme)
 
 
 def is_scheme(text: str) -> bool:

@@ -151,11 +151,14 @@ class RedisPool(KVPool):
         """
         place = read_url(url)
         account, host, port = place.account, place.host, place.port
-        if place.watcher is not None:
-            return await cls._open_behind(place, [Node(*each, place.watcher) for each in place.sentinels], timeout)
-        seed = Node(host, port, account)
+        watcher = place.watcher
+        seeds = [Node(host, port, account)] if watcher is None else [Node(*each, watcher) for each in place.sentinels]
+        names = ", ".join(seed.name for seed in seeds)
         for remark in remarks_on(url):
-            logger.warning("redis at %s: %s", printable(seed.name), remark)
+            logger.warning("redis at %s: %s", printable(names), remark)
+        if watcher is not None:
+            return await cls._open_behind(place, seeds, timeout)
+        (seed,) = seeds
         how = " with TLS" if account.is_tls else ""
         try:
             with lending.until(anyio.current_time() + timeout, f"connecting to redis at {seed.name}{how}"):

@@ -47,8 +47,6 @@ MAX_SENTINELS: Final = 64
 MAX_NAT: Final = 1024
 """Most servers whose addresses are replaced."""
 MAX_SERVICE: Final = 256
-SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
-"""Other names of schemes."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,7 @@ def read_url(url: str) -> RedisPlace:
     """Read a URL. Raises TypeError or ValueError if it is wrong, with the rule and without its account."""
     if not isinstance(url, str):
         raise TypeError(f"url is {url!r} of type {type(url).__name__}: must be a str")
-    scheme, colon, rest = url.partition(":")
-    scheme = SCHEMES.get(scheme.lower(), scheme.lower())
+    scheme, (_, colon, rest) = addresses.scheme_of(url), url.partition(":")
     if scheme == "unix":
         return _on_a_socket(rest)
     if scheme in {"redis+sentinel", "rediss+sentinel"}:
@@ -165,9 +162,12 @@ def _address(text: str, name: str, default: int | None = None) -> Address:
 
 def _split(scheme: str, rest: str, form: str) -> tuple[str, str, str, str]:
     """Return account with ``@``, host, path, and query with ``?``. Raises ValueError if it has not this form."""
-    found = re.fullmatch(r"//(?:([^/?#]*)@)?([^/?#@]*)(/[^?#]*)?(?:\?([^#]*))?", rest)
+    # an '@' behind the account is none: a password with a '/' or '?' was cut there, and its beginning would count as a host
+    found = re.fullmatch(r"//(?:([^/?#]*)@)?([^/?#@]*)(/[^?#@]*)?(?:\?([^#@]*))?", rest)
     if found is None:
-        raise ValueError(f"the URL after {scheme}: must be {form}; '#', '/', '?' and '@' in a password percent-encoded")
+        raise ValueError(
+            f"the URL after {scheme}: must be {form}; '#', '/', '?' and '@' in a password percent-encoded, '@' everywhere"
+        )
     account, hosts, path, query = (each or "" for each in found.groups())
     return f"{account}@" if account else "", hosts, path, f"?{query}" if query else ""
 
