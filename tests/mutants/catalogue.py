@@ -2631,6 +2631,14 @@ MUTANTS = (
         "        if access:\n",
         ("tests/unit/link/test_loans.py",),
     ),
+    Mutant(
+        "a-password-is-shown-as-a-host",
+        "no error about a URL with sentinels shows a part of a password",
+        "aiodatadist/_context_caching/pools/redis/url.py",
+        "(/[^?#@]*)?",
+        "(/[^?#]*)?",
+        ("tests/context_caching/test_redis_deployments.py::test_no_part_of_a_password_that_is_not_encoded_is_shown",),
+    ),
     # ---- ranges by address ----
     Mutant(
         "disconnect-does-not-wait-for-transfers",
@@ -2663,6 +2671,14 @@ MUTANTS = (
         " or self._nbytes + nbytes > MOST_BYTES:\n",
         ":\n",
         ("tests/hixl/test_notes.py",),
+    ),
+    Mutant(
+        "a-transfer-by-address-ends-if-no-room-is-made",
+        "a transfer of an engine that is finalized has ended once no byte can land",
+        "aiodatadist/_hixl/engine.py",
+        "            except (LLMException, RuntimeError) as error:  # RuntimeError",
+        "            except LLMException as error:  # RuntimeError",
+        ("tests/hixl/test_life.py",),
     ),
     Mutant(
         "a-peer-names-a-staging-buffer",
