@@ -33,8 +33,8 @@ from aiodatadist.errors import LLMException, ParamInvalid, TransferError, Transf
 logger = logging.getLogger(__name__)
 
 
-_ASIDE = "\n"
-"""Between the name of a request and the number of an order that ends with it."""
+REPLICAS_AT_A_TIME = 7
+"""Most replicas of a request's source that are linked at a time for it: with the source as many as for a pull."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class ExpectOrder:
         aux: place of what goes with the request, if anything does.
         prompt: digest of the request's prompt, as both engines compute it. None for engines that do not know prompts.
         workers: number of the peer's workers, if it is not the number of this engine's. The peer must have as many.
-        is_reported: if False, the end of the order is not reported: it only tells a replica of the source that its
-            blocks come from another one.
+        number: 0 for the order for the blocks, whose end is reported. Others of the request only tell a replica of the
+            source that its blocks come from another one.
     """
 
     request: str
@@ -62,13 +62,17 @@ class ExpectOrder:
     aux: int | None = None
     prompt: bytes | None = None
     workers: int | None = None
-    is_reported: bool = True
+    number: int = 0
 
     def at_replicas(self, sources: Sequence[PeerAddress]) -> Iterator[ExpectOrder]:
         """Yield orders for nothing to workers that have the same blocks as the source. They end with this one."""
-        for number, source in enumerate(sources):
-            name = _ASIDE.join([self.request, str(number)])
-            yield replace(self, request=name, source=source, into=(), aux=None, is_reported=False)
+        for number, source in enumerate(sources, 1):
+            yield replace(self, source=source, into=(), aux=None, number=number)
+
+    @property
+    def is_reported(self) -> bool:
+        """True for the order for the blocks."""
+        return not self.number
 
     @property
     def key(self) -> TransferKey:
@@ -90,6 +94,28 @@ class _Arrival:
         """Keep the first answer, and wake the order."""
         self.answer = self.answer or answer
         self.over.set()
+
+
+@dataclass
+class _Orders:
+    """The orders of one request, by number.
+
+    Attributes:
+        scopes: those that have not ended.
+        waiting: those to replicas that wait for others of the request to be linked.
+        linking: those to replicas that are being linked.
+    """
+
+    scopes: dict[int, Scope] = field(default_factory=dict)
+    waiting: dict[int, Callable[[], object]] = field(default_factory=dict)
+    linking: set[int] = field(default_factory=set)
+
+    def begin_next(self) -> None:
+        """Link further replicas, if few are being linked."""
+        while self.waiting and len(self.linking) < REPLICAS_AT_A_TIME:
+            number = next(iter(self.waiting))
+            self.linking.add(number)
+            self.waiting.pop(number)()
 
 
 class IncomingPushes:
@@ -134,27 +160,37 @@ class IncomingPushes:
         self._numbers = itertools.count(1)
         self._arrivals: dict[int, _Arrival] = {}
         self._in_use: set[TransferKey] = set()
-        self._scopes: dict[str, Scope] = {}
+        self._orders: dict[str, _Orders] = {}
 
     # ---- what the engine says ----
 
     def expect(self, order: ExpectOrder) -> None:
         """Tell a peer where its portions belong. Reported in ``received``."""
-        if order.request in self._scopes:
+        orders = self._orders.setdefault(order.request, _Orders())
+        if order.number in orders.scopes:
             words = "request %s: its blocks are already expected: a second order is ignored"
             self._incidents.add(Incident.ORDER_REPEATED, logger, words, printable(order.request))
             return
-        scope = self._scopes[order.request] = Scope()
+        scope = orders.scopes[order.number] = Scope()
         times = perf_counter(), asyncio.get_running_loop().time() + self._seconds
         start = partial(self._tasks.start_soon, self._expect, order, scope, *times)
-        self._links.line_up(order.source, order.request, scope, self._seconds, start)
+        line_up = partial(self._links.line_up, order.source, order.request, scope, self._seconds, start)
+        if order.is_reported:
+            line_up()
+        else:
+            orders.waiting[order.number] = lambda: start(None) if scope.cancel_called else line_up()
+            orders.begin_next()
 
     def cancel(self, request: str) -> None:
         """Stop the order of a request."""
-        named = [scope for name, scope in self._scopes.items() if name.partition(_ASIDE)[0] == request]
-        for scope in named:
+        orders = self._orders.get(request)
+        if orders is None:
+            return
+        for scope in list(orders.scopes.values()):
             scope.cancel()
             self._links.leave_line(scope)
+        while orders.waiting:  # each tells its replica that nothing is needed
+            orders.waiting.popitem()[1]()
 
     def close(self) -> None:
         """Note that all links are about to end: peers need not confirm that nothing more lands."""
@@ -202,12 +238,29 @@ class IncomingPushes:
             try:
                 await self._call_off(order, arrival)
             finally:
-                del self._scopes[order.request]
+                self._ended(order)
                 missing = () if is_here else order.into
                 if order.is_reported:
                     self._tell(lambda e: self._came(e, order.request, outcome, missing, perf_counter() - began))
         if outcome == "push_cancelled" and arrival.peer is None:
             await self._decline(order.source, order.key)
+
+    def _linked(self, order: ExpectOrder) -> None:
+        """Let another replica of the order's request be linked."""
+        orders = self._orders[order.request]
+        orders.linking.discard(order.number)
+        if self._is_closed:
+            for number in orders.waiting:
+                del orders.scopes[number]
+            orders.waiting.clear()
+        orders.begin_next()
+
+    def _ended(self, order: ExpectOrder) -> None:
+        orders = self._orders[order.request]
+        del orders.scopes[order.number]
+        self._linked(order)
+        if not orders.scopes:
+            del self._orders[order.request]
 
     @staticmethod
     def _came(ended: Ended, request: str, outcome: str, missing: tuple[int, ...], seconds: float) -> None:
@@ -224,6 +277,7 @@ class IncomingPushes:
         self._arrivals[arrival.number] = arrival
         with anyio.move_on_at(until):
             peer = arrival.peer = await self._links.link(order.source, order.request, failed)
+            self._linked(order)
             want = Want(
                 transfer=order.transfer,
                 number=arrival.number,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aiodatadist._adapters import push_in
 from tests.adapters import matrix
 from tests.adapters.matrix import CASES, HEADS_OF_COLUMNS, REFUSALS, Case, Refusal, carried_out, rows_of
 
@@ -21,6 +22,12 @@ def test_the_pages_have_a_row_for_each_case() -> None:
 @pytest.mark.parametrize(("number", "case"), list(enumerate(CASES)), ids=[", ".join(case.words) for case in CASES])
 def test_what_the_matrix_says_is_so(number: int, case: Case) -> None:
     assert WRITTEN[0][number][5:] == [*carried_out(case)]
+
+
+def test_all_replicas_are_told_however_few_are_linked_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_in, "REPLICAS_AT_A_TIME", 1)
+    (case,) = [each for each in CASES if each.words[:4] == ["MLA (DeepSeek, Kimi)", "TP4", "TP1", "16"]]
+    assert carried_out(case) == (matrix.MOVED, matrix.MOVED)
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=[each.what for each in REFUSALS])

@@ -198,6 +198,17 @@ def test_an_abort_at_the_decode_engine(ends: tuple[End, End]) -> None:
     assert decode.holds(0, 1) == before == {16}
 
 
+@pytest.mark.parametrize(("name", "other"), [("r\n0", "r"), ("r", "r\n0")])
+def test_a_request_whose_name_has_a_line_break_is_cancelled_alone(ends: tuple[End, End], name: str, other: str) -> None:
+    prefill, decode = ends
+    for number, request in enumerate((name, other)):
+        decode.service.expect(ExpectOrder(request, prefill.address, f"t{number}", 0, (number,)))
+    decode.service.cancel(name)
+    assert decode.received(name).outcomes == {name: "push_cancelled"}
+    decode.service.cancel(other)
+    assert decode.received(other).outcomes == {name: "push_cancelled", other: "push_cancelled"}
+
+
 def test_an_abort_before_the_prefill_engine_has_heard_of_it(ends: tuple[End, End]) -> None:
     prefill, decode = ends
     decode.expect("r", prefill.address)

@@ -22,6 +22,7 @@ from aiodatadist import BlocksCacheKey, CacheDesc, DataType, LinkTimeout, LLMClu
 from aiodatadist._adapters import dials, peer_links
 from aiodatadist._adapters.peer_links import PeerAddress, PeerLinks
 from aiodatadist._adapters.peers import LOOPBACK, NotAPeer, Peers
+from aiodatadist._adapters.push_in import ExpectOrder
 from aiodatadist._adapters.regions import ALL_HEADS, Heads
 from aiodatadist._cluster import dial
 from aiodatadist._cluster.engine import Engine
@@ -362,6 +363,43 @@ def break_links(end: End) -> None:
             await link.wait_closed()
 
     call_on_loop(end.service, part)
+
+
+def test_a_push_dials_few_of_its_replicas_at_a_time(ends: Callable[..., End], silence: Silence) -> None:
+    """Name many workers of a prefill engine, all of which have the same: each had a place in the line of its own."""
+    puller = ends(1, link_seconds=1, pull_seconds=600)
+    places = [
+        PeerAddress(cluster_id=number, host=f"127.0.0.{7 + number % 3}", port=26000 + number) for number in range(1, 25)
+    ]
+    order = ExpectOrder("r", places[0], "t", 0, (3,), prompt=PROMPT, workers=24)
+    for each in (order, *order.at_replicas(places[1:])):
+        puller.service.expect(each)
+    silence.wait_begun(8)
+    puller.pass_turns()
+    assert silence.most == 8
+    silence.wait_begun(24)
+    assert silence.most == 8
+    puller.service.cancel("r")
+    assert puller.received("r").outcomes["r"] in {"push_missed", "push_cancelled"}
+
+
+def test_a_push_that_is_cancelled_dials_none_of_its_replicas_that_wait(
+    ends: Callable[..., End], silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_links, "SPARE", 0)
+    puller = ends(1, link_seconds=60, pull_seconds=600)
+    places = [PeerAddress(cluster_id=number, host=SILENT, port=26000 + number) for number in range(1, 25)]
+    order = ExpectOrder("r", places[0], "t", 0, (3,), prompt=PROMPT, workers=24)
+    for each in (order, *order.at_replicas(places[1:])):
+        puller.service.expect(each)
+    silence.wait_begun(8)
+    puller.service.cancel("r")
+    assert puller.received("r").outcomes["r"] == "push_cancelled"
+    puller.pass_turns()
+    assert silence.begun == 8
+    puller.service.expect(order)
+    puller.service.cancel("r")
+    assert puller.received("r").outcomes["r"] == "push_cancelled", "nothing of the first order is left"
 
 
 def test_an_offer_dials_few_of_its_workers_at_a_time(ends: Callable[..., End], silence: Silence) -> None:

@@ -1681,6 +1681,14 @@ MUTANTS = (
         (f"{DIALS}::test_an_offer_dials_few_of_its_workers_at_a_time",),
     ),
     Mutant(
+        "a-line-for-each-replica",
+        "a request dials few of the replicas of its source at a time",
+        "aiodatadist/_adapters/push_in.py",
+        "REPLICAS_AT_A_TIME = 7\n",
+        "REPLICAS_AT_A_TIME = 64\n",
+        (DIALS,),
+    ),
+    Mutant(
         "one-place-for-a-link",
         "a link by another way to the same cluster serves offers that name the true place",
         "aiodatadist/_adapters/peer_links.py",
